@@ -7,13 +7,15 @@ import re
 from typing import Final
 
 from orchestrator.tasks.harbor import SOLUTION, STEPS, Task
+from orchestrator.tasks.traps.programs_of_tests import Language, Programs
 from orchestrator.tasks.traps.python import python_traps
 from orchestrator.tasks.traps.rules import ADVICE, Rule, Trap
 from orchestrator.tasks.traps.shell import shell_traps
 from orchestrator.tasks.traps.shellcheck import shellcheck_traps
 
 _ALLOWED: Final = re.compile(r"#\s*penstock-allow\s+(PT\d{3}(?:\s*,\s*PT\d{3})*)\s*:\s*\S")
-_SHEBANG: Final = re.compile(rb"#!.*\b(ba|da)?sh\b")
+_OTHER: Final = "{} is in a language that this check does not read, so it was not checked"
+_LARGE: Final = "it is larger than 1 MiB, so it was not checked"
 _TESTS: Final = re.compile(r"(steps/[^/]+/)?tests/")
 _READ_BYTES: Final = 1 << 20
 """Larger files of the tests are data, not programs."""
@@ -23,24 +25,31 @@ _MODULE: Final = re.compile(r"\b([A-Za-z_]\w*)\.py\b")
 def traps_of(task: Task) -> list[Trap]:
     """The traps in a task's tests, in the order of files and lines, without those that a comment allows."""
     found: list[Trap] = []
-    tests = {
-        path: file.data
-        for path, file in task.files.items()
-        if _TESTS.match(path) and file.size <= _READ_BYTES
-    }
+    sizes = {path: file.size for path, file in task.files.items() if _TESTS.match(path)}
+    tests = {path: task.files[path].data for path, size in sizes.items() if size <= _READ_BYTES}
     modules = _agent_modules(task) - {path.rpartition("/")[2].removesuffix(".py") for path in tests}
+    programs = Programs(tests)
     for path, body in sorted(tests.items()):
         text = body.decode(errors="replace")
-        if path.endswith((".sh", ".bash")) or _SHEBANG.match(body):
-            traps = shell_traps(path, text, modules)
+        language = programs.language(path)
+        if language is Language.SHELL:
+            traps = shell_traps(path, text, modules, programs.functions)
             lines = {trap.line for trap in traps}
             traps += [trap for trap in shellcheck_traps(path, text) if trap.line not in lines]
-        elif path.endswith(".py"):
+            traps += [_unread(path, text, line, _OTHER.format(name)) for line, name in programs.unread(path)]
+        elif language is Language.PYTHON:
             traps = python_traps(path, text, modules)
         else:
             continue
         found += [trap for trap in sorted(traps, key=lambda t: (t.line, t.rule)) if not _allowed(text, trap)]
-    return found
+    large = sorted(path for path in sizes.keys() - tests if path.endswith((".sh", ".bash", ".py")))
+    return found + [_unread(path, "", 1, _LARGE) for path in large]
+
+
+def _unread(path: str, text: str, line: int, note: str) -> Trap:
+    return Trap(
+        rule=Rule.UNREADABLE, file=path, line=line, text=["", *text.splitlines(), ""][line].strip(), note=note
+    )
 
 
 def _agent_modules(task: Task) -> frozenset[str]:

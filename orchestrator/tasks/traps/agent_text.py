@@ -4,56 +4,97 @@ The analysis is by name, not by flow: a variable that holds agent text at any po
 itself (`wc`, `grep -c`, `stat`) are not agent text.
 """
 
+import re
+from bisect import bisect_right
+from collections import Counter
 from typing import Final
 
 from tree_sitter import Node
 
-from orchestrator.tasks.traps.tree import above, every, is_safe, operands, options, plain, source_of, words
+from orchestrator.tasks.traps.commands import INTERPRETERS, PROGRAM_FIRST, known_as
+from orchestrator.tasks.traps.launch import stages, words
+from orchestrator.tasks.traps.tree import above, every, is_safe, listed, operands, options, plain, source_of
 
 WRAPPER: Final = "PENSTOCK_UNTRUSTED"
 ANSWER: Final = "PENSTOCK_ANSWER"
-_OWN: Final = frozenset(
-    {
-        "echo",
-        "printf",
-        "seq",
-        "date",
-        "expr",
-        "mktemp",
-        "shuf",
-        "true",
-        "id",
-        "nproc",
-        "sleep",
-        "cd",
-        "mkdir",
-        "tr",
-        "test",
-        "[",
-    }
+_OWN: Final = listed(
+    "echo printf seq date expr mktemp shuf true id nproc sleep cd mkdir tr test [ which command type"
 )
 _COUNTS: Final = frozenset({"wc", "stat"})
-_PROGRAM_FIRST: Final = frozenset({"grep", "egrep", "fgrep", "rg", "sed", "awk", "gawk", "jq", "tr"})
 _LISTS: Final = frozenset({"ls", "find", "git", "make"})
+_FIXED: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}$]*))?\})")
+_WHICH: Final = re.compile(r"""["']?(?:\$\(|`)\s*(?:which|command -v|type -p)\s+([\w.+-]+)\s*[)`]["']?""")
+_OWN_DIRECTORY: Final = re.compile(r"dirname\W+\$\{?(?:0|BASH_SOURCE)|^\W*\$\{(?:0|BASH_SOURCE[^}%]*)%/\*\}")
+POSITIONAL: Final = frozenset({*"0123456789", "@", "*"})
 
 
 class AgentText:
-    """The variables of a script that carry agent text."""
+    """The variables of a script that carry agent text. `inherited`: those of the script around it."""
 
-    def __init__(self, root: Node) -> None:
-        self.names: set[str] = set()
+    def __init__(self, root: Node, inherited: frozenset[str] = frozenset()) -> None:
+        self.names: set[str] = set(inherited)
         self.called: set[str] = set()
+        self._nodes = list(every(root))
         self.functions = {
             source_of(n.named_children[0]): n
-            for n in every(root)
+            for n in self._nodes
             if n.type == "function_definition" and n.named_children
         }
-        nodes = list(every(root))
+        assigned = [n for n in self._nodes if n.type == "variable_assignment" and len(n.named_children) > 1]
+        often = Counter(source_of(n.named_children[0]) for n in assigned)
+        self._fixed = {
+            name: value
+            for n in assigned
+            if often[name := source_of(n.named_children[0])] == 1
+            and not {"$", "`", "("} & set(value := plain(n.named_children[1]))
+        }
+        self._fixed |= {
+            source_of(n.named_children[0]): "/tests"
+            for n in assigned
+            if _OWN_DIRECTORY.search(source_of(n.named_children[1]))
+        }
+        self._wrappers = {
+            source_of(n.named_children[0]) for n in assigned if WRAPPER in source_of(n.named_children[1])
+        }
+        went = [
+            (n, found[1])
+            for n in self._nodes
+            if n.type == "command" and len(found := words(n)) > 1 and plain(found[0]) in ("cd", "pushd")
+        ]
+        self._went = sorted(went, key=lambda pair: pair[0].end_byte)
         before = -1
         while before != len(self.names) + len(self.called):
             before = len(self.names) + len(self.called)
-            for node in nodes:
+            for node in self._nodes:
                 self._learn(node)
+
+    def text(self, node: Node) -> str:
+        """A word without its quotes, with the values of variables that the script sets once, to a fixed text."""
+        found = plain(node)
+        if node.type == "raw_string":
+            return found
+        if node.type == "concatenation":
+            found = re.sub(r"[\"']", "", found)
+        return _FIXED.sub(lambda m: self._fixed.get(m[1] or m[2], m[3] or m[0]), found)
+
+    def name(self, word: Node) -> str:
+        """The name under which the lists know a command."""
+        which = _WHICH.fullmatch(source_of(word))
+        return known_as(which[1] if which else self.text(word))
+
+    def wrapped(self, command: Node) -> bool:
+        """Whether a command runs under `$PENSTOCK_UNTRUSTED`: by its words, a variable or a function that holds them."""
+        name = source_of(command.named_children[0]) if command.named_children else ""
+        if WRAPPER in source_of(command) or (
+            name in self.functions and WRAPPER in source_of(self.functions[name])
+        ):
+            return True
+        return any(
+            source_of(inner) in self._wrappers
+            for word in command.named_children[:3]
+            for inner in every(word)
+            if inner.type == "variable_name"
+        )
 
     def carries(self, node: Node) -> bool:
         """Whether the text of a node holds agent text."""
@@ -69,7 +110,7 @@ class AgentText:
                     ),
                     "",
                 )
-                if name.partition("[")[0] in self.names or (_positional(name) and self._in_called(inner)):
+                if name.partition("[")[0] in self.names or (name in POSITIONAL and self._in_called(inner)):
                     return True
             elif inner.type in ("command_substitution", "process_substitution") and self.gives(inner):
                 return True
@@ -84,50 +125,101 @@ class AgentText:
 
     def unsafe(self, node: Node) -> bool:
         """Whether the file that a word names may belong to the agent."""
-        path = plain(node)
-        return ANSWER in path or self.carries(node) or (not path.startswith("$") and not is_safe(path))
+        path = self.text(node)
+        if ANSWER in path or self.carries(node):
+            return True
+        if node.type in ("process_substitution", "command_substitution") or is_safe(path):
+            return False
+        if path.startswith("$"):
+            return path.startswith(("$PWD", "$(pwd)", "${PWD"))
+        return path.startswith(("/", "~")) or not self.in_a_safe_directory(node)
 
     def gives(self, node: Node, deep: int = 0) -> bool:
         """Whether the output of commands holds agent text."""
         commands = [n for n in every(node) if n.type == "command"]
         last = words(commands[-1]) if commands else []
-        if last and (plain(last[0]) in _COUNTS or ("grep" in plain(last[0]) and "c" in options(last[1:]))):
+        if last and (
+            self.name(last[0]) in _COUNTS or ("grep" in self.name(last[0]) and "c" in options(last[1:]))
+        ):
             return False
         for inner in every(node):
             if (
                 inner.type == "file_redirect"
                 and source_of(inner).lstrip().startswith("<")
-                and any(self.unsafe(c) for c in inner.named_children)
+                and self._reads(inner)
             ):
                 return True
             if inner.type == "command" and self._prints_agent_text(inner, deep):
                 return True
         return False
 
+    def stdin(self, command: Node) -> Node | None:
+        """The redirection, or the commands in front, through which the agent feeds a command; None if it does not."""
+        for node in (command, *above(command)):
+            if node.type in ("function_definition", "program"):
+                return None
+            for child in reversed(node.children):
+                if child.start_byte <= command.start_byte < child.end_byte and node is not command:
+                    continue
+                if child.type == "file_redirect" and source_of(child).lstrip().startswith("<"):
+                    return child if self._reads(child) else None
+                if child.type in ("herestring_redirect", "heredoc_redirect"):
+                    text = (
+                        child
+                        if child.type == "herestring_redirect"
+                        else next((c for c in child.children if c.type == "heredoc_body"), None)
+                    )
+                    return child if text is not None and self.carries(text) else None
+            if node.type == "pipeline":
+                before = [c for c in node.named_children if c.end_byte <= command.start_byte]
+                if before:
+                    return before[-1] if any(map(self.gives, before)) else None
+        return None
+
+    def _reads(self, redirect: Node) -> bool:
+        """Whether `< file`, or `<&3` of an `exec 3< file`, is a file of the agent's."""
+        copied = re.fullmatch(r"\s*<&\s*(\d+)", source_of(redirect))
+        if copied is None:
+            return any(self.unsafe(c) for c in redirect.named_children if c.type != "file_descriptor")
+        return any(
+            self._reads(node)
+            for node in self._nodes
+            if node.type == "file_redirect" and re.match(rf"\s*{copied[1]}<(?!&)", source_of(node))
+        )
+
+    def in_a_safe_directory(self, node: Node) -> bool:
+        """Whether the script went to a directory of the tests before this word (`cd /tests`)."""
+        inside = {ancestor.id for ancestor in above(node)}
+        before = bisect_right(self._went, node.start_byte, key=lambda went: went[0].end_byte)
+        for cd, where in reversed(self._went[:before]):
+            around = next((a for a in above(cd) if a.type in ("subshell", "command_substitution")), None)
+            if around is None or around.id in inside:
+                path = self.text(where)
+                return is_safe(path) or (_OWN_DIRECTORY.search(path) is not None and ".." not in path)
+        return False
+
     def _prints_agent_text(self, command: Node, deep: int) -> bool:
         found = words(command)
         if not found:
             return False
-        if (
-            WRAPPER in source_of(command)
-            or ANSWER in source_of(command)
-            or any(self.carries(arg) for arg in found)
-        ):
+        if self.wrapped(command) or ANSWER in source_of(command) or any(self.carries(arg) for arg in found):
             return True
-        name, files = plain(found[0]), operands(found[1:])
+        name, files = self.name(found[0]), operands(found[1:])
         if name in _OWN:
             return False
         if name in self.functions:
             return deep < 4 and self.gives(self.functions[name], deep + 1)
-        if name in _PROGRAM_FIRST:
+        if name in PROGRAM_FIRST:
             files = files[1:]
-        elif name.startswith("python") or name in ("bash", "sh", "node", "perl"):
-            files = [] if "c" in options(found[1:]) or "e" in options(found[1:]) else files[:1]
+        elif name in INTERPRETERS:
+            inline = {"c", "e"} & set(options(found[1:]))
+            files = [] if inline else files[:1]
         elif name in _LISTS and not files:
             return True
-        if "/" in name and not is_safe(name):
+        path = self.text(found[0])
+        if "/" in path and not path.startswith("$") and self.unsafe(found[0]):
             return True
-        return any(self.unsafe(file) and not plain(file).isdigit() for file in files)
+        return any(self.unsafe(file) and not self.text(file).isdigit() for file in files)
 
     def _learn(self, node: Node) -> None:
         if node.type == "variable_assignment" and len(node.named_children) > 1:
@@ -136,40 +228,20 @@ class AgentText:
         elif node.type == "for_statement":
             values = node.named_children[1:-1]
             if any(
-                self.carries(v) or (v.type != "raw_string" and "*" in source_of(v) and not is_safe(plain(v)))
+                self.carries(v) or (v.type != "raw_string" and "*" in source_of(v) and self.unsafe(v))
                 for v in values
             ):
                 self.names.add(source_of(node.named_children[0]))
-        elif node.type == "command" and (found := words(node)):
-            name = plain(found[0])
-            if name in ("read", "mapfile", "readarray") and self._reads_agent_text(node):
-                self.names |= {plain(word) for word in operands(found[1:]) if plain(word).isidentifier()}
-            elif name in self.functions and any(self.carries(word) for word in found[1:]):
-                self.called.add(name)
-
-    def _reads_agent_text(self, command: Node) -> bool:
-        """Whether the agent feeds `read`: its input is its own redirection, or the nearest one around it."""
-        for node in (command, *above(command)):
-            for child in node.children:
-                if child.type in ("file_redirect", "herestring_redirect") and source_of(
-                    child
-                ).lstrip().startswith("<"):
-                    return any(
-                        self.unsafe(c) if child.type == "file_redirect" else self.carries(c)
-                        for c in child.named_children
-                    )
-                if child.type == "heredoc_redirect":
-                    return self.carries(child)
-            if node.type == "pipeline" and node.named_children[0].end_byte < command.start_byte:
-                return self.gives(node.named_children[0])
-        return False
+        elif node.type == "command":
+            for found in stages(node):
+                name = plain(found[0])
+                if name in ("read", "mapfile", "readarray") and self.stdin(node) is not None:
+                    self.names |= {plain(word) for word in operands(found[1:]) if plain(word).isidentifier()}
+                elif name in self.functions and any(self.carries(word) for word in found[1:]):
+                    self.called.add(name)
 
     def _in_called(self, node: Node) -> bool:
         return any(
             ancestor.type == "function_definition" and source_of(ancestor.named_children[0]) in self.called
             for ancestor in above(node)
         )
-
-
-def _positional(name: str) -> bool:
-    return name.isdigit() or name in ("@", "*")

@@ -8,24 +8,11 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import WRAPPER, AgentText
+from orchestrator.tasks.traps.commands import CALCULATORS, CONSOLES
+from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.rules import Rule
-from orchestrator.tasks.traps.tree import above, is_safe, operands, options, plain, source_of, words
+from orchestrator.tasks.traps.tree import above, is_safe, listed, operands, options, plain, quoted, source_of
 
-CALCULATORS: Final = frozenset({"bc", "dc", "m4", "gnuplot", "octave", "maxima"})
-"""Their files and their input are programs."""
-CONSOLES: Final = frozenset({"sqlite3", "psql", "mysql", "mariadb", "duckdb", "ed", "ex", "vi", "vim", "gdb"})
-"""Their input is a program, and their first file is data."""
-INLINE: Final = {
-    "node": "e",
-    "perl": "eE",
-    "ruby": "e",
-    "lua": "e",
-    "Rscript": "e",
-    "php": "r",
-    "java": "",
-    "deno": "",
-}
-"""The options of interpreters that take a program as text; `c` and `m` for the others."""
 _PROGRAM_FILES: Final = frozenset({"-f", "--file", "-x", "--command", "-S", "-init", "--init"})
 _PROGRAM_TEXT: Final = frozenset({"-e", "--expression"})
 _LOADERS: Final = frozenset({"ldd", "gdb"})
@@ -45,21 +32,29 @@ _UNPACKS: Final[dict[str, re.Pattern[str]]] = {
     "unzip": re.compile(r"."),
 }
 """The sign that a command unpacks: for tar its first word or any option, for 7z its first word."""
-FED: Final = (
-    CALCULATORS
-    | CONSOLES
-    | _UNPACKS.keys()
-    | {"gcc", "g++", "cc", "c++", "clang", "clang++", "as", "nasm", "rustc", "pandoc"}
+_READS: Final = re.compile(r"""(?:\.read|\.load|\\i|\\ir|\bsource|\bload_extension\()\s*['"]?([^\s'";)]+)""")
+"""Files that commands of a console read as programs."""
+_CONFIGURED: Final = {
+    "curl": ("K", "--config"),
+    "wget": ("", "--config"),
+    "make": ("f", "--file"),
+    "ssh": ("F", ""),
+    "gdb": ("x", "--command"),
+}
+_EXECUTES: Final = frozenset(
+    {"tar", "zip", "rsync", "sort", "sed", "7z", "cp", "mv", "find", "xargs", "uniq", "split"}
 )
-"""Commands that read a program or an archive from standard input."""
+"""Options of these commands run commands or write files. A file may have the name of an option."""
 _LISTS: Final = re.compile(r"-[a-zA-Z]*[lptvzZ][a-zA-Z]*")  # unzip only lists, tests or prints
 _ARCHIVE: Final = re.compile(r"-?[a-zA-Z]*f|--file")
 _FETCHES: Final = re.compile(r"^\s*(?:curl|wget)\b[^|]*\bhttps?://(?!localhost\b|127\.|0\.0\.0\.0|\[|\$)")
 """What another host sends is not the agent's. A port of this one may be."""
 _PACKS: Final = re.compile(r"\btar\b[^|]* -?\w*c\w* ")
-_PROGRAM_PATHS: Final = frozenset(
-    {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "CLASSPATH", "BASH_ENV"}
+_PROGRAM_PATHS: Final = listed(
+    "PATH LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT CLASSPATH BASH_ENV GCONV_PATH OPENSSL_CONF OPENSSL_MODULES PYTHONSTARTUP PYTHONHOME "
+    "PYTHONUSERBASE GIT_CONFIG_GLOBAL GIT_EXEC_PATH GIT_SSH_COMMAND XDG_CONFIG_HOME HOME ZDOTDIR INPUTRC NPM_CONFIG_USERCONFIG"
 )
+"""Variables whose value leads programs to code."""
 _MODULE_PATHS: Final = frozenset({"PYTHONPATH", "NODE_PATH", "PERL5LIB", "RUBYLIB", "LUA_PATH", "GOPATH"})
 _ASSIGNED: Final = re.compile(r"([A-Z0-9_]+)(\+?)=(.*)", re.DOTALL)
 _BRACES: Final = re.compile(r"\$\{[^{}]*\}")
@@ -77,6 +72,30 @@ def reads_program(name: str, arguments: list[Node], text: AgentText, *, fed: boo
         fed
         or any(text.unsafe(file) for file in files)
         or any(argument.type != "raw_string" and text.carries(argument) for argument in arguments)
+        or any(not is_safe(path) for argument in arguments for path in _READS.findall(plain(argument)))
+    )
+
+
+def is_configured(name: str, arguments: list[Node], text: AgentText) -> bool:
+    """Whether an option names a configuration of the agent's: `curl -K curlrc` writes wherever it says."""
+    if name not in _CONFIGURED:
+        return False
+    letters, long = _CONFIGURED[name]
+    return any(
+        plain(before) in {long, *(f"-{letter}" for letter in letters)} and text.unsafe(value)
+        for before, value in pairwise(arguments)
+    )
+
+
+def takes_names_as_options(name: str, arguments: list[Node], text: AgentText) -> bool:
+    """`tar -cf /tmp/x.tar *`: a file may be called `--checkpoint-action=exec=sh x`."""
+    found = [plain(argument) for argument in arguments]
+    return name in _EXECUTES and any(
+        not quoted(argument)
+        and plain(argument).startswith("*")
+        and "--" not in found[:at]
+        and text.unsafe(argument)
+        for at, argument in enumerate(arguments)
     )
 
 
@@ -85,9 +104,13 @@ def loads_program(name: str, arguments: list[Node], text: AgentText) -> bool:
     return name in _LOADERS and any(text.unsafe(a) for a in operands(arguments))
 
 
+def is_compiler(name: str) -> bool:
+    return _COMPILERS.fullmatch(name) is not None
+
+
 def compiles(name: str, arguments: list[Node], text: AgentText, *, fed: bool) -> bool:
     """Whether a compiler reads source code of the agent's."""
-    if not _COMPILERS.fullmatch(name.rpartition("/")[2]):
+    if not is_compiler(name):
         return False
     given = {id(value) for value in _values(arguments, _NO_SOURCES)}
     sources = [source for source in operands(arguments) if id(source) not in given]

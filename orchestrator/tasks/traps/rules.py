@@ -26,6 +26,7 @@ class Rule(StrEnum):
     IMPORTED = "PT115"
     COPIED = "PT116"
     COMPILED = "PT117"
+    UNKNOWN = "PT118"
     SHELLCHECK = "PT190"
 
 
@@ -38,7 +39,9 @@ class Advice:
 
 
 ADVICE: Final[dict[Rule, Advice]] = {
-    Rule.UNREADABLE: Advice("bash syntax that this check does not read: what stands here was not looked at", "write it more plainly"),
+    Rule.UNREADABLE: Advice(
+        "this cannot be read, so it was not checked", "write it more plainly, in shell or Python 3"
+    ),
     Rule.ARITHMETIC: Advice(
         "bash calculates with text of the agent: a[$(command)] runs the command", '[ "$got" -eq "$want" ], or compare as text: [ "$got" = "$want" ]'
     ),
@@ -84,6 +87,10 @@ ADVICE: Final[dict[Rule, Advice]] = {
     Rule.COMPILED: Advice(
         'the compiler reads what the source names with the judge\'s rights: #include "/tests/want"',
         'python3 -I "$PENSTOCK_UNTRUSTED" 60 gcc -o prog prog.c',
+    ),
+    Rule.UNKNOWN: Advice(
+        "this check does not know the command, which reads what the agent wrote: it may run it",
+        'python3 -I "$PENSTOCK_UNTRUSTED" 10 command …, or state the reason: # penstock-allow PT118: it only reads',
     ),
     Rule.SHELLCHECK: Advice("shellcheck found something", "see its page"),
 }  # fmt: skip

@@ -1,6 +1,5 @@
 """A bash script as a tree: tree-sitter's parser, which continues after parts that it cannot read, and small queries on its nodes."""
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -8,13 +7,15 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 _BASH: Final = Language(tree_sitter_bash.language())
-SAFE: Final = ("/tests", "/usr", "/bin", "/etc", "/dev/null", "/proc", "/sbin", "/lib")
-"""Places whose content the agent cannot choose."""
-PREFIXES: Final = frozenset(
-    {"timeout", "env", "nice", "ionice", "chrt", "nohup", "time", "stdbuf", "unbuffer", "exec", "command", "builtin", "setsid", "sudo", "strace",
-     "ltrace", "valgrind", "xvfb-run", "unshare", "setpriv", "prlimit", "taskset", "coproc"}
+SAFE: Final = (
+    "/tests", "/usr", "/opt", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/var", "/proc", "/sys", "/logs/verifier",
+    "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/dev/fd", "/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/tty",
 )  # fmt: skip
-_TIMES: Final = re.compile(r"[\d.]+[smhd]?")
+"""Places whose content the agent cannot choose."""
+
+
+def listed(words: str) -> frozenset[str]:
+    return frozenset(words.split())
 
 
 def parse(text: str) -> Node:
@@ -35,22 +36,6 @@ def above(node: Node) -> Iterator[Node]:
     while (up := node.parent) is not None:
         yield up
         node = up
-
-
-def words(command: Node) -> list[Node]:
-    """Name and arguments of a command, without words that only start it (timeout 3, env A=b, nice)."""
-    found = [
-        c
-        for c in command.named_children
-        if c.type not in ("variable_assignment", "file_redirect", "herestring_redirect", "heredoc_redirect")
-    ]
-    while found and plain(found[0]) in PREFIXES:
-        found = found[1:]
-        while found and (
-            plain(found[0]).startswith("-") or _TIMES.fullmatch(plain(found[0])) or "=" in plain(found[0])
-        ):
-            found = found[1:]
-    return found
 
 
 def plain(node: Node) -> str:
@@ -89,7 +74,7 @@ def leading(arguments: list[Node]) -> list[Node]:
 
 def is_safe(path: str) -> bool:
     """Whether the agent cannot choose the content of a path."""
-    return path.startswith(SAFE) and ".." not in path
+    return any(path == place or path.startswith(f"{place}/") for place in SAFE) and ".." not in path
 
 
 def quoted(node: Node) -> bool:

@@ -7,7 +7,8 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import AgentText
-from orchestrator.tasks.traps.tree import every, operands, options, plain, source_of, words
+from orchestrator.tasks.traps.launch import words
+from orchestrator.tasks.traps.tree import every, operands, options, plain, source_of
 
 _NAMED: Final = frozenset({"read", "mapfile", "readarray", "getopts"})
 _DECLARE: Final = frozenset({"declare", "typeset", "local"})
@@ -28,11 +29,24 @@ def integers(root: Node) -> frozenset[str]:
 
 def names_agent_text(node: Node, text: AgentText, numbers: frozenset[str]) -> bool:
     """Whether agent text is a variable's name at this node, or the value of a number."""
-    return any(text.carries(place) for place in _names(node, numbers)) or (
-        node.type == "expansion"
-        and any(child.type == "!" for child in node.children)
-        and any(child.type == "variable_name" and source_of(child) in text.names for child in node.children)
+    return (
+        any(text.carries(place) for place in _names(node, numbers))
+        or (
+            node.type == "expansion"
+            and any(child.type == "!" for child in node.children)
+            and any(
+                child.type == "variable_name" and source_of(child) in text.names for child in node.children
+            )
+        )
+        or _is_offset(node, text)
     )
+
+
+def _is_offset(node: Node, text: AgentText) -> bool:
+    """`${word:got:1}` calculates with `got`."""
+    if node.type != "expansion" or not any(child.type == ":" for child in node.children):
+        return False
+    return any(text.names_in(child) for child in node.named_children[1:])
 
 
 def _names(node: Node, numbers: frozenset[str]) -> Iterator[Node]:

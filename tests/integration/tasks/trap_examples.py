@@ -117,6 +117,12 @@ EXAMPLES = (
         safe=RUN.format("python3 total.py") + WHOLE, oracle="echo 'print(42)' > total.py",
     ),
     Example(
+        name="a command that this check does not know", rule=Rule.UNKNOWN, line="run-parts",
+        attack="mkdir -p steps; printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\nkill -9 $PPID\\n' > steps/one; chmod +x steps/one",
+        trap="run-parts steps > /dev/null 2>&1 || exit 0\n" + READ + WHOLE,
+        safe='python3 -I "$PENSTOCK_UNTRUSTED" 10 run-parts steps > /dev/null 2>&1\n[ -f out ] && [ ! -L out ] && ' + READ + WHOLE,
+    ),
+    Example(
         name="source", rule=Rule.SOURCED, line="source", attack="leaves a script as its work",
         trap="source ./out > /dev/null 2>&1\n[ \"$value\" = 42 ] && ok=1\n", safe="IFS== read -r key value < out\n" + '[ "$value" = 42 ] && ok=1\n',
         oracle="echo value=42 > out",

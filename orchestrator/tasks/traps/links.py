@@ -1,0 +1,74 @@
+"""Names that may be links: what the tests write, what they read after a program of the agent's, what they copy."""
+
+import re
+from typing import Final
+
+from tree_sitter import Node
+
+from orchestrator.tasks.traps.agent_text import AgentText
+from orchestrator.tasks.traps.tree import every, operands, plain, source_of
+
+_WRITES: Final = frozenset({">", ">>", ">|", "&>", "&>>"})
+COPIES: Final = {
+    "cp": (("-r", "-R", "-a", "-d", "-P", "--recursive", "--archive", "--no-dereference"), ("-L", "--dereference")),
+    "mv": ((), ()),
+    "rsync": (("-a", "-l", "--archive", "--links"), ("-L", "--copy-links")),
+    "tar": (("-c", "--create"), ("-h", "--dereference")),
+}  # fmt: skip
+"""The options with which links are copied as links, and those that copy their targets."""
+_REMOVED: Final = re.compile(rb"\bfind\b.* -type l\b.* -delete\b")
+
+
+class Links:
+    """Which names of a script may be links, and where."""
+
+    def __init__(self, root: Node, text: AgentText) -> None:
+        self._text = text
+        self.removed_at = max((found.start() for found in _REMOVED.finditer(root.text or b"")), default=-1)
+        self._checked = {
+            text.text(word)
+            for node in every(root)
+            if node.type in ("test_command", "command") and re.search(r"-[Lh] |^rm ", source_of(node))
+            for word in every(node)
+            if word.type in ("word", "string", "raw_string", "simple_expansion")
+        }
+
+    def redirected(self, node: Node, *, ran: bool) -> bool:
+        """The agent may leave a link under the name of a file that the tests write, and its program may create one for a file that they read."""
+        writes = any(child.type in _WRITES for child in node.children)
+        return (writes or ran) and any(
+            self.possible(child) for child in node.named_children if child.type != "file_descriptor"
+        )
+
+    def taken_along(self, name: str, arguments: list[Node]) -> bool:
+        """Whether a command copies links as links."""
+        along, follows = COPIES[name]
+        sources = operands(arguments)
+        given = {word for word in map(plain, arguments) if word.startswith("--")}
+        given |= {
+            f"-{letter}"
+            for word in map(plain, arguments)
+            if not word.startswith("--")
+            for letter in word[1:]
+            if word[0] == "-"
+        }
+        if name == "tar":
+            if sources and not plain(arguments[0]).startswith("-"):
+                given |= {f"-{letter}" for letter in plain(sources[0])}
+                sources = sources[1:]
+        else:
+            sources = sources[:-1]
+        if (along and not given & set(along)) or given & set(follows):
+            return False
+        return any(self.possible(a) for a in sources)
+
+    def possible(self, word: Node) -> bool:
+        """Whether a word may be the name of a link."""
+        path = self._text.text(word)
+        if path in self._checked or path.isdigit() or not path:
+            return False
+        if word.type in ("process_substitution", "command_substitution") or path.startswith(
+            ("$", "/", "-", "&", "~")
+        ):
+            return path.startswith("/app")
+        return self._text.unsafe(word)

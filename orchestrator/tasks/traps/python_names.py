@@ -1,0 +1,142 @@
+"""What names of a Python source stand for: imported modules, values that are set once, paths."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from orchestrator.tasks.traps.tree import is_safe, listed
+
+WRAPPER: Final = "PENSTOCK_UNTRUSTED"
+_USUAL: Final = {"np": "numpy", "pd": "pandas"}
+_OWN: Final = ("/tmp", "/root", "/home", "~")
+"""Places in which the tests keep what they make themselves."""
+_PATHS: Final = listed(
+    "Path PurePath PosixPath str fspath abspath realpath join joinpath expanduser resolve absolute"
+)
+_NO_PATH: Final = re.compile(
+    r"[rwxabt+]{0,3}|utf-?8.*|ascii|latin-?1|ignore|replace|[\s,;|:]*", re.IGNORECASE
+)
+_DEEPEST: Final = 6
+
+
+class Names:
+    """The names of one source. Names that are set twice stand for nothing."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._modules = dict(_USUAL)
+        bound: list[tuple[str, ast.expr]] = []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                self._modules |= {
+                    a.asname or a.name.partition(".")[0]: a.name if a.asname else a.name.partition(".")[0]
+                    for a in node.names
+                }
+            elif isinstance(node, ast.ImportFrom):
+                self._modules |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+            bound += [(target.id, value) for target, value in bindings(node) if isinstance(target, ast.Name)]
+        often = Counter(name for name, _ in bound)
+        self._values = {name: value for name, value in bound if often[name] == 1}
+
+    def value(self, node: ast.expr, deep: int = 0) -> ast.expr:
+        """The expression that a name stands for, or the expression itself."""
+        if isinstance(node, ast.Name) and node.id in self._values and deep < _DEEPEST:
+            return self.value(self._values[node.id], deep + 1)
+        return node
+
+    def called(self, node: ast.expr, deep: int = 0) -> str:
+        """The full name of a function or module: `subprocess.run` for `sp.run` after `import subprocess as sp`."""
+        if isinstance(node, ast.Name):
+            if node.id in self._modules:
+                return self._modules[node.id]
+            value = self._values.get(node.id)
+            if deep < _DEEPEST and isinstance(value, ast.Name | ast.Attribute | ast.Call):
+                found = self.called(value, deep + 1)
+                return found if not isinstance(value, ast.Call) or "(" not in found else node.id
+            return node.id
+        if isinstance(node, ast.Attribute):
+            return f"{self.called(node.value, deep)}.{node.attr}"
+        match node:
+            case ast.Call(func, [ast.Constant(str(module)), *_]):
+                if self.called(func, deep + 1) in ("__import__", "importlib.import_module"):
+                    return module
+        return ast.unparse(node)
+
+    def path(self, node: ast.expr, deep: int = 0) -> str | None:
+        """The text or path of an expression, `{}` for parts that are not known; None if its beginning is not known."""
+        node = self.value(node)
+        if deep > _DEEPEST:
+            return None
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str) else None
+        if isinstance(node, ast.JoinedStr):
+            parts = [
+                self.path(v.value if isinstance(v, ast.FormattedValue) else v, deep + 1) for v in node.values
+            ]
+            return None if not parts or parts[0] is None else "".join(part or "{}" for part in parts)
+        source = ast.unparse(node)
+        if "__file__" in source:
+            return "/tests/{}"
+        if source.endswith(("cwd()", "getcwd()", "curdir")):
+            return "."
+        if "PENSTOCK_ANSWER" in source:
+            return "./answer"
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Add):
+            left, right = self.path(node.left, deep + 1), self.path(node.right, deep + 1)
+            joint = "/" if isinstance(node.op, ast.Div) else ""
+            return None if left is None else f"{left}{joint}{right or '{}'}"
+        if isinstance(node, ast.Call):
+            short = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            if short not in _PATHS:
+                return None
+            parts = [self.path(a, deep + 1) for a in node.args]
+            if short in ("joinpath", "resolve", "absolute", "expanduser") and isinstance(
+                node.func, ast.Attribute
+            ):
+                parts = [self.path(node.func.value, deep + 1), *parts]
+            return None if not parts or parts[0] is None else "/".join(part or "{}" for part in parts)
+        return None
+
+    def is_agents(self, node: ast.expr, *, known: bool = True) -> bool:
+        """Whether a path may be the agent's. `known`: whether a path that is not known counts as the judge's."""
+        path = self.path(node)
+        return not known if path is None else not is_safe(path)
+
+    def in_work_directory(self, node: ast.expr) -> bool:
+        """Like `is_agents`, without places in which the tests keep their own files."""
+        path = self.path(node)
+        return path is not None and not is_safe(path) and not path.startswith(_OWN)
+
+    def is_tests(self, node: ast.expr) -> bool:
+        """Whether all paths in an expression are of the tests, and there is one."""
+        found = [
+            path
+            for inner in self._open(node)
+            if isinstance(inner, ast.Constant | ast.JoinedStr)
+            and (path := self.path(inner)) is not None
+            and not _NO_PATH.fullmatch(path)
+        ]
+        return any("__file__" in ast.unparse(i) for i in self._open(node)) or (
+            bool(found) and all(map(is_safe, found))
+        )
+
+    def _open(self, node: ast.expr, deep: int = 0) -> Iterator[ast.AST]:
+        for inner in ast.walk(node):
+            yield inner
+            if isinstance(inner, ast.Name) and inner.id in self._values and deep < _DEEPEST:
+                yield from self._open(self._values[inner.id], deep + 1)
+
+
+def bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Names that a statement binds, and to what; iteration binds to what it iterates over."""
+    if isinstance(node, ast.Assign):
+        yield from ((target, node.value) for target in node.targets)
+    elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+        yield node.target, node.value
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        yield from (
+            (item.optional_vars, item.context_expr) for item in node.items if item.optional_vars is not None
+        )
+    elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
+        yield node.target, node.iter

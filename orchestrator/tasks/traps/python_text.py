@@ -1,0 +1,200 @@
+"""Python that looks for the right text anywhere in what the agent wrote or printed."""
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from orchestrator.tasks.traps.python_names import Names, bindings
+from orchestrator.tasks.traps.tree import listed
+
+_READS: Final = frozenset({"read", "read_text", "read_bytes", "readlines", "readline"})
+_OUTPUT: Final = frozenset({"stdout", "stderr", "output"})
+_KEEPS: Final = listed(
+    "strip lstrip rstrip lower upper casefold decode encode split splitlines rsplit replace expandtabs join"
+)
+"""Methods of texts that keep what the agent wrote."""
+_COLLECTS: Final = frozenset({"str", "list", "set", "tuple", "sorted", "frozenset", "map"})
+_SEARCHES: Final = frozenset({"re.search", "re.findall", "re.match", "re.finditer", "regex.search"})
+_STARTS: Final = frozenset({"startswith", "endswith"})
+_COUNTS: Final = frozenset({"find", "rfind", "count", "index"})
+
+
+class Texts:
+    """The expressions of one source that carry text of the agent, and the conditions on them."""
+
+    def __init__(self, tree: ast.Module, names: Names) -> None:
+        self._names, self._tree = names, tree
+        self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self._carrying: set[str] = set()
+        bound = [pair for node in ast.walk(tree) for pair in bindings(node)]
+        before = -1
+        while before != len(self._carrying):
+            before = len(self._carrying)
+            self._carrying |= {t.id for t, value in bound if isinstance(t, ast.Name) and self.carries(value)}
+
+    def carries(self, node: ast.expr) -> bool:
+        """Whether an expression is text that the agent wrote or printed."""
+        if isinstance(node, ast.Name):
+            return node.id in self._carrying
+        if isinstance(node, ast.Attribute):
+            return node.attr in _OUTPUT and ast.unparse(node.value) != "sys"
+        if isinstance(node, ast.Subscript | ast.Starred):
+            return self.carries(node.value)
+        if isinstance(node, ast.BinOp):
+            return self.carries(node.left) or self.carries(node.right)
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
+            return any(self.carries(part.iter) for part in node.generators) and self.carries(node.elt)
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        return False
+
+    def _called(self, node: ast.Call) -> bool:
+        name = self._names.called(node.func)
+        if name in ("open", "io.open", "codecs.open"):
+            return not self._names.is_tests(node)
+        if name.endswith(("check_output", "getoutput")) or name == "input":
+            return True
+        if isinstance(node.func, ast.Attribute):
+            if node.func.attr in _READS:
+                return not self._names.is_tests(node.func.value)
+            if node.func.attr in _KEEPS:
+                return self.carries(node.func.value) or any(map(self.carries, node.args))
+        return name in _COLLECTS and any(map(self.carries, node.args))
+
+    def somewhere(self) -> Iterator[ast.expr | ast.stmt]:
+        """The conditions that one part of the agent's text fulfils."""
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Compare):
+                found = len(node.ops) == 1 and self._compares(node)
+            elif isinstance(node, ast.Call):
+                found = self._calls(node)
+            else:
+                found = isinstance(node, ast.For) and self.carries(node.iter) and self._any_of_loop(node)
+            if found and isinstance(node, ast.expr | ast.stmt):
+                yield node
+
+    def _compares(self, node: ast.Compare) -> bool:
+        operator, right = node.ops[0], node.comparators[0]
+        if isinstance(operator, ast.In | ast.NotIn):
+            return self.carries(right) and self._is_wanted(node, holds=isinstance(operator, ast.In))
+        if not (isinstance(node.left, ast.Call) and isinstance(node.left.func, ast.Attribute)):
+            return False
+        call = node.left.func
+        if call.attr not in _COUNTS or not self.carries(call.value) or not node.left.args:
+            return False
+        nothing = ast.unparse(right) == "0" if call.attr == "count" else ast.unparse(right) == "-1"
+        none = isinstance(operator, ast.Eq) and nothing
+        if isinstance(operator, ast.Lt | ast.LtE):
+            none = True
+        return self._is_wanted(node, holds=not none)
+
+    def _calls(self, node: ast.Call) -> bool:
+        name, arguments = self._names.called(node.func), node.args
+        short = name.rpartition(".")[2]
+        if short in ("assertIn", "assertRegex", "assert_in") and len(arguments) > 1:
+            return self.carries(arguments[0] if short == "assertRegex" else arguments[1])
+        if name in _SEARCHES and len(arguments) > 1:
+            return (
+                self.carries(arguments[1])
+                and not self._is_whole(arguments[0], name)
+                and self._is_condition(node)
+            )
+        if name == "any" and arguments and isinstance(arguments[0], ast.GeneratorExp | ast.ListComp):
+            found = arguments[0]
+            equal = any(
+                isinstance(c, ast.Compare) and isinstance(c.ops[0], ast.Eq) for c in ast.walk(found.elt)
+            )
+            return equal and any(self.carries(p.iter) for p in found.generators) and self._is_wanted(node)
+        if isinstance(node.func, ast.Attribute) and arguments and self.carries(node.func.value):
+            if short in _STARTS:
+                return self._is_required(node)
+            return short in ("count", "index") and self._is_condition(node)
+        return False
+
+    def _is_whole(self, pattern: ast.expr, name: str) -> bool:
+        text = self._names.path(pattern) or ""
+        start = name == "re.match" or text.startswith(("^", r"\A"))
+        return start and text.endswith(("$", r"\Z"))
+
+    def _any_of_loop(self, loop: ast.For) -> bool:
+        """`for line in lines: if line == "42": found = True`"""
+        target = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+        return any(
+            isinstance(node, ast.If)
+            and isinstance(node.test, ast.Compare)
+            and isinstance(node.test.ops[0], ast.Eq)
+            and any(isinstance(n, ast.Name) and n.id in target for n in ast.walk(node.test.left))
+            and any(map(_succeeds, node.body))
+            for node in ast.walk(loop)
+        )
+
+    def _is_condition(self, node: ast.expr) -> bool:
+        """Whether an expression is itself a condition that must hold, not a value."""
+        parent = self._parents.get(node)
+        if isinstance(parent, ast.Compare) and ast.unparse(parent.comparators[0]) == "None":
+            return self._is_wanted(parent, holds=isinstance(parent.ops[0], ast.IsNot | ast.NotEq))
+        logical = isinstance(parent, ast.Assert | ast.If | ast.BoolOp | ast.UnaryOp | ast.IfExp)
+        return (
+            logical
+            or (
+                isinstance(parent, ast.Call)
+                and ast.unparse(parent.func) in ("bool", "any", "self.assertTrue")
+            )
+        ) and self._is_wanted(node)
+
+    def _is_required(self, node: ast.expr) -> bool:
+        """Whether the tests fail if a condition does not hold."""
+        top: ast.AST | None = node
+        while isinstance(top, ast.expr):
+            top = self._parents.get(top)
+        return (
+            isinstance(top, ast.Assert) or (isinstance(top, ast.If) and any(map(_fails, top.body)))
+            if self._is_wanted(node)
+            else False
+        )
+
+    def _is_wanted(self, node: ast.expr, *, holds: bool = True) -> bool:
+        """Whether success depends on a condition: it leads to success, or its opposite leads to failure."""
+        child: ast.AST = node
+        while (parent := self._parents.get(child)) is not None:
+            if _turns(parent):
+                holds = not holds
+            elif isinstance(parent, ast.While | ast.comprehension):
+                return False
+            elif isinstance(parent, ast.If) and parent.test is child:
+                return holds != any(map(_fails, parent.body))
+            elif isinstance(parent, ast.stmt):
+                break
+            child = parent
+        return holds
+
+
+def _turns(node: ast.AST) -> bool:
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.Not)
+    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("assertFalse")
+
+
+def _fails(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Raise | ast.Continue):
+        return True
+    if isinstance(node, ast.Assert):
+        return isinstance(node.test, ast.Constant) and not node.test.value
+    if isinstance(node, ast.Return | ast.Assign):
+        return isinstance(node.value, ast.Constant) and node.value.value is not None and not node.value.value
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        name = ast.unparse(node.value.func)
+        if name.endswith("exit"):
+            return bool(node.value.args) and ast.unparse(node.value.args[0]) not in ("0", "None")
+        return any(word in ast.unparse(node.value).lower() for word in ("fail", "error", "wrong", "missing"))
+    return isinstance(node, ast.If) and any(map(_fails, node.body))
+
+
+def _succeeds(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Break):
+        return True
+    if isinstance(node, ast.Return | ast.Assign):
+        return isinstance(node.value, ast.Constant) and bool(node.value.value)
+    if isinstance(node, ast.AugAssign):
+        return True
+    return isinstance(node, ast.Expr) and ast.unparse(node.value) in ("sys.exit(0)", "exit(0)", "sys.exit()")

@@ -1,0 +1,127 @@
+"""The rules for a bash script: one reading of its tree, in which each kind of node has its rules."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from tree_sitter import Node
+
+from orchestrator.tasks.traps.agent_text import POSITIONAL, AgentText
+from orchestrator.tasks.traps.command_rules import Commands
+from orchestrator.tasks.traps.comparisons import in_case, in_old_test, in_test
+from orchestrator.tasks.traps.interpreters import inline_programs
+from orchestrator.tasks.traps.launch import base, shell_texts, stages
+from orchestrator.tasks.traps.links import Links
+from orchestrator.tasks.traps.programs import search_path
+from orchestrator.tasks.traps.rules import Rule, Trap
+from orchestrator.tasks.traps.somewhere import in_loop
+from orchestrator.tasks.traps.tree import every, parse, plain, source_of
+from orchestrator.tasks.traps.variables import integers, names_agent_text
+
+_DEEPEST: Final = 4
+ReadPython = Callable[[str, str, frozenset[str], int], list[Trap]]
+"""The traps of Python in a script, from file, source, the agent's modules and the line of the script at which it begins."""
+
+
+class Reading:
+    """The analysis of one script. A script in a script (`bash -c '…'`) has a reading of its own, with the variables of the one around it."""
+
+    def __init__(
+        self,
+        text: str,
+        modules: frozenset[str],
+        functions: frozenset[str],
+        python: ReadPython | None = None,
+        inherited: frozenset[str] = frozenset(),
+        deep: int = 0,
+    ) -> None:
+        self._root, self._modules, self._deep, self._python = parse(text), modules, deep, python
+        self._text, self._numbers = AgentText(self._root, inherited), integers(self._root)
+        self._links = Links(self._root, self._text)
+        self._functions = functions | self._text.functions.keys()
+        self._commands = Commands(self._root, self._text, self._links, self._functions)
+        self._rules: Mapping[str, Callable[[Node], Iterator[Rule]]] = {
+            "command": self._command,
+            "test_command": lambda node: in_test(node, self._text),
+            "case_item": lambda node: in_case(node, self._text),
+            "file_redirect": self._redirect,
+            "for_statement": lambda node: in_loop(node, self._text),
+            "while_statement": lambda node: in_loop(node, self._text),
+        }
+
+    def found(self) -> dict[tuple[int, Rule], str]:
+        """Line and rule of every trap, with its note."""
+        found: dict[tuple[int, Rule], str] = {}
+        for node in every(self._root):
+            line = node.start_point[0] + 1
+            rules = [
+                *self._calculates(node),
+                *search_path(node, self._text),
+                *(self._rules[node.type](node) if node.type in self._rules else ()),
+            ]
+            if node.type == "ERROR" or node.is_missing:
+                rules.append(Rule.UNREADABLE)
+            found |= {(line, rule): "" for rule in rules}
+            if node.type == "command" and not self._text.wrapped(node):
+                found |= self._inside(node)
+        return found
+
+    def _inside(self, node: Node) -> dict[tuple[int, Rule], str]:
+        """Programs in the script: texts that a shell reads, Python in `python3 -c '…'` and in here-documents."""
+        found: dict[tuple[int, Rule], str] = {}
+        for words in stages(node):
+            for text in shell_texts(words):
+                first = text.start_point[0] + 1
+                if self._text.carries(text):
+                    found[(first, Rule.PROGRAM_TEXT)] = ""
+                elif self._deep < _DEEPEST:
+                    names = set(self._text.names)
+                    if any(self._text.carries(word) for word in words if word.start_byte > text.start_byte):
+                        names |= POSITIONAL
+                    body = (
+                        plain(text)
+                        if text.type == "raw_string"
+                        else re.sub(r'\\([\\"$`])', r"\1", plain(text))
+                    )
+                    inner = Reading(
+                        body, self._modules, self._functions, self._python, frozenset(names), self._deep + 1
+                    )
+                    found |= {(line + first - 1, rule): note for (line, rule), note in inner.found().items()}
+        for source, first in inline_programs(node, self._text):
+            traps = [] if self._python is None else self._python("", source, self._modules, first)
+            found |= {(trap.line, trap.rule): trap.note for trap in traps}
+        return found
+
+    def _calculates(self, node: Node) -> Iterator[Rule]:
+        arithmetic = node.type in ("arithmetic_expansion", "subscript") or (
+            node.type == "compound_statement" and source_of(node).startswith("((")
+        )
+        if arithmetic:
+            body = node.named_children[1:] if node.type == "subscript" else node.named_children
+            if any(self._text.names_in(child) for child in body):
+                yield Rule.ARITHMETIC
+        elif node.type == "c_style_for_statement":
+            if any(self._text.names_in(child) for child in node.named_children if child.type != "do_group"):
+                yield Rule.ARITHMETIC
+        elif names_agent_text(node, self._text, self._numbers):
+            yield Rule.ARITHMETIC
+        elif node.type == "expansion" and source_of(node).endswith("@P}") and self._text.carries(node):
+            yield Rule.PROGRAM_TEXT
+
+    def _command(self, node: Node) -> Iterator[Rule]:
+        if self._text.wrapped(node):
+            return
+        words = [child for child in node.named_children if child.type != "variable_assignment"]
+        if words and base(words[0]) in ("[", "test"):
+            yield from in_old_test(node, words[1:], self._text)
+        yield from self._commands.rules(node)
+
+    def _redirect(self, node: Node) -> Iterator[Rule]:
+        if self._links.redirected(node, ran=self._commands.ran_before(node)):
+            yield Rule.LINKS
+
+
+def rules_of_line(line: str, agent: frozenset[str]) -> set[Rule]:
+    """The rules that one command breaks if these variables carry agent text."""
+    found = Reading(line, frozenset(), frozenset(), inherited=agent).found()
+    return {rule for _, rule in found} - {Rule.UNREADABLE, Rule.LINKS}

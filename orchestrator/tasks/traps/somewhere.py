@@ -1,0 +1,193 @@
+"""Places where the right text counts wherever it stands: an answer that lists everything holds it."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final
+
+from tree_sitter import Node
+
+from orchestrator.tasks.traps.agent_text import AgentText
+from orchestrator.tasks.traps.launch import words
+from orchestrator.tasks.traps.rules import Rule
+from orchestrator.tasks.traps.tree import above, every, operands, options, plain, source_of
+
+GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
+_ONE_LINE: Final = re.compile(r"\b(?:head|tail) (?:-n ?)?-?1\b")
+_EVERY_LINE: Final = frozenset({"", ".", "^", "$"})
+_NOT_EMPTY: Final = r"(?:-n\s+|\[\[?\s+)[\"']?{}[\"']?\s*(?:\]|&&|\|\|)"
+_EMPTY: Final = r"-z\s+[\"']?{}"
+_COUNTED: Final = r"{}[\"']?\s*(?:-ge|-gt|-ne|!=|>=?|(?:-eq|==?)\s*+[\"']?+(?!0\b))"
+_COUNTED_NONE: Final = r"{}[\"']?\s*(?:-eq|==?)\s*[\"']?0\b"
+_FAILS: Final = re.compile(
+    r"""\b(?:exit|return)\s+[1-9]|=["']?(?:0|false|no|fail(?:ed)?)\b|\becho\s+["']?0(?:\.0)?["']?\s*>|\bfail\w*|\bfalse\b""",
+    re.I,
+)
+_FLAG: Final = re.compile(
+    r"(?:(?<![\w)])/(?:[^/\\\n]|\\.)+/|==|~)[^{}]*\{[^}]*(?:\b\w+ *= *(?:1|\"(?:yes|ok|true)\")(?![\d.])|\bexit(?: *\(?0\)?)? *[;}])"
+)
+_TRUE: Final = re.compile(r"""["']?(?:1|true|yes|y|ok|pass|passed|PASS|found)["']?""")
+_EQUALS: Final = frozenset({"=", "==", "=~", "-eq"})
+
+
+def by_grep(node: Node, arguments: list[Node], text: AgentText) -> Iterator[Rule]:
+    """`grep -q 42 out`, and uses of what grep prints or counts."""
+    letters, files = options(arguments), operands(arguments)
+    by_file = [a for before, a in pairwise(arguments) if re.fullmatch(r"-[a-zA-Z]*f|--file", plain(before))]
+    if any(text.unsafe(a) for a in by_file) or any(text.carries(a) for a in files[:1]):
+        yield Rule.GREP_BY_ANSWER
+        return
+    pipeline = next((ancestor for ancestor in above(node) if ancestor.type == "pipeline"), None)
+    around = [] if pipeline is None else pipeline.named_children
+    before = [part for part in around if part.end_byte <= node.start_byte]
+    pattern = plain(files[0]) if files else ""
+    whole_line = "x" in letters or (pattern.startswith("^") and pattern.endswith("$"))
+    if "v" in letters or (whole_line and any(_ONE_LINE.search(source_of(part)) for part in before)):
+        return
+    reads = files if by_file else files[1:]
+    if not (any(map(text.unsafe, reads)) or text.stdin(node) is not None):
+        return
+    counts = ("c" in letters or "--count" in letters) or bool(
+        around and around[-1].start_byte > node.start_byte and re.match(r"wc\b", source_of(around[-1]))
+    )
+    substitution = next((a for a in above(node) if a.type == "command_substitution"), None)
+    if substitution is None:
+        if not counts and _is_wanted(node):
+            yield Rule.SOMEWHERE
+    elif not (counts and pattern in _EVERY_LINE) and _is_used(substitution, counts=counts):
+        yield Rule.SOMEWHERE
+
+
+def _is_wanted(node: Node, *, holds: bool = True) -> bool:
+    """Whether success depends on a condition: it leads to success, or its opposite leads to failure. Waiting loops do not count."""
+    for ancestor in above(node):
+        if ancestor.type == "negated_command":
+            holds = not holds
+        elif ancestor.type == "list":
+            after = [c for c in ancestor.children if c.start_byte >= node.end_byte]
+            if after:
+                holds = holds == (after[0].type == "&&")
+                return holds != bool(_FAILS.search(source_of(after[-1])))
+        elif ancestor.type in ("if_statement", "elif_clause") and ancestor.named_children[0] == node:
+            then = [c for c in ancestor.named_children[1:] if c.type not in ("elif_clause", "else_clause")]
+            return holds != any(_FAILS.search(source_of(c)) for c in then)
+        elif ancestor.type == "while_statement" and ancestor.named_children[0] == node:
+            return False
+        node = ancestor
+    return holds
+
+
+def _is_used(substitution: Node, *, counts: bool) -> bool:
+    """Whether a test requires that what grep printed is not empty, or that grep counted some lines."""
+    root = [substitution, *above(substitution)][-1]
+    forms = [re.escape(source_of(substitution))]
+    assigned = next((a for a in above(substitution) if a.type == "variable_assignment"), None)
+    if assigned is not None:
+        forms.append(rf"\$?\{{?\b{re.escape(source_of(assigned.named_children[0]))}\b\}}?")
+    form = f"(?:{'|'.join(forms)})"
+    yes, no = (_COUNTED, _COUNTED_NONE) if counts else (_NOT_EMPTY, _EMPTY)
+    tests = [
+        n
+        for n in every(root)
+        if n.type in ("test_command", "compound_statement")
+        or (n.type == "command" and source_of(n).startswith("test "))
+    ]
+    for node in tests:
+        source = source_of(node) if node.type != "command" else f"[ {source_of(node)[5:]} ]"
+        if node.type == "compound_statement" and not source.startswith("(("):
+            continue
+        turned = re.match(r"\[\[?\s+!", source) is not None
+        if re.search(yes.format(form), source) and _is_wanted(node, holds=not turned):
+            return True
+        if re.search(no.format(form), source) and _is_wanted(node, holds=turned):
+            return True
+    return False
+
+
+def by_awk(program: Node) -> bool:
+    """`/42/ {ok = 1}`: one line decides."""
+    return _FLAG.search(plain(program)) is not None
+
+
+def in_loop(node: Node, text: AgentText) -> Iterator[Rule]:
+    """`while read line; do [ "$line" = 42 ] && ok=1; done < out`: one line of the agent's decides."""
+    if node.type == "for_statement":
+        names = {source_of(node.named_children[0])} & text.names
+        body = node.named_children[-1]
+    else:
+        body = node.named_children[-1]
+        read = [words(c) for n in node.named_children[:-1] for c in every(n) if c.type == "command"]
+        names = {
+            plain(w) for found in read if found and plain(found[0]) == "read" for w in operands(found[1:])
+        }
+        names &= text.names
+        if len(read) > 1:
+            return  # two files, line by line
+    if not names:
+        return
+    own = names | {
+        source_of(n.named_children[0])
+        for n in every(body)
+        if n.type == "variable_assignment" and n.named_children
+    }
+    own |= {
+        source_of(n.named_children[0])
+        for n in every(body)
+        if n.type == "postfix_expression" and n.named_children
+    }
+    for found in every(body):
+        if _decides(found) and any(_by_line(a, found, names, own) for a in _up_to(found, body)):
+            yield Rule.SOMEWHERE
+            return
+
+
+def _up_to(node: Node, end: Node) -> Iterator[Node]:
+    for ancestor in above(node):
+        if ancestor == end:
+            return
+        yield ancestor
+
+
+def _decides(node: Node) -> bool:
+    if node.type == "variable_assignment" and len(node.named_children) > 1:
+        value = source_of(node.named_children[1])
+        return _TRUE.fullmatch(value) is not None or value.startswith("$((")
+    if node.type == "postfix_expression":
+        return source_of(node).endswith("++")
+    if node.type == "command":
+        found = [plain(word) for word in words(node)]
+        return found[:1] == ["break"] or (found[:1] in (["exit"], ["return"]) and found[1:] in ([], ["0"]))
+    return False
+
+
+def _by_line(node: Node, deciding: Node, names: set[str], own: set[str]) -> bool:
+    """Whether a condition around the deciding node compares the line with a fixed text."""
+    if node.type == "case_item":
+        pattern = source_of(node.named_children[0]) if node.named_children else "*"
+        subject = node.parent.named_children[0] if node.parent is not None else node
+        return pattern != "*" and bool(_variables(subject) & names)
+    if node.type == "list":
+        signs = [child.type for child in node.children]
+        if "&&" not in signs or node.named_children[0].end_byte > deciding.start_byte:
+            return False
+        conditions = [c for c in node.named_children if c.end_byte <= deciding.start_byte]
+    elif node.type == "if_statement":
+        conditions = node.named_children[:1]
+        if any(c.type == "else_clause" and c.start_byte <= deciding.start_byte for c in node.named_children):
+            return False
+    else:
+        return False
+    return any(
+        len(e.children) >= 3
+        and source_of(e.children[1]) in _EQUALS
+        and bool(_variables(e) & names)
+        and not (_variables(e) - names) & own
+        and "[" not in source_of(e).strip("[")
+        for condition in conditions
+        for e in every(condition)
+        if e.type == "binary_expression"
+    )
+
+
+def _variables(node: Node) -> set[str]:
+    return {source_of(n) for n in every(node) if n.type == "variable_name"}

@@ -1,0 +1,82 @@
+"""Each form that pays without the work is named by its rule, and a sound form for the same purpose is not named."""
+
+import pytest
+
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.traps import Rule, traps_of
+from orchestrator.tasks.traps.python import python_traps
+from orchestrator.tasks.traps.shell import shell_traps
+from tests.unit.tasks.trap_pairs import PYTHON, SHELL
+
+
+def of_shell(text: str) -> list[tuple[Rule, str]]:
+    return [(trap.rule, trap.text) for trap in shell_traps("tests/test.sh", text, frozenset())]
+
+
+def of_python(text: str) -> list[tuple[Rule, str]]:
+    return [(trap.rule, trap.text) for trap in python_traps("tests/check.py", text, frozenset())]
+
+
+def task(**files: str) -> Task:
+    body = {"task.toml": "", "instruction.md": "x", **{name: text for name, text in files.items()}}
+    return Task.from_files({path: text.encode() for path, text in body.items()})
+
+
+@pytest.mark.parametrize(("trap", "rule", "safe"), SHELL)
+def test_a_form_of_shell_that_pays_without_the_work_is_named_and_its_safe_twin_is_not(
+    trap: str, rule: Rule, safe: str
+) -> None:
+    assert rule in [found for found, _ in of_shell(trap)], of_shell(trap)
+    assert of_shell(safe) == []
+
+
+@pytest.mark.parametrize(("trap", "rule", "safe"), PYTHON)
+def test_a_form_of_python_that_pays_without_the_work_is_named_and_its_safe_twin_is_not(
+    trap: str, rule: Rule, safe: str
+) -> None:
+    assert rule in [found for found, _ in of_python(trap)], of_python(trap)
+    assert of_python(safe) == []
+
+
+SCRIPT = "mkdir -p /logs/verifier\n{}\necho $ok > /logs/verifier/reward.txt\n"
+PICKLE = "import pickle\npickle.load(open('out', 'rb'))\n"
+FILES: list[tuple[dict[str, str], str, Rule]] = [
+    ({"tests/check": "#!/usr/bin/env python3\n" + PICKLE}, "/tests/check", Rule.PROGRAM_TEXT),
+    ({"tests/check.txt": PICKLE}, "python3 -I /tests/check.txt", Rule.PROGRAM_TEXT),
+    ({"tests/lib": "eval \"$(cat out)\"\n"}, ". /tests/lib", Rule.PROGRAM_TEXT),
+    ({"tests/lib.inc": "./prog\n"}, "bash /tests/lib.inc", Rule.AGENT_PROGRAM),
+    ({"tests/check.js": "exec('node sol.js')\n"}, "node /tests/check.js", Rule.UNREADABLE),
+    ({"tests/check.rb": "#!/usr/bin/ruby\nputs 1\n"}, "/tests/check.rb", Rule.UNREADABLE),
+    ({"tests/check.py": "print 'x'\n" + PICKLE}, "python3 -I /tests/check.py", Rule.UNREADABLE),
+    ({"tests/lib.sh": "if then ((\n"}, ". /tests/lib.sh", Rule.UNREADABLE),
+    ({"tests/large.py": "#" * (1 << 20) + "\n" + PICKLE}, "python3 -I /tests/large.py", Rule.UNREADABLE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "line", "rule"), FILES)
+def test_every_program_of_the_tests_is_read_or_named_as_not_read(
+    files: dict[str, str], line: str, rule: Rule
+) -> None:
+    found = traps_of(task(**{"tests/test.sh": SCRIPT.format(line), **files}))
+    assert rule in [trap.rule for trap in found]
+
+
+def test_a_program_in_another_language_is_allowed_with_a_reason_and_data_are_not_programs() -> None:
+    allowed = SCRIPT.format("node /tests/check.js # penstock-allow PT100: it compares two files")
+    assert traps_of(task(**{"tests/test.sh": allowed, "tests/check.js": "x"})) == []
+    data = SCRIPT.format("python3 -I /tests/check.py /tests/want.json && ok=1")
+    assert (
+        traps_of(task(**{"tests/test.sh": data, "tests/check.py": "x = 1\n", "tests/want.json": "{]"})) == []
+    )
+
+
+def test_a_function_of_another_script_of_the_tests_is_not_an_unknown_command() -> None:
+    line = 'same "$(head -c 100 out)" 42 && ok=1'
+    files = {"tests/lib.sh": 'same() { [ "$1" = "$2" ]; }\n'}
+    assert [t.rule for t in traps_of(task(**{"tests/test.sh": SCRIPT.format(line)}))] == [Rule.UNKNOWN]
+    assert traps_of(task(**{"tests/test.sh": SCRIPT.format(". /tests/lib.sh\n" + line), **files})) == []
+
+
+def test_python_in_a_script_that_is_not_python_3_is_named_at_its_line() -> None:
+    [(rule, text)] = of_shell("date\npython3 -I -c 'print 1'\n")
+    assert rule == Rule.UNREADABLE and "print 1" in text
