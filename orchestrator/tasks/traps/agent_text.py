@@ -5,96 +5,53 @@ itself (`wc`, `grep -c`, `stat`) are not agent text.
 """
 
 import re
-from bisect import bisect_right
-from collections import Counter
 from typing import Final
 
 from tree_sitter import Node
 
-from orchestrator.tasks.traps.commands import INTERPRETERS, PROGRAM_FIRST, known_as
+from orchestrator.tasks.traps.commands import INTERPRETERS, PROGRAM_FIRST
+from orchestrator.tasks.traps.fixed_text import FixedText
 from orchestrator.tasks.traps.launch import stages, words
-from orchestrator.tasks.traps.tree import above, every, is_safe, listed, operands, options, plain, source_of
+from orchestrator.tasks.traps.tree import (
+    SAFE,
+    above,
+    every,
+    is_safe,
+    listed,
+    operands,
+    options,
+    plain,
+    source_of,
+)
 
-WRAPPER: Final = "PENSTOCK_UNTRUSTED"
 ANSWER: Final = "PENSTOCK_ANSWER"
 _OWN: Final = listed(
     "echo printf seq date expr mktemp shuf true id nproc sleep cd mkdir tr test [ which command type"
 )
 _COUNTS: Final = frozenset({"wc", "stat"})
 _LISTS: Final = frozenset({"ls", "find", "git", "make"})
-_FIXED: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}$]*))?\})")
-_WHICH: Final = re.compile(r"""["']?(?:\$\(|`)\s*(?:which|command -v|type -p)\s+([\w.+-]+)\s*[)`]["']?""")
-_OWN_DIRECTORY: Final = re.compile(r"dirname\W+\$\{?(?:0|BASH_SOURCE)|^\W*\$\{(?:0|BASH_SOURCE[^}%]*)%/\*\}")
 POSITIONAL: Final = frozenset({*"0123456789", "@", "*"})
 
 
-class AgentText:
+class AgentText(FixedText):
     """The variables of a script that carry agent text. `inherited`: those of the script around it."""
 
     def __init__(self, root: Node, inherited: frozenset[str] = frozenset()) -> None:
         self.names: set[str] = set(inherited)
         self.called: set[str] = set()
-        self._nodes = list(every(root))
-        self.functions = {
-            source_of(n.named_children[0]): n
+        super().__init__(root)
+        self._redirected_for_all = [
+            child
             for n in self._nodes
-            if n.type == "function_definition" and n.named_children
-        }
-        assigned = [n for n in self._nodes if n.type == "variable_assignment" and len(n.named_children) > 1]
-        often = Counter(source_of(n.named_children[0]) for n in assigned)
-        self._fixed = {
-            name: value
-            for n in assigned
-            if often[name := source_of(n.named_children[0])] == 1
-            and not {"$", "`", "("} & set(value := plain(n.named_children[1]))
-        }
-        self._fixed |= {
-            source_of(n.named_children[0]): "/tests"
-            for n in assigned
-            if _OWN_DIRECTORY.search(source_of(n.named_children[1]))
-        }
-        self._wrappers = {
-            source_of(n.named_children[0]) for n in assigned if WRAPPER in source_of(n.named_children[1])
-        }
-        went = [
-            (n, found[1])
-            for n in self._nodes
-            if n.type == "command" and len(found := words(n)) > 1 and plain(found[0]) in ("cd", "pushd")
+            if n.type == "redirected_statement" and source_of(n.named_children[0]) == "exec"
+            for child in n.named_children
+            if child.type == "file_redirect" and source_of(child).startswith("<")
         ]
-        self._went = sorted(went, key=lambda pair: pair[0].end_byte)
+        self._placed: set[str] = set()
         before = -1
-        while before != len(self.names) + len(self.called):
-            before = len(self.names) + len(self.called)
+        while before != (before := len(self.names) + len(self.called) + len(self._placed)):
             for node in self._nodes:
                 self._learn(node)
-
-    def text(self, node: Node) -> str:
-        """A word without its quotes, with the values of variables that the script sets once, to a fixed text."""
-        found = plain(node)
-        if node.type == "raw_string":
-            return found
-        if node.type == "concatenation":
-            found = re.sub(r"[\"']", "", found)
-        return _FIXED.sub(lambda m: self._fixed.get(m[1] or m[2], m[3] or m[0]), found)
-
-    def name(self, word: Node) -> str:
-        """The name under which the lists know a command."""
-        which = _WHICH.fullmatch(source_of(word))
-        return known_as(which[1] if which else self.text(word))
-
-    def wrapped(self, command: Node) -> bool:
-        """Whether a command runs under `$PENSTOCK_UNTRUSTED`: by its words, a variable or a function that holds them."""
-        name = source_of(command.named_children[0]) if command.named_children else ""
-        if WRAPPER in source_of(command) or (
-            name in self.functions and WRAPPER in source_of(self.functions[name])
-        ):
-            return True
-        return any(
-            source_of(inner) in self._wrappers
-            for word in command.named_children[:3]
-            for inner in every(word)
-            if inner.type == "variable_name"
-        )
 
     def carries(self, node: Node) -> bool:
         """Whether the text of a node holds agent text."""
@@ -126,8 +83,11 @@ class AgentText:
     def unsafe(self, node: Node) -> bool:
         """Whether the file that a word names may belong to the agent."""
         path = self.text(node)
-        if ANSWER in path or self.carries(node):
+        if ANSWER in path or self.carries(node) or (self._placed and self._is_placed(path)):
             return True
+        if path == "/dev/stdin":
+            command = next((a for a in above(node) if a.type == "command"), None)
+            return command is not None and self.stdin(command) is not None
         if node.type in ("process_substitution", "command_substitution") or is_safe(path):
             return False
         if path.startswith("$"):
@@ -157,7 +117,7 @@ class AgentText:
         """The redirection, or the commands in front, through which the agent feeds a command; None if it does not."""
         for node in (command, *above(command)):
             if node.type in ("function_definition", "program"):
-                return None
+                return next(filter(self._reads, self._redirected_for_all), None)
             for child in reversed(node.children):
                 if child.start_byte <= command.start_byte < child.end_byte and node is not command:
                     continue
@@ -176,6 +136,23 @@ class AgentText:
                     return before[-1] if any(map(self.gives, before)) else None
         return None
 
+    def is_placed(self, name: str) -> bool:
+        """Whether the script put a program of the agent's under this name where commands are found."""
+        return any(path.rpartition("/")[2] == name and "/bin/" in path for path in self._placed)
+
+    def _is_placed(self, path: str) -> bool:
+        return any(path == place or path.startswith(f"{place}/") for place in self._placed)
+
+    def _place(self, files: list[Node]) -> None:
+        """`cp sol.py /tests`, `ln -s /app /opt/app`: what the agent wrote lies there, too."""
+        if len(files) < 2:
+            return
+        target = self.text(files[-1]).rstrip("/")
+        for source in files[:-1]:
+            if is_safe(target) and self.unsafe(source):
+                inside = f"{target}/{self.text(source).rstrip('/').rpartition('/')[2]}"
+                self._placed |= {inside} if target in SAFE else {inside, target}
+
     def _reads(self, redirect: Node) -> bool:
         """Whether `< file`, or `<&3` of an `exec 3< file`, is a file of the agent's."""
         copied = re.fullmatch(r"\s*<&\s*(\d+)", source_of(redirect))
@@ -186,17 +163,6 @@ class AgentText:
             for node in self._nodes
             if node.type == "file_redirect" and re.match(rf"\s*{copied[1]}<(?!&)", source_of(node))
         )
-
-    def in_a_safe_directory(self, node: Node) -> bool:
-        """Whether the script went to a directory of the tests before this word (`cd /tests`)."""
-        inside = {ancestor.id for ancestor in above(node)}
-        before = bisect_right(self._went, node.start_byte, key=lambda went: went[0].end_byte)
-        for cd, where in reversed(self._went[:before]):
-            around = next((a for a in above(cd) if a.type in ("subshell", "command_substitution")), None)
-            if around is None or around.id in inside:
-                path = self.text(where)
-                return is_safe(path) or (_OWN_DIRECTORY.search(path) is not None and ".." not in path)
-        return False
 
     def _prints_agent_text(self, command: Node, deep: int) -> bool:
         found = words(command)
@@ -235,7 +201,9 @@ class AgentText:
         elif node.type == "command":
             for found in stages(node):
                 name = plain(found[0])
-                if name in ("read", "mapfile", "readarray") and self.stdin(node) is not None:
+                if name in ("cp", "mv", "ln", "install"):
+                    self._place([f for f in operands(found[1:]) if not self.text(f).isdigit()])
+                elif name in ("read", "mapfile", "readarray") and self.stdin(node) is not None:
                     self.names |= {plain(word) for word in operands(found[1:]) if plain(word).isidentifier()}
                 elif name in self.functions and any(self.carries(word) for word in found[1:]):
                     self.called.add(name)

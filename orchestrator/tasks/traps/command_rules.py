@@ -7,7 +7,7 @@ from typing import Final
 
 from tree_sitter import Node
 
-from orchestrator.tasks.traps.agent_text import ANSWER, WRAPPER, AgentText
+from orchestrator.tasks.traps.agent_text import ANSWER, AgentText
 from orchestrator.tasks.traps.commands import (
     CALCULATORS,
     CONSOLES,
@@ -20,6 +20,7 @@ from orchestrator.tasks.traps.commands import (
     SHELLS,
     TOOLS,
 )
+from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.interpreters import module_of, runs, started
 from orchestrator.tasks.traps.launch import base, shell_texts, stages, words
 from orchestrator.tasks.traps.links import COPIES, Links
@@ -33,7 +34,7 @@ from orchestrator.tasks.traps.programs import (
     unpacks,
 )
 from orchestrator.tasks.traps.rules import Rule
-from orchestrator.tasks.traps.somewhere import GREPS, by_grep
+from orchestrator.tasks.traps.somewhere import GREPS, by_expr, by_grep
 from orchestrator.tasks.traps.transforms import transforms
 from orchestrator.tasks.traps.tree import every, is_safe, operands, options, plain, source_of
 
@@ -88,7 +89,11 @@ class Commands:
 
     def _one(self, node: Node, found: list[Node]) -> Iterator[Rule]:
         path, name, arguments = self._text.text(found[0]), self._text.name(found[0]), found[1:]
-        if self._text.carries(found[0]) or ("/" in path and self._text.unsafe(found[0])):
+        if (
+            self._text.carries(found[0])
+            or self._text.is_placed(path)
+            or ("/" in path and self._text.unsafe(found[0]))
+        ):
             yield Rule.AGENT_PROGRAM
         if path in self._functions or ("/" in path and name not in KNOWN):
             return  # functions are read where they stand, and programs of the tests in files of their own
@@ -104,6 +109,11 @@ class Commands:
         elif name in ("git", "hg") or name in TOOLS:
             if not self._text.in_a_safe_directory(node) or self._reads_agents(arguments, named=True):
                 yield Rule.BUILD_TOOL if name in TOOLS else Rule.GIT
+        elif name in ("docker", "podman") and arguments and plain(arguments[0]) == "compose":
+            yield Rule.BUILD_TOOL
+        elif name == "expr":
+            if by_expr(node, arguments, self._text):
+                yield Rule.SOMEWHERE
         elif name == "pip":
             if self._reads_agents(arguments, named=True):
                 yield Rule.BUILD_TOOL

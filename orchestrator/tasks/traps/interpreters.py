@@ -11,10 +11,13 @@ from orchestrator.tasks.traps.commands import INTERPRETERS, SHELLS
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.programs import is_fetched
 from orchestrator.tasks.traps.rules import Rule
-from orchestrator.tasks.traps.tree import plain, source_of
+from orchestrator.tasks.traps.tree import is_safe, plain, source_of
 
 _PYTHONS: Final = frozenset({"python", "pypy"})
 _EXPANDED: Final = re.compile(r"\$(?:\w+|\{[^}]*\}|\([^()]*\))")  # with any value: PROGRAM_TEXT covers it
+_LOAD: Final = frozenset({"perl", "ruby", "node", "nodejs"})
+_LOADED: Final = re.compile(r"(?:^|\s)(?:-I\s*|(?:-r|--require|--import)[\s=]*(?=[./]))([^\s-]\S*)")
+"""Directories and files from which these load modules."""
 _STDIN: Final = ("-", "/dev/stdin", "/dev/fd/0")
 
 
@@ -53,6 +56,10 @@ def runs(node: Node, name: str, arguments: list[Node], text: AgentText) -> Itera
             yield Rule.SOURCED if name in SHELLS else Rule.AGENT_PROGRAM
     elif not module and text.unsafe(rest[0]):
         yield Rule.AGENT_PROGRAM
+    if name in _LOAD and any(not is_safe(path) for path in _LOADED.findall(" ".join(map(plain, arguments)))):
+        yield Rule.NOT_ISOLATED
+    if name in _LOAD and "--test" in map(plain, arguments) and not rest:
+        yield Rule.BUILD_TOOL
     if text.in_a_safe_directory(node) and "PYTHONPATH=" not in source_of(node):
         return
     if name in _PYTHONS and not set("IP") & set(letters):

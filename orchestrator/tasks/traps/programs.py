@@ -7,8 +7,9 @@ from typing import Final
 
 from tree_sitter import Node
 
-from orchestrator.tasks.traps.agent_text import WRAPPER, AgentText
+from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.commands import CALCULATORS, CONSOLES
+from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.tree import above, is_safe, listed, operands, options, plain, quoted, source_of
@@ -50,7 +51,7 @@ _ARCHIVE: Final = re.compile(r"-?[a-zA-Z]*f|--file")
 _FETCHES: Final = re.compile(r"^\s*(?:curl|wget)\b[^|]*\bhttps?://(?!localhost\b|127\.|0\.0\.0\.0|\[|\$)")
 """What another host sends is not the agent's. A port of this one may be."""
 _PACKS: Final = re.compile(r"\btar\b[^|]* -?\w*c\w* ")
-_PROGRAM_PATHS: Final = listed(
+PROGRAM_PATHS: Final = listed(
     "PATH LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT CLASSPATH BASH_ENV GCONV_PATH OPENSSL_CONF OPENSSL_MODULES PYTHONSTARTUP PYTHONHOME "
     "PYTHONUSERBASE GIT_CONFIG_GLOBAL GIT_EXEC_PATH GIT_SSH_COMMAND XDG_CONFIG_HOME HOME ZDOTDIR INPUTRC NPM_CONFIG_USERCONFIG"
 )
@@ -166,10 +167,14 @@ def _values(arguments: list[Node], names: frozenset[str]) -> list[Node]:
 
 def search_path(node: Node, text: AgentText) -> Iterator[Rule]:
     """`PATH=.:$PATH`, `export LD_LIBRARY_PATH=$PWD/lib`, `env CLASSPATH=. java Main`."""
+    if node.type == "declaration_command" and source_of(node).startswith("export"):
+        if any(text.carries(word) for word in node.named_children if word.type != "variable_assignment"):
+            yield Rule.AGENT_PROGRAM  # export "$name=$value": the agent chooses PATH
+        return
     if node.type != "variable_assignment" and not (node.type in ("word", "concatenation") and _of_env(node)):
         return
     found = _ASSIGNED.fullmatch(source_of(node))
-    if found is None or found[1] not in _PROGRAM_PATHS | _MODULE_PATHS:
+    if found is None or found[1] not in PROGRAM_PATHS | _MODULE_PATHS:
         return
     value = _BRACES.sub(lambda match: "$PWD" if match[0] == "${PWD}" else "$x", found[3].strip("\"'"))
     parts = value.split(":")
@@ -178,7 +183,7 @@ def search_path(node: Node, text: AgentText) -> Iterator[Rule]:
     if not value or not (text.carries(node) or any(map(_in_the_work_directory, parts))):
         return
     command = next((ancestor for ancestor in (node, *above(node)) if ancestor.type == "command"), None)
-    if found[1] in _PROGRAM_PATHS:
+    if found[1] in PROGRAM_PATHS:
         yield Rule.AGENT_PROGRAM
     elif command is None or not (WRAPPER in source_of(command) or "I" in options(words(command)[1:2])):
         yield Rule.NOT_ISOLATED

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
+from orchestrator.tasks.traps.programs import PROGRAM_PATHS
 from orchestrator.tasks.traps.python_calls import Calls
 from orchestrator.tasks.traps.python_names import Names
 from orchestrator.tasks.traps.python_text import Texts
@@ -50,10 +51,24 @@ def _found(tree: ast.Module, agent_modules: frozenset[str]) -> Iterator[tuple[as
                 yield node, Rule.IMPORTED
         elif isinstance(node, ast.Assign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(map(_is_search_path, targets)) and names.is_agents(node.value):
+                yield node, Rule.AGENT_PROGRAM
             changed = any(
                 ast.unparse(t.value if isinstance(t, ast.Subscript) else t) == "sys.path" for t in targets
             )
             if changed and calls.adds([node.value]):
                 yield node, Rule.IMPORTED
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value in PROGRAM_PATHS and names.is_agents(value):
+                    yield value, Rule.AGENT_PROGRAM
         elif isinstance(node, ast.Call):
             yield from ((node, rule) for rule in calls.rules(node))
+
+
+def _is_search_path(target: ast.expr) -> bool:
+    """`os.environ["PATH"]`, and other variables that lead programs to code."""
+    match target:
+        case ast.Subscript(ast.Attribute(attr="environ") | ast.Name("environ"), ast.Constant(str(name))):
+            return name in PROGRAM_PATHS
+    return False

@@ -20,7 +20,7 @@ _TEXTS: Final = listed(
 """They run the text that they are given."""
 _FILES: Final = listed(
     "pickle.load marshal.load dill.load cloudpickle.load joblib.load shelve.open pandas.read_pickle torch.load yaml.load yaml.load_all "
-    "torch.hub.load logging.config.fileConfig keras.models.load_model tensorflow.keras.models.load_model"
+    "torch.hub.load logging.config.fileConfig doctest.testfile papermill.execute_notebook keras.models.load_model tensorflow.keras.models.load_model"
 )
 """They run code in the file that they are given."""
 _IMPORTS: Final = listed(

@@ -58,6 +58,8 @@ class Names:
         if isinstance(node, ast.Attribute):
             return f"{self.called(node.value, deep)}.{node.attr}"
         match node:
+            case ast.Call(ast.Name("getattr"), [owner, ast.Constant(str(attribute)), *_]):
+                return f"{self.called(owner, deep)}.{attribute}"
             case ast.Call(func, [ast.Constant(str(module)), *_]):
                 if self.called(func, deep + 1) in ("__import__", "importlib.import_module"):
                     return module
@@ -98,10 +100,10 @@ class Names:
             return None if not parts or parts[0] is None else "/".join(part or "{}" for part in parts)
         return None
 
-    def is_agents(self, node: ast.expr, *, known: bool = True) -> bool:
-        """Whether a path may be the agent's. `known`: whether a path that is not known counts as the judge's."""
+    def is_agents(self, node: ast.expr) -> bool:
+        """Whether a path is known and may be the agent's."""
         path = self.path(node)
-        return not known if path is None else not is_safe(path)
+        return path is not None and not is_safe(path)
 
     def in_work_directory(self, node: ast.expr) -> bool:
         """Like `is_agents`, without places in which the tests keep their own files."""

@@ -77,6 +77,10 @@ class Texts:
         operator, right = node.ops[0], node.comparators[0]
         if isinstance(operator, ast.In | ast.NotIn):
             return self.carries(right) and self._is_wanted(node, holds=isinstance(operator, ast.In))
+        if isinstance(operator, ast.LtE | ast.Lt) and self.carries(right) and _is_set(right):
+            return self._is_wanted(node)
+        if isinstance(operator, ast.GtE | ast.Gt) and self.carries(node.left) and _is_set(node.left):
+            return self._is_wanted(node)
         if not (isinstance(node.left, ast.Call) and isinstance(node.left.func, ast.Attribute)):
             return False
         call = node.left.func
@@ -99,6 +103,16 @@ class Texts:
                 and not self._is_whole(arguments[0], name)
                 and self._is_condition(node)
             )
+        if short == "issubset" and arguments:
+            return self.carries(arguments[0]) and self._is_wanted(node)
+        if (
+            short == "any"
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Compare)
+        ):
+            return isinstance(node.func.value.ops[0], ast.Eq) and self._is_wanted(node)  # a column of a table
+        if name == "any" and arguments and isinstance(arguments[0], ast.Call):
+            return self.carries(arguments[0]) and self._is_wanted(node)
         if name == "any" and arguments and isinstance(arguments[0], ast.GeneratorExp | ast.ListComp):
             found = arguments[0]
             equal = any(
@@ -106,6 +120,8 @@ class Texts:
             )
             return equal and any(self.carries(p.iter) for p in found.generators) and self._is_wanted(node)
         if isinstance(node.func, ast.Attribute) and arguments and self.carries(node.func.value):
+            if short in ("issuperset", "intersection"):
+                return self._is_condition(node)
             if short in _STARTS:
                 return self._is_required(node)
             return short in ("count", "index") and self._is_condition(node)
@@ -167,6 +183,12 @@ class Texts:
                 break
             child = parent
         return holds
+
+
+def _is_set(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name | ast.SetComp) or (
+        isinstance(node, ast.Call) and "set" in ast.unparse(node.func)
+    )
 
 
 def _turns(node: ast.AST) -> bool:

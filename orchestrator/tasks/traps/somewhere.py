@@ -19,6 +19,8 @@ _NOT_EMPTY: Final = r"(?:-n\s+|\[\[?\s+)[\"']?{}[\"']?\s*(?:\]|&&|\|\|)"
 _EMPTY: Final = r"-z\s+[\"']?{}"
 _COUNTED: Final = r"{}[\"']?\s*(?:-ge|-gt|-ne|!=|>=?|(?:-eq|==?)\s*+[\"']?+(?!0\b))"
 _COUNTED_NONE: Final = r"{}[\"']?\s*(?:-eq|==?)\s*[\"']?0\b"
+_EQUAL: Final = r"{}[\"']?\s*(?:==?|-eq)\s*[\"']?[^\s\"'\]]"
+_LITERAL: Final = re.compile(r"\^?[\w =:@/,-]+\$?")
 _FAILS: Final = re.compile(
     r"""\b(?:exit|return)\s+[1-9]|=["']?(?:0|false|no|fail(?:ed)?)\b|\becho\s+["']?0(?:\.0)?["']?\s*>|\bfail\w*|\bfalse\b""",
     re.I,
@@ -54,8 +56,26 @@ def by_grep(node: Node, arguments: list[Node], text: AgentText) -> Iterator[Rule
     if substitution is None:
         if not counts and _is_wanted(node):
             yield Rule.SOMEWHERE
-    elif not (counts and pattern in _EVERY_LINE) and _is_used(substitution, counts=counts):
+    elif (not (counts and pattern in _EVERY_LINE) and _is_used(substitution, counts=counts)) or (
+        (whole_line or "o" in letters)
+        and _LITERAL.fullmatch(pattern)
+        and _is_used(substitution, counts=False, yes=_EQUAL)
+    ):
         yield Rule.SOMEWHERE
+
+
+def by_expr(node: Node, arguments: list[Node], text: AgentText) -> bool:
+    """`expr "$got" : '.*42'`: the answer may go on."""
+    given = [plain(a) for a in arguments]
+    matches = ":" in given or given[:1] in (["match"], ["index"])
+    inside = any(a.type == "command_substitution" for a in above(node))
+    return (
+        matches
+        and not inside
+        and not given[-1].endswith("$")
+        and any(map(text.carries, arguments))
+        and _is_wanted(node)
+    )
 
 
 def _is_wanted(node: Node, *, holds: bool = True) -> bool:
@@ -77,7 +97,7 @@ def _is_wanted(node: Node, *, holds: bool = True) -> bool:
     return holds
 
 
-def _is_used(substitution: Node, *, counts: bool) -> bool:
+def _is_used(substitution: Node, *, counts: bool, yes: str | None = None) -> bool:
     """Whether a test requires that what grep printed is not empty, or that grep counted some lines."""
     root = [substitution, *above(substitution)][-1]
     forms = [re.escape(source_of(substitution))]
@@ -85,7 +105,8 @@ def _is_used(substitution: Node, *, counts: bool) -> bool:
     if assigned is not None:
         forms.append(rf"\$?\{{?\b{re.escape(source_of(assigned.named_children[0]))}\b\}}?")
     form = f"(?:{'|'.join(forms)})"
-    yes, no = (_COUNTED, _COUNTED_NONE) if counts else (_NOT_EMPTY, _EMPTY)
+    usual, no = (_COUNTED, _COUNTED_NONE) if counts else (_NOT_EMPTY, _EMPTY)
+    yes = yes or usual
     tests = [
         n
         for n in every(root)

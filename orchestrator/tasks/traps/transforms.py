@@ -9,7 +9,7 @@ from tree_sitter import Node
 from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.somewhere import by_awk
-from orchestrator.tasks.traps.tree import plain
+from orchestrator.tasks.traps.tree import options, plain
 
 _KINDS: Final = {"sed": "sed", "jq": "jq", **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), "awk")}
 _VALUES: Final = {"sed": "efl", "awk": "fvFe", "jq": "fL"}
@@ -21,6 +21,8 @@ _AWK_COMMANDS: Final = re.compile(
 _SED_COMMANDS: Final = re.compile(
     r"(?:^|[;{}\n/$\d!])\s*e\s*(?:$|[;}\n])|(?:^|[;{}\n/$\d!])\s*s([/|,#:])(?:(?!\1).)*\1(?:(?!\1).)*\1[gpimIM\d]*e"
 )
+_ONE_LINE: Final = re.compile(r"/\^[\w =:@,-]+\$/ *p?")
+_JQ_ANY: Final = re.compile(r"\b(?:any|index|indices|contains|inside|test|IN)\b")
 
 
 def transforms(name: str, arguments: list[Node], text: AgentText, *, fed: bool) -> Iterator[Rule]:
@@ -39,6 +41,14 @@ def transforms(name: str, arguments: list[Node], text: AgentText, *, fed: bool) 
     if commands is not None and any(commands.search(plain(program)) for program in programs):
         yield Rule.PROGRAM_TEXT
     if kind == "awk" and any(map(by_awk, programs)):
+        yield Rule.SOMEWHERE
+    if kind in ("sed", "awk") and any(_ONE_LINE.fullmatch(plain(program).strip()) for program in programs):
+        yield Rule.SOMEWHERE
+    if (
+        kind == "jq"
+        and "e" in options(arguments)
+        and any(_JQ_ANY.search(plain(program)) for program in programs)
+    ):
         yield Rule.SOMEWHERE
 
 
