@@ -23,6 +23,7 @@ from orchestrator.bus.base import Bus
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.events import TaskSubmitted
+from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.contracts.states import Purpose, SubmissionStatus
 from orchestrator.deploy.home import Home
 from orchestrator.deploy.stack import up
@@ -35,7 +36,7 @@ from orchestrator.tasks.suite.record import Demonstration
 
 T = TypeVar("T")
 
-PROCESSES = ("orchestrator", "gateway", "runner", "verifier")
+PROCESSES = (ProcessRole.ORCHESTRATOR, ProcessRole.GATEWAY, *WORKERS)
 PAGE = 64  # demonstrations published before the next ones wait for their acceptance
 POLL_INTERVAL_S = 0.5
 STUCK_S = 120.0  # without a further scored rollout

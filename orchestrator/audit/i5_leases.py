@@ -2,6 +2,7 @@
 
 from orchestrator.audit.snapshot import Snapshot
 from orchestrator.audit.statement import Statement, at_the_end, with_trajectories
+from orchestrator.contracts.processes import ProcessRole
 
 # A renewal may have started before this snapshot, and a cleanup takes a moment.
 SLACK_S = 5
@@ -18,11 +19,11 @@ def _alive(process: str, snapshot: Snapshot) -> str:
 
 
 def _reaper_alive(snapshot: Snapshot) -> str:
-    return _alive("orchestrator", snapshot)
+    return _alive(ProcessRole.ORCHESTRATOR, snapshot)
 
 
 def _gateway_alive(snapshot: Snapshot) -> str:
-    return _alive("gateway", snapshot)
+    return _alive(ProcessRole.GATEWAY, snapshot)
 
 
 LEASES = (

@@ -7,10 +7,10 @@ import anyio.to_thread
 from orchestrator.audit.findings import Checked, Findings
 from orchestrator.audit.i5_leases import SLACK_S
 from orchestrator.audit.snapshot import Outside
+from orchestrator.contracts.processes import WORKERS
 from sandboxes.owner import Record, records
 
 REMOVED = "sandboxes of dead owners are removed"
-WORKERS = frozenset({"runner", "verifier"})
 LOOKS = 20  # within one time to live, not counting the last look's duration
 
 
@@ -24,7 +24,7 @@ async def sandboxes(outside: Outside, ttl_s: float) -> Checked:
         reason = "sandboxes belong to a machine, not to a run: their directory was not given"
     elif outside.alive is None:
         reason = "it is not known whether a runner lives"
-    elif not outside.alive & WORKERS:
+    elif not outside.alive.intersection(WORKERS):
         reason = "no runner or verifier has lived for a while: the next one removes sandboxes as it starts"
     else:
         reason = None

@@ -10,6 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.states import (
     BATCH_TRANSITIONS,
     GROUP_TERMINAL,
@@ -86,7 +87,7 @@ class Snapshot:
             "run": self.run_id,
             "ledger": list(dict.fromkeys(self.outside.ledger or ())),
             # Evaluations may be submitted to a run that has ended, as long as an orchestrator works on them.
-            "all_groups": not self.lives("orchestrator"),
+            "all_groups": not self.lives(ProcessRole.ORCHESTRATOR),
             "final": [str(state) for state in GROUP_TERMINAL],
             "filters": [str(reason) for reason in FilterReason],
             "moves": _moves(),

@@ -17,6 +17,7 @@ from orchestrator.cli.configuration import config as show_config
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.ids import NAME_RULE, is_name
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.embedded.process_spec import ProcessEvent
 from orchestrator.deploy.home import Home, write_template
@@ -82,7 +83,7 @@ def up(
         err.print(
             f"run {resolved.run.name!r} is up; logs in {home.layout.logs}; stop with Ctrl-C or `penstock down`"
         )
-        if "web" in wanted:
+        if ProcessRole.WEB in wanted:
             url = home.web_url_file.read_text(encoding="ascii").strip()
             err.print(f"dashboard: {url}", highlight=False, markup=False)
 

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import is_name
+from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.embedded.doctor import memory_bytes
 from orchestrator.rewards.settings import check_rewards
@@ -217,7 +218,7 @@ def check_disk(directory: Path, needed_mb: int = NEEDED_DISK_MB) -> None:
 
 def sandbox_shortages(
     config: Config,
-    only: Collection[str] = ("runner", "verifier"),
+    only: Collection[str] = WORKERS,
     *,
     memory_mb: int | None = None,
     disk_mb: int | None = None,
@@ -228,8 +229,8 @@ def sandbox_shortages(
     if section.provider == "kubernetes":  # pods run elsewhere, and request what they need
         return []
     slots = {
-        "rollout.slots": config.rollout.slots if "runner" in only else 0,
-        "rollout.verify_slots": config.rollout.verify_slots if "verifier" in only else 0,
+        "rollout.slots": config.rollout.slots if ProcessRole.RUNNER in only else 0,
+        "rollout.verify_slots": config.rollout.verify_slots if ProcessRole.VERIFIER in only else 0,
     }
     resources = {"memory": ("sandbox.memory_mb", memory_bytes() >> 20 if memory_mb is None else memory_mb)}
     if section.provider != "container":  # the engine has its own storage

@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.embedded.nats_server import prepare_nats
 from orchestrator.deploy.embedded.ports import free_port
@@ -68,8 +69,16 @@ from sandboxes.owned import owned_directory
 NATS_PATIENCE_S = 5.0
 # Loading a large model takes minutes, and SGLang takes 7 s to end.
 COMMAND_START_S, SERVER_STOP_S = (600.0, 20.0)
-PROCESSES = ("rollout-server", "orchestrator", "gateway", "runner", "verifier", "trainer", "web")
-EXPENDABLE = ("web",)  # it only shows the others' work: its loss ends nothing
+PROCESSES = (
+    ProcessRole.ROLLOUT_SERVER,
+    ProcessRole.ORCHESTRATOR,
+    ProcessRole.GATEWAY,
+    ProcessRole.RUNNER,
+    ProcessRole.VERIFIER,
+    ProcessRole.TRAINER,
+    ProcessRole.WEB,
+)
+EXPENDABLE = (ProcessRole.WEB,)  # it only shows the others' work: its loss ends nothing
 Route = Callable[[str, str, str], str]
 """(process, service, real address) → the address that the process receives: for a proxy in between. Services: postgres, nats,
 gateway, gateway-socket, rollout-server."""
@@ -100,7 +109,7 @@ async def up(
     """
     config = home.config()
     _check(config, only)
-    if "rollout-server" in only and not config.servers.urls and not config.policy.model:
+    if ProcessRole.ROLLOUT_SERVER in only and not config.servers.urls and not config.policy.model:
         raise ConfigurationError(f"{home.file}: policy.model names no directory: set it, or servers.urls")
     # Rollout servers start before the data pool can be read. They use the policy that the last start found in it.
     model = _model_of_the_run(home, config) or config.policy.model
@@ -115,27 +124,29 @@ async def up(
     ):
         if on_services is not None:
             on_services(services)
-        if "gateway" in only:
+        if ProcessRole.GATEWAY in only:
             outer_stack.enter_context(owned_directory(home.gateway_socket.parent))
         check_disk(home.layout.root)
-        if "gateway" in only:
+        if ProcessRole.GATEWAY in only:
             check_port(config.gateway.host, config.gateway.port)
-        if "web" in only:
+        if ProcessRole.WEB in only:
             check_port(config.web.host, config.web.port, "web")
-        if "runner" in only or "verifier" in only:
+        if ProcessRole.RUNNER in only or ProcessRole.VERIFIER in only:
             await check_sandbox(config.sandbox.provider, tables(config.sandbox))
         ports = HeldPorts(config, outer_stack)
-        own_servers = _rollout_servers(home, config, model, ports) if "rollout-server" in only else []
+        own_servers = (
+            _rollout_servers(home, config, model, ports) if ProcessRole.ROLLOUT_SERVER in only else []
+        )
         embedded = _embedded(services)
         if embedded:  # they load while the services are created; configured services are checked first
             supervisor.add(*_kept(config, [spec for spec, _ in own_servers]))
-        if "postgres" in embedded:
+        if ProcessRole.POSTGRES in embedded:
             outer_stack.callback(discard_sockets, home.layout.postgres)
         supervisor.add(*_kept(config, await anyio.to_thread.run_sync(_services, home, embedded)))
         if embedded:
             await supervisor.ready(*embedded)
         config = home.connected()
-        await migrate(config, own="postgres" in embedded)
+        await migrate(config, own=ProcessRole.POSTGRES in embedded)
         changed, config = await create_run(config)
         if changed and on_ignored_keys is not None:
             on_ignored_keys(changed)
@@ -194,9 +205,9 @@ def _embedded(services: Iterable[Used]) -> tuple[str, ...]:
 def _services(home: Home, embedded: Sequence[str]) -> list[ProcessSpec]:
     specs = []
     try:
-        if "postgres" in embedded:
+        if ProcessRole.POSTGRES in embedded:
             specs.append(postgres_spec(prepare_cluster(home.layout.postgres)))
-        if "nats" in embedded:
+        if ProcessRole.NATS in embedded:
             specs.append(nats_spec(prepare_nats(home.layout.nats)))
     except OSError as error:
         raise ServiceError(
@@ -239,9 +250,9 @@ async def create_run(config: Config) -> tuple[list[str], Config]:
 def _check(config: Config, only: Sequence[str]) -> None:
     """ConfigurationError for values with which no process to be started could work."""
     check_config(config, names("scaffolds"))
-    if "trainer" in only and config.sampling.untrainable:
+    if ProcessRole.TRAINER in only and config.sampling.untrainable:
         raise ConfigurationError(config.sampling.untrainable)
-    if "runner" in only:
+    if ProcessRole.RUNNER in only:
         check_scaffolds(config)
 
 
@@ -354,7 +365,7 @@ def _processes(
     def dependencies(*before: str) -> tuple[str, ...]:
         return (*services, *(name for name in before if name in only))
 
-    if "orchestrator" in only:
+    if ProcessRole.ORCHESTRATOR in only:
         orchestrator = (*penstock, "orchestrator", *options)
         yield ProcessSpec(
             name="orchestrator",
@@ -364,7 +375,7 @@ def _processes(
             after=dependencies(),
         )
     port = config.gateway.port or free_port()  # the same across restarts: runners keep its address
-    if "gateway" in only:
+    if ProcessRole.GATEWAY in only:
         sockets = ports.gateway()
         port = sockets[0].port
         routed = [route("gateway", "rollout-server", url) for url in urls]
@@ -380,7 +391,7 @@ def _processes(
             before_start=lambda: home.gateway_url_file.unlink(missing_ok=True),
             ready=_exists(home.gateway_url_file),
         )
-    if "runner" in only:
+    if ProcessRole.RUNNER in only:
         url = route("runner", "gateway", f"http://{config.gateway.host}:{port}")
         socket = route("runner", "gateway-socket", str(home.gateway_socket))
         yield ProcessSpec(
@@ -389,9 +400,10 @@ def _processes(
             env=env("runner"),
             sockets=ports.metrics("runner"),
             after=dependencies("orchestrator"),
-            ends_before=("gateway",) if "gateway" in only else (),  # it closes the sessions of its attempts
+            # It closes the sessions of its attempts.
+            ends_before=("gateway",) if ProcessRole.GATEWAY in only else (),
         )
-    if "verifier" in only:
+    if ProcessRole.VERIFIER in only:
         yield ProcessSpec(
             name="verifier",
             argv=(*penstock, "verifier", *options),
@@ -399,7 +411,7 @@ def _processes(
             sockets=ports.metrics("verifier"),
             after=dependencies("gateway"),
         )
-    if "trainer" in only:
+    if ProcessRole.TRAINER in only:
         yield ProcessSpec(
             name="trainer",
             argv=(*penstock, "trainer", *options),
@@ -409,7 +421,7 @@ def _processes(
             after=dependencies("gateway"),
             restart=RestartPolicy(when=RestartWhen.ON_FAILURE),
         )
-    if "web" in only:
+    if ProcessRole.WEB in only:
         yield ProcessSpec(
             name="web",
             argv=(*penstock, "web", *options),

@@ -13,23 +13,24 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.pool.backlog import BacklogStage
 from orchestrator.pool.heartbeats import LoopReport, ProcessReport
 
 # The process that works on a stage, and its loops (the first words of their names).
 TAKEN_ON: dict[str, tuple[str, tuple[str, ...]]] = {
-    "dispatch": ("orchestrator", ("dispatcher",)),
-    "lease": ("runner", ("rollouts",)),
-    "run": ("runner", ("attempt", "heartbeat", "courier", "journal")),
-    "settle": ("gateway", ("courier", "journal")),
-    "verify": ("verifier", ("verifications",)),
-    "grade": ("verifier", ("verification", "heartbeat", "courier", "journal")),
-    "reap": ("orchestrator", ("reaper",)),
-    "conclude": ("orchestrator", ("steps", "results", "verdicts")),
-    "take": ("trainer", ("train",)),
-    "commit": ("trainer", ("train",)),
-    "publish": ("orchestrator", ("relay",)),
-    "sync": ("gateway", ("sync", "syncer", "versions", "lease")),
+    "dispatch": (ProcessRole.ORCHESTRATOR, ("dispatcher",)),
+    "lease": (ProcessRole.RUNNER, ("rollouts",)),
+    "run": (ProcessRole.RUNNER, ("attempt", "heartbeat", "courier", "journal")),
+    "settle": (ProcessRole.GATEWAY, ("courier", "journal")),
+    "verify": (ProcessRole.VERIFIER, ("verifications",)),
+    "grade": (ProcessRole.VERIFIER, ("verification", "heartbeat", "courier", "journal")),
+    "reap": (ProcessRole.ORCHESTRATOR, ("reaper",)),
+    "conclude": (ProcessRole.ORCHESTRATOR, ("steps", "results", "verdicts")),
+    "take": (ProcessRole.TRAINER, ("train",)),
+    "commit": (ProcessRole.TRAINER, ("train",)),
+    "publish": (ProcessRole.ORCHESTRATOR, ("relay",)),
+    "sync": (ProcessRole.GATEWAY, ("sync", "syncer", "versions", "lease")),
 }
 SLOT = "a free slot"
 ROOM = "room for a sandbox"  # the item of a slot that could not open a sandbox

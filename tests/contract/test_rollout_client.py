@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from orchestrator.contracts.errors import InfraFailure
+from orchestrator.contracts.processes import PauseMode
 from orchestrator.gateway.servers.client import (
-    PauseMode,
     RequestRefused,
     RolloutServerBroken,
     RolloutServerClient,

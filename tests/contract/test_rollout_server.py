@@ -19,9 +19,9 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.torch import load_file, save_file
 
+from orchestrator.contracts.processes import PauseMode
 from orchestrator.gateway.servers.client import (
     Generation,
-    PauseMode,
     RequestRefused,
     RolloutServerBroken,
     RolloutServerClient,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from orchestrator.contracts.processes import PauseMode
 from orchestrator.gateway.servers.client import (
-    PauseMode,
     RequestRefused,
     RolloutServerClient,
     WeightUpdateRefused,

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from orchestrator.contracts.processes import PauseMode
 from orchestrator.runtime.loopback import host_name, is_loopback
 from trainer.serving import state
 from trainer.serving.engine import EngineStopped
 from trainer.serving.protocol import Refusal, parse_generate
-from trainer.serving.service import PAUSE_MODES, Crashed, Service
+from trainer.serving.service import Crashed, Service
 from trainer.serving.state import Described
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -88,10 +89,10 @@ class Routes:
         return web.Response()
 
     async def pause(self, request: web.Request) -> web.Response:
-        mode = (await _object(request)).get("mode", "abort")
-        if mode not in PAUSE_MODES:
-            raise Refusal(f"mode must be one of {', '.join(PAUSE_MODES)}, got {mode!r}.")
-        await self._service.pause(mode)
+        mode = (await _object(request)).get("mode", PauseMode.ABORT)
+        if mode not in list(PauseMode):
+            raise Refusal(f"mode must be one of {', '.join(PauseMode)}, got {mode!r}.")
+        await self._service.pause(PauseMode(mode))
         return _json({"message": "Generation paused successfully.", "status": "ok"})
 
     async def resume(self, request: web.Request) -> web.Response:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from orchestrator.contracts.processes import PauseMode
 from trainer.serving.scheduler import Scheduler
 from trainer.serving.sequence import Sequence
 
@@ -93,7 +94,7 @@ class Engine:
     def abort(self, wanted: Callable[[Sequence], bool]) -> "Future[None]":
         return self.call(lambda scheduler: self._tell(scheduler.abort(wanted)))
 
-    def pause(self, mode: str) -> "Future[None]":
+    def pause(self, mode: PauseMode) -> "Future[None]":
         return self.call(lambda scheduler: self._tell(scheduler.pause(mode)))
 
     def _tell(self, touched: list[Sequence]) -> None:

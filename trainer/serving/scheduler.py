@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
+from orchestrator.contracts.processes import PauseMode
 from trainer.serving import stopping
 from trainer.serving.kv import KvPool
 from trainer.serving.model import Model
@@ -144,13 +145,13 @@ class Scheduler:
         self._apply_swaps()
         return ended
 
-    def pause(self, mode: str) -> list[Sequence]:
-        """Stop after the current step. Returns the sequences that mode "abort" ended."""
+    def pause(self, mode: PauseMode) -> list[Sequence]:
+        """Stop after the current step. Returns the sequences that `ABORT` ended."""
         self.paused = True
         ended: list[Sequence] = []
-        if mode == "abort":
+        if mode is PauseMode.ABORT:
             ended = self.abort(lambda _: True)
-        elif mode == "retract":
+        elif mode is PauseMode.RETRACT:
             for sequence in reversed(list(self.running)):
                 self._retract(sequence)
         self._apply_swaps()

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from tokenizers import Tokenizer
 
+from orchestrator.contracts.processes import PauseMode
 from orchestrator.runtime.failpoints import boundary
 from trainer.serving.engine import Engine, EngineStopped
 from trainer.serving.metrics import ServerMetrics
@@ -21,8 +22,6 @@ from trainer.serving.received import Transfers, place
 from trainer.serving.replies import Replies
 from trainer.serving.scheduler import Scheduler
 from trainer.serving.sequence import Sequence
-
-PAUSE_MODES = ("abort", "retract", "in_place")
 
 log = structlog.get_logger()
 
@@ -201,7 +200,7 @@ class Service:
 
         await asyncio.wrap_future(self._engine.abort(wanted))
 
-    async def pause(self, mode: str) -> None:
+    async def pause(self, mode: PauseMode) -> None:
         await asyncio.wrap_future(self._engine.pause(mode))
 
     async def resume(self) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from tokenizers import Tokenizer
 
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.states import Purpose
 from orchestrator.deploy.embedded.ports import free_port
 from orchestrator.deploy.embedded.process_spec import ProcessState
@@ -172,7 +173,7 @@ async def _up(home: Home, stack: subprocess.Popen[bytes]) -> int:
     while time.monotonic() < deadline and stack.poll() is None:
         status = read_status(home.layout)
         for process in status.processes if status is not None else ():
-            if process.name == "gateway" and process.state is ProcessState.READY and process.pid:
+            if process.name == ProcessRole.GATEWAY and process.state is ProcessState.READY and process.pid:
                 return process.pid
         await anyio.sleep(0.1)
     raise RuntimeError(f"the stack did not come up; see {home.layout.root.parent / 'up.log'}")

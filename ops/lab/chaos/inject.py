@@ -23,6 +23,7 @@ from ops.lab.chaos.plan import (
 )
 from ops.lab.chaos.prepare import length_s
 from orchestrator.bus.link import urls_of
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.embedded.identity import ProcessId
 from orchestrator.deploy.home import Home
 
@@ -71,7 +72,7 @@ class Injector:
         with anyio.move_on_after(FIND_S):
             while True:
                 found = victims.living(self.home.layout, name)
-                if found is not None and fault.kind is FaultKind.STOP and name == "postgres":
+                if found is not None and fault.kind is FaultKind.STOP and name == ProcessRole.POSTGRES:
                     return victims.family(found)
                 if found is not None and fault.victim != SANDBOX:
                     return [found]
@@ -109,7 +110,7 @@ class Injector:
                     did = await _last(lasts_s, lambda: echo.copies)
                     tasks.cancel_scope.cancel()
             case FaultKind.REORDER:
-                links = [key for key in self.links.relays if key[1] == "nats"]
+                links = [key for key in self.links.relays if key[1] == ProcessRole.NATS]
                 before = self._shuffles()
                 did = await self._part(links, fault, lasts_s, lambda: self._shuffles() - before)
             case FaultKind.STALL | FaultKind.CUT | FaultKind.DELAY:

@@ -15,6 +15,7 @@ from ops.lab.chaos.plan import HARNESS, LINKS
 from ops.lab.chaos.proxy import Proxy, proxying
 from ops.lab.chaos.relay import Relay, listening
 from orchestrator.bus.link import urls_of
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.embedded.ports import LOOPBACK
 from orchestrator.pool.address import address_of
 
@@ -35,15 +36,15 @@ class Links:
         relay = self.relays.get((process, what))
         if relay is None:
             return address
-        if what == "postgres":
+        if what == ProcessRole.POSTGRES:
             found = address_of(address)
             [(host, port)] = found.hosts
             relay.to = f"{host}/.s.PGSQL.{port}" if host.startswith("/") else (host, port)
             login = f"{found.user}:{quote(found.password or '', safe='')}"
             return f"postgresql://{login}@{LOOPBACK}:{relay.port}/{found.database}?sslmode=disable"
-        url = urlsplit(urls_of(address)[0] if what == "nats" else address)
+        url = urlsplit(urls_of(address)[0] if what == ProcessRole.NATS else address)
         assert url.hostname is not None and url.port is not None
-        if what == "rollout-server":
+        if what == ProcessRole.ROLLOUT_SERVER:
             self.proxy.to = address
             relay.to = (LOOPBACK, self.proxy.port)
         else:

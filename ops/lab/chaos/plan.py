@@ -15,6 +15,8 @@ from enum import StrEnum
 from random import Random
 from typing import Final, Generic, Self, TypeVar
 
+from orchestrator.contracts.processes import WORKERS, ProcessRole
+
 T = TypeVar("T")
 
 
@@ -34,17 +36,22 @@ class FaultKind(StrEnum):
 
 
 PROCESSES: Final = (
-    "orchestrator", "gateway", "runner", "verifier", "trainer", "rollout-server", "nats", "postgres",
+    ProcessRole.ORCHESTRATOR, ProcessRole.GATEWAY, *WORKERS, ProcessRole.TRAINER, ProcessRole.ROLLOUT_SERVER,
+    ProcessRole.NATS, ProcessRole.POSTGRES,
 )  # fmt: skip
 SANDBOX: Final = "sandbox"
 HARNESS: Final = "harness"
 # (process, service) of each connection: each process has its own relay in front of each service.
 LINKS: Final = (
     (HARNESS, "gateway-socket"),
-    ("runner", "gateway"),
-    ("gateway", "rollout-server"),
-    *((process, service) for process in PROCESSES[:4] for service in ("postgres", "nats")),
-    ("trainer", "postgres"),
+    (ProcessRole.RUNNER, ProcessRole.GATEWAY),
+    (ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER),
+    *(
+        (process, service)
+        for process in PROCESSES[:4]
+        for service in (ProcessRole.POSTGRES, ProcessRole.NATS)
+    ),
+    (ProcessRole.TRAINER, ProcessRole.POSTGRES),
 )
 BLOCK: Final = (
     *[FaultKind.KILL] * 10,

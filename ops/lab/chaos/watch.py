@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ops.lab.chaos.ledger import Ledger
 from ops.lab.chaos.proxy import Proxy
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.states import BatchState, Entity, GroupState, RolloutState
 
 AWAY: Final = (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError)
@@ -35,19 +36,19 @@ WORK = """select (select count(*) from rollouts where run_id = :run and state = 
 
 # Which components cause each state change.
 DOERS: Final = {
-    (Entity.ROLLOUT, RolloutState.RUNNING): ("runner",),
-    (Entity.ROLLOUT, RolloutState.VERIFYING): ("verifier",),
-    (Entity.ROLLOUT, RolloutState.REPORTED): ("orchestrator", "nats"),
-    (Entity.ROLLOUT, RolloutState.FINISHED): ("orchestrator",),
-    (Entity.ROLLOUT, RolloutState.VERIFIED): ("orchestrator", "nats"),
-    (Entity.ROLLOUT, RolloutState.QUEUED): ("orchestrator",),
-    (Entity.GROUP, GroupState.DISPATCHED): ("orchestrator",),
-    (Entity.GROUP, GroupState.READY): ("orchestrator",),
-    (Entity.GROUP, GroupState.TAKEN): ("trainer",),
-    (Entity.GROUP, GroupState.TRAINED): ("trainer",),
-    (Entity.BATCH, BatchState.OPEN): ("trainer",),
-    (Entity.BATCH, BatchState.CLOSED): ("trainer",),
-    (Entity.BATCH, BatchState.COMMITTED): ("trainer",),
+    (Entity.ROLLOUT, RolloutState.RUNNING): (ProcessRole.RUNNER,),
+    (Entity.ROLLOUT, RolloutState.VERIFYING): (ProcessRole.VERIFIER,),
+    (Entity.ROLLOUT, RolloutState.REPORTED): (ProcessRole.ORCHESTRATOR, ProcessRole.NATS),
+    (Entity.ROLLOUT, RolloutState.FINISHED): (ProcessRole.ORCHESTRATOR,),
+    (Entity.ROLLOUT, RolloutState.VERIFIED): (ProcessRole.ORCHESTRATOR, ProcessRole.NATS),
+    (Entity.ROLLOUT, RolloutState.QUEUED): (ProcessRole.ORCHESTRATOR,),
+    (Entity.GROUP, GroupState.DISPATCHED): (ProcessRole.ORCHESTRATOR,),
+    (Entity.GROUP, GroupState.READY): (ProcessRole.ORCHESTRATOR,),
+    (Entity.GROUP, GroupState.TAKEN): (ProcessRole.TRAINER,),
+    (Entity.GROUP, GroupState.TRAINED): (ProcessRole.TRAINER,),
+    (Entity.BATCH, BatchState.OPEN): (ProcessRole.TRAINER,),
+    (Entity.BATCH, BatchState.CLOSED): (ProcessRole.TRAINER,),
+    (Entity.BATCH, BatchState.COMMITTED): (ProcessRole.TRAINER,),
 }
 
 
@@ -65,13 +66,13 @@ class WorkInFlight:
     def of(self, victim: str) -> bool:
         """Whether `victim` is working on some of it."""
         match victim:
-            case "gateway" | "rollout-server":
+            case ProcessRole.GATEWAY | ProcessRole.ROLLOUT_SERVER:
                 return self.completions > 0
-            case "runner" | "sandbox" | "harness":
+            case ProcessRole.RUNNER | "sandbox" | "harness":
                 return self.running > 0
-            case "verifier":
+            case ProcessRole.VERIFIER:
                 return self.verifying > 0
-            case "trainer":
+            case ProcessRole.TRAINER:
                 return self.batches > 0
             case _:
                 return self.unfinished > 0
@@ -110,9 +111,9 @@ class Watch:
     def progress(self, component: str, since: float) -> float | None:
         """When the component made progress after `since`; None: not yet. A rollout server's completion must also be requested after `since`."""
         match component:
-            case "gateway":
+            case ProcessRole.GATEWAY:
                 at = self.proxy.began
-            case "rollout-server":
+            case ProcessRole.ROLLOUT_SERVER:
                 started, delivered = self.proxy.delivered
                 at = delivered if started > since else 0.0
             case "harness":

@@ -24,6 +24,7 @@ from ops.lab.demo.suite import EVAL_ROLLOUTS, Suite
 from orchestrator.audit import Report, audit
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.states import Purpose
 from orchestrator.deploy.embedded.process_spec import ProcessState
 from orchestrator.deploy.embedded.supervisor import read_status
@@ -44,7 +45,8 @@ async def connected(directory: Path, stack: subprocess.Popen[bytes]) -> AsyncIte
     home = Home.at(directory)
     deadline = anyio.current_time() + START_S
     while (status := read_status(home.layout)) is None or not any(
-        process.name == "orchestrator" and process.state is ProcessState.READY for process in status.processes
+        process.name == ProcessRole.ORCHESTRATOR and process.state is ProcessState.READY
+        for process in status.processes
     ):
         if stack.poll() is not None:
             output = (directory / "up.log").read_text(errors="replace").strip().splitlines() or ["no output"]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.cluster.placement import ANYWHERE, placed
 from orchestrator.deploy.cluster.topology import HostedSection, Topology, hosts_of
@@ -180,7 +181,7 @@ def _window(topology: Topology) -> Iterator[str]:
 
 def _shared(topology: Topology) -> Iterator[str]:
     shared = topology.shared
-    users = ("gateway", "rollout-server", "trainer")
+    users = (ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER, ProcessRole.TRAINER)
     hosts = (
         {process.host for process in placed(topology) if process.role in users}
         if not list(_hosts(topology))
@@ -258,12 +259,12 @@ def _places(topology: Topology) -> Iterator[str]:
             yield f"host {name} has gpus = {machine.gpus}, but its processes need {parts} = {requested}"
     occupied: set[tuple[str, str, int]] = set()
     for process in processes:
-        if process.role in ("rollout-server", "trainer"):
+        if process.role in (ProcessRole.ROLLOUT_SERVER, ProcessRole.TRAINER):
             position = (process.name, process.host, 0)
             if process.host != ANYWHERE and position in occupied:
                 yield f"{process.key}: two nodes of {process.name} would be host {process.host}: give it more hosts, or fewer nodes"
             occupied.add(position)
-    nats = [process.host for process in processes if process.role == "nats"]
+    nats = [process.host for process in processes if process.role == ProcessRole.NATS]
     if len(set(nats)) < len(nats) and ANYWHERE not in nats:
         yield (
             f"nats.nodes = {len(nats)}, but they are placed on {len(set(nats))} hosts ({', '.join(sorted(set(nats)))}): "

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.topology import ServerPool, Topology, hosts_of
 
 ANYWHERE = ""
@@ -20,7 +21,7 @@ class PlacedProcess:
     `name` is unique in the run; `number` counts within its pool, `node` within the process.
     """
 
-    role: str
+    role: ProcessRole
     pool: str
     name: str
     number: int
@@ -42,7 +43,7 @@ def placed(topology: Topology) -> list[PlacedProcess]:
     return list(_Placement(topology).all())
 
 
-def kinds(topology: Topology) -> dict[tuple[str, str], PlacedProcess]:
+def kinds(topology: Topology) -> dict[tuple[ProcessRole, str], PlacedProcess]:
     """One process of each role and pool, for targets where every process has its own address: with the topology's ports,
     and without a number in its name."""
     first = [each for each in _Placement(topology, apart=True).all() if each.number == 0 and each.node == 0]
@@ -53,11 +54,11 @@ class _Placement:
     def __init__(self, topology: Topology, *, apart: bool = False) -> None:
         self._topology = topology
         self._apart = apart
-        self._local: Counter[tuple[str, str]] = Counter()  # processes so far by role and host
+        self._local: Counter[tuple[ProcessRole, str]] = Counter()  # processes so far by role and host
         self._gpus: Counter[str] = Counter()  # assigned so far by host
 
     def _one(
-        self, role: str, pool: str, name: str, number: int, host: str, key: str, ports: Mapping[str, int],
+        self, role: ProcessRole, pool: str, name: str, number: int, host: str, key: str, ports: Mapping[str, int],
         *, gpus: int = 0, node: int = 0,
     ) -> PlacedProcess:  # fmt: skip
         nth = 0 if self._apart else self._local[role, host]
@@ -78,7 +79,7 @@ class _Placement:
 
     def _some(
         self,
-        role: str,
+        role: ProcessRole,
         count: int,
         patterns: tuple[str, ...],
         key: str,
@@ -99,26 +100,33 @@ class _Placement:
                 **({"cluster": topology.nats.cluster_port} if topology.nats.nodes > 1 else {}),
                 "monitor": topology.nats.monitor_port,
             }
-            yield from self._some("nats", topology.nats.nodes, topology.nats.hosts, "nats", ports)
+            yield from self._some(ProcessRole.NATS, topology.nats.nodes, topology.nats.hosts, "nats", ports)
         if not topology.postgres.external:
             yield from self._some(
-                "postgres", 1, topology.postgres.hosts, "postgres", {"client": topology.postgres.port}
+                ProcessRole.POSTGRES,
+                1,
+                topology.postgres.hosts,
+                "postgres",
+                {"client": topology.postgres.port},
             )
         for index, pool in enumerate(topology.servers):
             yield from self._servers(pool, f"servers[{index}]")
         yield from self._some(
-            "orchestrator", topology.orchestrators.replicas, topology.orchestrators.hosts, "orchestrators",
+            ProcessRole.ORCHESTRATOR, topology.orchestrators.replicas, topology.orchestrators.hosts, "orchestrators",
             {"metrics": topology.orchestrators.metrics_port},
         )  # fmt: skip
         yield from self._some(
-            "gateway", topology.gateways.replicas, topology.gateways.hosts, "gateways",
+            ProcessRole.GATEWAY, topology.gateways.replicas, topology.gateways.hosts, "gateways",
             {
                 "http": topology.gateways.port,
                 "sandboxes": topology.gateways.sandbox_port,
                 "metrics": topology.gateways.metrics_port,
             },
         )  # fmt: skip
-        for role, pools in (("runner", topology.runners), ("verifier", topology.verifiers)):
+        for role, pools in (
+            (ProcessRole.RUNNER, topology.runners),
+            (ProcessRole.VERIFIER, topology.verifiers),
+        ):
             for index, runners in enumerate(pools):
                 yield from self._some(
                     role, runners.replicas, runners.hosts, f"{role}s[{index}]",
@@ -126,7 +134,7 @@ class _Placement:
                 )  # fmt: skip
         yield from self._trainer()
         yield from self._some(
-            "web",
+            ProcessRole.WEB,
             topology.web.replicas,
             topology.web.hosts,
             "web",
@@ -143,7 +151,7 @@ class _Placement:
                 if pool.nodes > 1:
                     ports["meeting"] = pool.meeting_port
                 yield self._one(
-                    "rollout-server", pool.name, name, number, host, key, ports,
+                    ProcessRole.ROLLOUT_SERVER, pool.name, name, number, host, key, ports,
                     gpus=pool.gpus_per_node if pool.gpus else 0, node=node,
                 )  # fmt: skip
 
@@ -155,6 +163,6 @@ class _Placement:
             if trainer.nodes > 1:
                 ports["meeting"] = trainer.port
             yield self._one(
-                "trainer", "", "trainer", 0, hosts[node % len(hosts)], "trainer", ports,
+                ProcessRole.TRAINER, "", "trainer", 0, hosts[node % len(hosts)], "trainer", ports,
                 gpus=trainer.gpus_per_node, node=node,
             )  # fmt: skip

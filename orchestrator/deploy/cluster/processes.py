@@ -9,21 +9,20 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from orchestrator.bus import subjects
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.topology import SecretKey, ServerPool, Topology
 from orchestrator.settings.timeouts import to_argument
 
-READS_POOL = frozenset({"migrate", "orchestrator", "gateway", "runner", "verifier", "trainer", "web"})
-READS_BUS = frozenset(
-    {"orchestrator", "gateway", "runner", "verifier", "web"}
-)  # the dashboard republishes dead letters
-TRAINS = frozenset({"rollout-server", "trainer"})  # they import torch
+READS_POOL = frozenset(ProcessRole) - {ProcessRole.POSTGRES, ProcessRole.NATS, ProcessRole.ROLLOUT_SERVER}
+READS_BUS = READS_POOL - {ProcessRole.MIGRATE, ProcessRole.TRAINER}  # the dashboard republishes dead letters
+TRAINS = frozenset({ProcessRole.ROLLOUT_SERVER, ProcessRole.TRAINER})  # they import torch
 MOST_TOKENS = 262144  # of KV cache in an embedded rollout server
 READ_BY: Mapping[str, tuple[str, ...]] = {
-    "rollout.slots": ("orchestrator", "web"),  # a runner receives its own
+    "rollout.slots": (ProcessRole.ORCHESTRATOR, ProcessRole.WEB),  # a runner receives its own
     "rollout.verify_slots": (),
-    "servers.urls": ("gateway",),
-    "gateway.urls": ("runner",),
+    "servers.urls": (ProcessRole.GATEWAY,),
+    "gateway.urls": (ProcessRole.RUNNER,),
 }
 """Keys of penstock.toml that follow from counts, and the roles that read them there. Only these roles restart when they change."""
 
@@ -87,11 +86,11 @@ def key_files(topology: Topology, process: PlacedProcess) -> list[SecretKey]:
     """The secrets whose files the command line of a process names."""
     secrets = topology.secrets
     named: list[SecretKey | None] = []
-    if process.role in ("gateway", "runner"):
+    if process.role in (ProcessRole.GATEWAY, ProcessRole.RUNNER):
         named.append(secrets.gateway_admin)
-    if process.role == "rollout-server" and pool_of(topology, process).engine == "sglang":
+    if process.role == ProcessRole.ROLLOUT_SERVER and pool_of(topology, process).engine == "sglang":
         named.append(secrets.server_key_config)
-    elif process.role in ("gateway", "rollout-server"):
+    elif process.role in (ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER):
         named.append(secrets.server_key)
     return [key for key in named if key is not None]
 
@@ -149,13 +148,13 @@ def command(topology: Topology, process: PlacedProcess, where: Where) -> Command
     if process.role in TRAINS:
         environment["OMP_NUM_THREADS"] = "1"
     build = {
-        "orchestrator": _orchestrator,
-        "gateway": _gateway,
-        "runner": _runner,
-        "verifier": _verifier,
-        "rollout-server": _server,
-        "trainer": _trainer,
-        "web": _web,
+        ProcessRole.ORCHESTRATOR: _orchestrator,
+        ProcessRole.GATEWAY: _gateway,
+        ProcessRole.RUNNER: _runner,
+        ProcessRole.VERIFIER: _verifier,
+        ProcessRole.ROLLOUT_SERVER: _server,
+        ProcessRole.TRAINER: _trainer,
+        ProcessRole.WEB: _web,
     }[process.role]
     return Command(tuple(build(topology, process, where)), environment, files)
 
@@ -215,7 +214,7 @@ def _verifier(topology: Topology, process: PlacedProcess, where: Where) -> list[
 
 def _web(topology: Topology, process: PlacedProcess, where: Where) -> list[str]:
     # On loopback only: users connect through a tunnel, `ssh -L` or `kubectl port-forward`.
-    return _penstock("web", where, f"web.port={process.ports['http']}", _metrics("web", process))
+    return _penstock("web", where, f"web.port={process.ports['http']}", _metrics(ProcessRole.WEB, process))
 
 
 def pool_of(topology: Topology, process: PlacedProcess) -> ServerPool:
@@ -245,7 +244,9 @@ def _server(topology: Topology, process: PlacedProcess, where: Where) -> list[st
 def _trainer(topology: Topology, process: PlacedProcess, where: Where) -> list[str]:
     trainer, budget = topology.trainer, topology.penstock.trainer
     if trainer.nodes == 1:
-        return _penstock("trainer", where, f"trainer.ranks={trainer.ranks}", _metrics("trainer", process))
+        return _penstock(
+            "trainer", where, f"trainer.ranks={trainer.ranks}", _metrics(ProcessRole.TRAINER, process)
+        )
     return [
         f"{where.programs}torchrun", "--nnodes", str(trainer.nodes), "--nproc-per-node", str(trainer.ranks // trainer.nodes),
         "--node-rank", where.node, "--master-addr", where.leader, "--master-port", str(trainer.port), "-m", "--", "trainer",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.cluster.checks import Bridge, bridge
 from orchestrator.deploy.cluster.edit import Key, spelt, with_counts
@@ -19,11 +20,11 @@ from orchestrator.deploy.cluster.topology import Topology
 
 SINGLE = ("gateways", "orchestrators")
 POOLED = ("runners", "verifiers", "servers")
-OTHERWISE = {
-    "trainer": "there is one trainer: all of its ranks begin again with another number (ops/guides/ranks.md)",
-    "nats": "nats.nodes is 1, 3 or 5, and servers join or leave by NATS's own means",
-    "postgres": "PostgreSQL is its operator's, or its owner's, affair",
-    "web": "one dashboard is enough",
+OTHERWISE: Mapping[str, str] = {
+    ProcessRole.TRAINER: "there is one trainer: all of its ranks begin again with another number (ops/guides/ranks.md)",
+    ProcessRole.NATS: "nats.nodes is 1, 3 or 5, and servers join or leave by NATS's own means",
+    ProcessRole.POSTGRES: "PostgreSQL is its operator's, or its owner's, affair",
+    ProcessRole.WEB: "one dashboard is enough",
 }
 _WANTED = re.compile(r"(?P<role>[a-z]+)(\.(?P<pool>[a-z0-9-]+))?=(?P<count>\d{1,6})(\.\.(?P<most>\d{1,6}))?")
 
@@ -195,7 +196,7 @@ def _settings(before: Topology, after: Topology) -> list[Setting]:
         ),
     ]
     settings = [each for each in found if each.before != each.after]
-    for key, role in (("servers.urls", "rollout-server"), ("gateway.urls", "gateway")):
+    for key, role in (("servers.urls", ProcessRole.ROLLOUT_SERVER), ("gateway.urls", ProcessRole.GATEWAY)):
         old_addresses, new_addresses = addresses(before, role), addresses(after, role)
         if old_addresses != new_addresses:
             settings.append(

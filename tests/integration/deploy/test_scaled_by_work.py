@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.states import RolloutState
 from orchestrator.deploy.cluster.placement import kinds
 from orchestrator.deploy.cluster.reading import read
@@ -30,8 +31,8 @@ async def test_waiting_rollouts_count_for_every_pool_and_held_ones_for_the_pool_
     engine: AsyncEngine, database_url: str
 ) -> None:
     found = kinds(read(TOPOLOGY))
-    of = {pool: counted(read(TOPOLOGY), found["runner", pool]) for pool in ("short", "long")}
-    of["verifier"] = counted(read(TOPOLOGY), found["verifier", "default"])
+    of = {pool: counted(read(TOPOLOGY), found[ProcessRole.RUNNER, pool]) for pool in ("short", "long")}
+    of["verifier"] = counted(read(TOPOLOGY), found[ProcessRole.VERIFIER, "default"])
 
     async def counts() -> tuple[int, int, int]:
         async with (

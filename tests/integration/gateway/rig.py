@@ -21,9 +21,9 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.events import PolicyPublished, encode
+from orchestrator.contracts.processes import PauseMode
 from orchestrator.contracts.states import Purpose
 from orchestrator.gateway.server import Gateway, GatewaySettings
-from orchestrator.gateway.servers.client import PauseMode
 from orchestrator.gateway_client import GatewayAdmin, OpenSession, Seal, SessionBudget
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import ensure_run

@@ -11,9 +11,10 @@ import anyio.to_thread
 import pytest
 
 from orchestrator.cli.status import read_run
+from orchestrator.contracts.processes import PauseMode
 from orchestrator.deploy.cluster.doctor import processes
 from orchestrator.deploy.embedded.nats import EmbeddedNats
-from orchestrator.gateway.servers.client import PauseMode, RolloutServerClient
+from orchestrator.gateway.servers.client import RolloutServerClient
 from orchestrator.gateway.servers.pool import preferred
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.gateway_client import NativeLlm, OpenSession

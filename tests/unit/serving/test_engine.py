@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from orchestrator.contracts.processes import PauseMode
 from trainer.benchmarks.random_model import write_random_model
 from trainer.model_directory import inspect_directory, load_tokenizer
 from trainer.serving.engine import Engine, EngineStopped
@@ -31,7 +32,7 @@ def test_a_submission_after_a_pause_is_held_and_runs_after_resuming(tmp_path: Pa
     ended = threading.Event()
     engine = Engine(build(tmp_path), lambda touched: ended.set(), lambda error: None)
     engine.start()
-    engine.pause("abort")
+    engine.pause(PauseMode.ABORT)
     held = sequence("held")
     engine.submit(held)
     assert engine.call(lambda scheduler: len(scheduler.waiting)).result(60) == 1
@@ -46,7 +47,9 @@ def test_a_submission_after_a_pause_is_held_and_runs_after_resuming(tmp_path: Pa
 def test_a_command_whose_caller_is_gone_runs_and_does_no_harm(tmp_path: Path) -> None:
     crashes: list[BaseException] = []
     engine = Engine(build(tmp_path), lambda touched: None, crashes.append)
-    given_up = engine.pause("abort")  # not yet started: a client that disconnects cancels it before it runs
+    given_up = engine.pause(
+        PauseMode.ABORT
+    )  # not yet started: a client that disconnects cancels it before it runs
     assert given_up.cancel()
     engine.start()
     assert engine.call(lambda scheduler: scheduler.paused).result(60) is True

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from ops.lab.benchmarks.soak.fit import Trend, of_level, of_rate
 from ops.lab.benchmarks.soak.samples import Figure, Key, Sample, later, series
 from ops.lab.benchmarks.targets import BenchmarkTarget, at_least, at_most
+from orchestrator.contracts.processes import ProcessRole
 
 PER = 1000.0  # rollouts
 MIB = float(1 << 20)
@@ -92,7 +93,7 @@ def target(key: Key, rollouts: int) -> float:
         case ((Figure.MEMORY | Figure.DISK), _):
             return FOREVER + ONCE * PER / max(1, rollouts)
         case Figure.DESCRIPTORS, _:
-            return FOREVER + (TABLES if of == "postgres" else FILES) * PER / max(1, rollouts)
+            return FOREVER + (TABLES if of == ProcessRole.POSTGRES else FILES) * PER / max(1, rollouts)
         case _:
             return 1.0
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.deploy.embedded.process_spec import ProcessState, SupervisorStatus
 
 SANDBOX = "bwrap"
@@ -54,7 +55,7 @@ def roles(status: SupervisorStatus) -> dict[str, Role]:
             continue
         below = list(_below(process.pid, children))
         inside = [pid for pid in below if _in_sandbox(pid, stats)]
-        if process.name == "postgres":
+        if process.name == ProcessRole.POSTGRES:
             role = _role(stats, process.pid, below)
             ended_s = stats[process.pid].children_s
             found[process.name] = Role(
@@ -64,7 +65,7 @@ def roles(status: SupervisorStatus) -> dict[str, Role]:
             continue
         found[process.name] = _role(stats, process.pid, [pid for pid in below if pid not in inside])
         programs += len(inside)
-        if inside or process.name in ("runner", "verifier"):
+        if inside or process.name in WORKERS:
             programs_s += stats[process.pid].children_s + sum(stats[pid].own_s for pid in inside)
     found[SANDBOXES] = Role(pid=0, processes=programs, cpu_s=programs_s)
     return found

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
+from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.deploy.cluster.commands.step import (
     JOB,
     CommandPaths,
@@ -153,7 +154,7 @@ def on_hosts(change: Change, site: CommandPaths, target: Hosts) -> Iterator[Comm
     # These may be all rollout servers except those for evaluations: then calls are held until they are back.
     for process in moved:
         yield from drains(
-            site, process, urls, "--wait", *(["--yes"] if process.role == "rollout-server" else [])
+            site, process, urls, "--wait", *(["--yes"] if process.role == ProcessRole.ROLLOUT_SERVER else [])
         )
     for host, units in _by_host([*change.goes, *moved]).items():
         yield target.stop(host, units)
@@ -187,8 +188,8 @@ def _by_host(found: Sequence[PlacedProcess]) -> dict[str, list[str]]:
 
 def as_job(change: Change, site: CommandPaths) -> Iterator[CommandStep]:
     """A job keeps its original nodes and steps, so another job replaces it. Its journals are on its nodes, and are lost with them."""
-    workers = [each for each in placed(change.before) if each.role in ("runner", "verifier")]
-    for process in [*workers, *(each for each in placed(change.before) if each.role == "gateway")]:
+    workers = [each for each in placed(change.before) if each.role in WORKERS]
+    for process in [*workers, *(each for each in placed(change.before) if each.role == ProcessRole.GATEWAY)]:
         yield from drains(site, process, {}, "--wait")
     yield CommandStep(
         f"JOB is the number of the job {change.before.name}, which must not be requeued",

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.deploy.cluster.commands.step import (
     CommandPaths,
     CommandStep,
@@ -21,11 +22,11 @@ LIKELY = "controller.kubernetes.io/pod-deletion-cost=-1000"  # a Deployment remo
 
 def runner_pools(change: Change) -> list[str]:
     """Names of the Deployments that lose pods by this change, as their processes use them."""
-    fewer = {each.key for each in change.goes if each.role in ("runner", "verifier")}
+    fewer = {each.key for each in change.goes if each.role in WORKERS}
     return [
         process.name
         for (role, _), process in kinds(change.before).items()
-        if role in ("runner", "verifier") and process.key in fewer and not _scaled(change.before, process)
+        if role in WORKERS and process.key in fewer and not _scaled(change.before, process)
     ]
 
 
@@ -53,11 +54,11 @@ def on_kubernetes(
     old_topology, new_topology = change.before, change.after
     namespace, urls = new_topology.kubernetes.namespace, urls_of(old_topology, target)
     kubectl = ("kubectl", "-n", namespace)
-    gateways = named(new_topology, "gateway")
+    gateways = named(new_topology, ProcessRole.GATEWAY)
     for process in change.goes:
-        if process.role == "gateway":
+        if process.role == ProcessRole.GATEWAY:
             yield site.drain("gateway", f"gateway@{gateways}-{process.number}")
-        elif process.role == "rollout-server" and not process.node:
+        elif process.role == ProcessRole.ROLLOUT_SERVER and not process.node:
             yield site.drain("server", urls[process.name])
     for name in runner_pools(change):
         hosts = site.living.get(name, ())
@@ -66,7 +67,7 @@ def on_kubernetes(
             yield CommandStep(
                 f"and {host} is the pod that goes", (*kubectl, "annotate", "pod", host, LIKELY, "--overwrite")
             )
-    reads = "gateway" in change.readers
+    reads = ProcessRole.GATEWAY in change.readers
     remaining = min(old_topology.gateways.replicas, new_topology.gateways.replicas)
     if reads:
         yield _partition(
@@ -90,7 +91,7 @@ def on_kubernetes(
         yield CommandStep(
             "KEDA ends and begins runners by the work that waits and that they hold: what one of them held goes on elsewhere from its recorded steps"
         )
-    if "runner" in change.readers:
+    if ProcessRole.RUNNER in change.readers:
         yield CommandStep(
             "runners are rolled, for the new gateways: what they held goes on elsewhere from its recorded steps"
         )
@@ -123,14 +124,14 @@ def _keys(change: Change) -> set[str]:
 
 def _scaled(of: Topology, process: PlacedProcess) -> bool:
     """Whether KEDA decides the number of processes in a pool."""
-    pools = {"runner": of.runners, "verifier": of.verifiers}.get(process.role, ())
+    pools = {ProcessRole.RUNNER: of.runners, ProcessRole.VERIFIER: of.verifiers}.get(process.role, ())
     return of.kubernetes.autoscaling and any(each.max_replicas for each in pools if each.name == process.pool)
 
 
 def _replicas(of: Topology, name: str) -> int:
     """The replicas of the Deployment whose processes are called `name`."""
     process = next(each for each in kinds(of).values() if each.name == name)
-    pools = of.runners if process.role == "runner" else of.verifiers
+    pools = of.runners if process.role == ProcessRole.RUNNER else of.verifiers
     return next(pool.replicas for pool in pools if pool.name == process.pool)
 
 
@@ -140,12 +141,14 @@ def _workloads(change: Change) -> Iterator[str]:
     for process in kinds(of).values():
         if process.key not in keys and process.role not in change.readers:
             continue
-        if process.role in ("runner", "verifier", "orchestrator"):
+        if process.role in (*WORKERS, ProcessRole.ORCHESTRATOR):
             if not _scaled(of, process):
                 yield f"deployment/{named(of, process.name)}"
-        elif process.role == "rollout-server":
+        elif process.role == ProcessRole.ROLLOUT_SERVER:
             pool = next(each for each in of.servers if each.name == process.pool)
             if pool.nodes == 1:
                 yield f"statefulset/{named(of, f'rollout-server-{pool.name}')}"
-        elif process.role == "gateway" and "gateway" not in change.readers:  # else it was awaited
-            yield f"statefulset/{named(of, 'gateway')}"
+        elif (
+            process.role == ProcessRole.GATEWAY and process.role not in change.readers
+        ):  # else it was awaited
+            yield f"statefulset/{named(of, ProcessRole.GATEWAY)}"

@@ -4,11 +4,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.render import compose, kubernetes, systemd
 from orchestrator.deploy.cluster.topology import Topology
 
-DRAINED = ("runner", "verifier", "gateway", "rollout-server")
+DRAINED = (*WORKERS, ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER)
 JOB = "${JOB}"
 
 
@@ -76,10 +77,14 @@ def drains(
 ) -> Iterator[CommandStep]:
     if process.role not in DRAINED or process.node:
         return
-    if process.role == "rollout-server":
+    if process.role == ProcessRole.ROLLOUT_SERVER:
         yield site.drain("server", urls[process.name], *how)
     else:
-        yield site.drain("gateway" if process.role == "gateway" else "runner", process.name, *how)
+        yield site.drain(
+            "gateway" if process.role == ProcessRole.GATEWAY else "runner",
+            process.name,
+            *how,
+        )
 
 
 def forgets(
@@ -87,5 +92,5 @@ def forgets(
 ) -> Iterator[CommandStep]:
     """Remove the orders to rollout servers, which outlive them: a later server at the same address would accept no work."""
     for process in gone:
-        if process.role == "rollout-server":
+        if process.role == ProcessRole.ROLLOUT_SERVER:
             yield from drains(site, process, urls, "--undo")

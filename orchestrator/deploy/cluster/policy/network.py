@@ -1,8 +1,9 @@
 """Rules for network access: other pods, other namespaces, the API server."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.deploy.cluster.objects import (
     NATS,
     PART,
@@ -15,23 +16,24 @@ from orchestrator.deploy.cluster.objects import (
 )
 from orchestrator.deploy.cluster.policy.rules import RenderedObjects, rule
 
-REACH = {
-    "postgres": {"migrate", "orchestrator", "gateway", "runner", "verifier", "trainer", "web", "postgres"},
-    "nats": {"orchestrator", "gateway", "runner", "verifier", "web", "nats"},
-    "gateway": {"runner"},
-    "rollout-server": {"gateway", "trainer", "rollout-server"},
+_PRODUCT = {ProcessRole.ORCHESTRATOR, ProcessRole.GATEWAY, *WORKERS, ProcessRole.WEB}
+REACH: Mapping[str, Set[str]] = {
+    ProcessRole.POSTGRES: {ProcessRole.MIGRATE, ProcessRole.TRAINER, ProcessRole.POSTGRES, *_PRODUCT},
+    ProcessRole.NATS: {ProcessRole.NATS, *_PRODUCT},
+    ProcessRole.GATEWAY: {ProcessRole.RUNNER},
+    ProcessRole.ROLLOUT_SERVER: {ProcessRole.GATEWAY, ProcessRole.TRAINER, ProcessRole.ROLLOUT_SERVER},
 }
 """Allowed connections between the run's own components."""
-OUTSIDE = {"postgres": {"cnpg-system", "keda"}}
+OUTSIDE: Mapping[str, Set[str]] = {ProcessRole.POSTGRES: {"cnpg-system", "keda"}}
 """Namespaces of operators that reach the pods that they manage."""
-SCRAPED = {"rollout-server": "http"}
+SCRAPED: Mapping[str, str] = {ProcessRole.ROLLOUT_SERVER: "http"}
 """The port that Prometheus reads, if it is not called metrics."""
 NAME = "kubernetes.io/metadata.name"
 
 
 def _component(selector: Object) -> str:
     match_labels = selector.get("matchLabels") or {}
-    return "postgres" if "cnpg.io/cluster" in match_labels else str(match_labels.get(PART, ""))
+    return ProcessRole.POSTGRES if "cnpg.io/cluster" in match_labels else str(match_labels.get(PART, ""))
 
 
 @rule
@@ -119,7 +121,7 @@ def _stranger(
     if name == namespace(found) and client in REACH[server]:
         return ""
     if name in {namespace(each) for each in seen.kind("RoleBinding")}:
-        allowed = server == "gateway" and only("sandboxes")
+        allowed = server == ProcessRole.GATEWAY and only("sandboxes")
         return (
             "" if allowed else f"sandboxes may reach {server}: allow them only a gateway's port for sandboxes"
         )
@@ -134,7 +136,7 @@ def _stranger(
 @rule
 def labels_of_nats(seen: RenderedObjects) -> Iterator[str]:
     """Policies select NATS by the labels of its own chart. With other labels a policy selects no pod, and nothing reaches NATS."""
-    if any(pod.component == "nats" for pod in seen.pods):
+    if any(pod.component == ProcessRole.NATS for pod in seen.pods):
         return  # it is created here, with our own labels
     for found in seen.kind("NetworkPolicy"):
         spec = found.get("spec", {})
@@ -146,7 +148,7 @@ def labels_of_nats(seen: RenderedObjects) -> Iterator[str]:
         ]
         for selector in [spec.get("podSelector"), *peers]:
             match_labels = (selector or {}).get("matchLabels") or {}
-            if match_labels.get(PART) == "nats" and any(
+            if match_labels.get(PART) == ProcessRole.NATS and any(
                 match_labels.get(key, value) != value for key, value in NATS.items()
             ):
                 yield f"{called(found)}: pods of NATS have the labels {dict(NATS)}, not {dict(match_labels)}"
@@ -164,7 +166,7 @@ def sandboxes_reach_gateways(seen: RenderedObjects) -> Iterator[str]:
     ]
     for found, entry in ways:
         peers = [_component(peer.get("podSelector") or {}) for peer in entry.get("to") or []]
-        if peers != ["gateway"] or not entry.get("ports"):
+        if peers != [ProcessRole.GATEWAY] or not entry.get("ports"):
             yield f"{called(found)}: sandboxes may reach more than a port of the gateways"
     for namespace_name in spaces:
         if not any(

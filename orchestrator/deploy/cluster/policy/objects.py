@@ -1,9 +1,10 @@
 """Rules for containers, pods, and relations between objects."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.cluster.inline import login, secret_options
 from orchestrator.deploy.cluster.objects import (
@@ -97,7 +98,7 @@ def shared_memory(seen: RenderedObjects) -> Iterator[str]:
         if container in pod.spec.get("initContainers", []):
             continue
         argv = [*container.get("command", []), *container.get("args", [])]
-        if pod.component != "trainer" and "sglang.launch_server" not in argv:
+        if pod.component != ProcessRole.TRAINER and "sglang.launch_server" not in argv:
             continue
         mounted = {mount.get("mountPath"): mount.get("name") for mount in container.get("volumeMounts", [])}
         volumes = {volume.get("name"): volume.get("emptyDir") or {} for volume in pod.spec.get("volumes", [])}
@@ -172,7 +173,7 @@ def probes(seen: RenderedObjects) -> Iterator[str]:
 def paused_is_healthy(seen: RenderedObjects) -> Iterator[str]:
     """A rollout server that a weight sync pauses counts as healthy: no probe requests /health, /health_generate or /ready."""
     for location, pod, container in seen.containers():
-        if pod.component != "rollout-server":
+        if pod.component != ProcessRole.ROLLOUT_SERVER:
             continue
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             path = ((container.get(probe) or {}).get("httpGet") or {}).get("path", "")
@@ -183,7 +184,7 @@ def paused_is_healthy(seen: RenderedObjects) -> Iterator[str]:
 @rule
 def sessions_stay(seen: RenderedObjects) -> Iterator[str]:
     """A draining gateway is not ready but keeps its sessions: its Service publishes not-ready addresses, and no probe kills it."""
-    gateways = [pod for pod in seen.pods if pod.component == "gateway"]
+    gateways = [pod for pod in seen.pods if pod.component == ProcessRole.GATEWAY]
     for found in seen.kind("Service"):
         spec = found.get("spec", {})
         selector = {"matchLabels": spec.get("selector") or {}}
@@ -221,7 +222,7 @@ def schema_first(seen: RenderedObjects) -> Iterator[str]:
     if not any(kind == "Job" and parts[-3:] == ["alembic", "upgrade", "head"] for kind, parts in argv):
         yield "no Job runs `alembic upgrade head`"
     for pod in seen.pods:
-        if pod.of.get("kind") not in LONG_LIVED or pod.component in ("", "rollout-server"):
+        if pod.of.get("kind") not in LONG_LIVED or pod.component in ("", ProcessRole.ROLLOUT_SERVER):
             continue
         waiting = [
             [*each.get("command", []), *each.get("args", [])] for each in pod.spec.get("initContainers", [])
@@ -255,7 +256,7 @@ def disruptions(seen: RenderedObjects) -> Iterator[str]:
 @rule
 def one_trainer(seen: RenderedObjects) -> Iterator[str]:
     """A run has one trainer, and never two during a replacement."""
-    found = {called(pod.of): pod.of for pod in seen.pods if pod.component == "trainer"}
+    found = {called(pod.of): pod.of for pod in seen.pods if pod.component == ProcessRole.TRAINER}
     for name, each in found.items():
         if each.get("spec", {}).get("replicas", 1) != 1:
             yield f"{name}: replicas must be 1"
@@ -274,10 +275,13 @@ def scaling(seen: RenderedObjects) -> Iterator[str]:
         pod = by_name.get(f"{str(target.get('kind', 'Deployment')).lower()}/{target.get('name')}")
         if pod is None:
             yield f"{called(found)}: {target.get('kind', 'Deployment')} {target.get('name')} does not exist"
-        elif pod.component not in ("runner", "verifier") or pod.of.get("kind") != "Deployment":
+        elif pod.component not in WORKERS or pod.of.get("kind") != "Deployment":
             yield f"{called(found)}: {called(pod.of)} owns leases or state ({pod.component}): it must not be scaled by itself"
         elif "replicas" in pod.of.get("spec", {}):
             yield f"{called(pod.of)}: it says replicas, which {called(found)} decides: every apply would undo the scaling"
+
+
+_BUSY_STATE: Mapping[str, str] = {ProcessRole.RUNNER: "'running'", ProcessRole.VERIFIER: "'verifying'"}
 
 
 @rule
@@ -287,7 +291,7 @@ def busy_counts(seen: RenderedObjects) -> Iterator[str]:
     for found in seen.kind("ScaledObject"):
         target = found.get("spec", {}).get("scaleTargetRef", {})
         pod = by_name.get(f"{str(target.get('kind', 'Deployment')).lower()}/{target.get('name')}")
-        busy_state = {"runner": "'running'", "verifier": "'verifying'"}.get(pod.component if pod else "", "")
+        busy_state = _BUSY_STATE.get(pod.component if pod else "", "")
         for trigger in found.get("spec", {}).get("triggers", []) if busy_state else ():
             query = str((trigger.get("metadata") or {}).get("query", ""))
             if trigger.get("type") != "postgresql" or busy_state not in query or "lease_owner" not in query:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from orchestrator.contracts.languages import json_text
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess, placed
 from orchestrator.deploy.cluster.processes import (
     Command,
@@ -22,7 +23,7 @@ from orchestrator.deploy.cluster.topology import (
 
 PROVIDER = "bubblewrap"
 MAX_PAYLOAD = "8MB"
-SERVICES = ("nats", "postgres")
+SERVICES = (ProcessRole.NATS, ProcessRole.POSTGRES)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,12 +54,12 @@ class HostSite:
         nats = [
             f"nats://{self.address(each.host)}:{each.ports['client']}"
             for each in self.processes
-            if each.role == "nats"
+            if each.role == ProcessRole.NATS
         ]
         return Links(
             nats=self.topology.nats.external or ",".join(nats),
-            gateways=self.urls("gateway"),
-            servers=self.urls("rollout-server"),
+            gateways=self.urls(ProcessRole.GATEWAY),
+            servers=self.urls(ProcessRole.ROLLOUT_SERVER),
             provider=PROVIDER,
         )
 
@@ -88,19 +89,19 @@ class HostSite:
 def resources_of(topology: Topology, process: PlacedProcess) -> Resources:
     """The resources that one process may use."""
     single: Mapping[str, Resources] = {
-        "nats": topology.nats.resources,
-        "postgres": topology.postgres.resources,
-        "orchestrator": topology.orchestrators.resources,
-        "gateway": topology.gateways.resources,
-        "trainer": topology.trainer.resources,
-        "web": topology.web.resources,
+        ProcessRole.NATS: topology.nats.resources,
+        ProcessRole.POSTGRES: topology.postgres.resources,
+        ProcessRole.ORCHESTRATOR: topology.orchestrators.resources,
+        ProcessRole.GATEWAY: topology.gateways.resources,
+        ProcessRole.TRAINER: topology.trainer.resources,
+        ProcessRole.WEB: topology.web.resources,
     }
     if process.role in single:
         return single[process.role]
     pools: Mapping[str, Sequence[RunnerPool | ServerPool]] = {
-        "runner": topology.runners,
-        "verifier": topology.verifiers,
-        "rollout-server": topology.servers,
+        ProcessRole.RUNNER: topology.runners,
+        ProcessRole.VERIFIER: topology.verifiers,
+        ProcessRole.ROLLOUT_SERVER: topology.servers,
     }
     return next(pool.resources for pool in pools[process.role] if pool.name == process.pool)
 
@@ -113,7 +114,7 @@ def unit_of(process: PlacedProcess) -> str:
 def nats_conf(site: HostSite, process: PlacedProcess, store: str, listen: str, login: str = "") -> str:
     """nats.conf of one server. `login`: a file with NATS_TOKEN and NATS_ROUTES, as `nats_logins` writes it, relative to the configuration's
     directory, since NATS accepts no other path. Empty: no login is required."""
-    all_of_them = [each for each in site.processes if each.role == "nats"]
+    all_of_them = [each for each in site.processes if each.role == ProcessRole.NATS]
     lines = [
         f"server_name: {json_text(process.name)}",
         "listen: " + json_text(f"{listen}:{process.ports['client']}"),
@@ -149,7 +150,7 @@ def nats_conf(site: HostSite, process: PlacedProcess, store: str, listen: str, l
 
 def nats_logins(site: HostSite, login: str, url: str) -> list[str]:
     """Shell lines that create a token and write it: for the servers into the file `login`, for all clients into `url`."""
-    servers = [each for each in site.processes if each.role == "nats"]
+    servers = [each for each in site.processes if each.role == ProcessRole.NATS]
     routes = [
         f'\\"nats-route://penstock:$token@{site.address(each.host)}:{each.ports["cluster"]}\\"'
         for each in servers

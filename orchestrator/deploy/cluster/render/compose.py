@@ -5,8 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.contracts.languages import without_interpolation
+from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import (
+    READS_BUS,
+    READS_POOL,
     TRAINS,
     Links,
     configuration,
@@ -33,10 +36,10 @@ Service = dict[str, Any]
 
 # The networks of a single machine: only services that talk to each other share one. None of them leads outside.
 NETWORKS = {
-    "pool": ("postgres", "migrate", "orchestrator", "gateway", "runner", "verifier", "trainer", "web"),
-    "bus": ("nats", "orchestrator", "gateway", "runner", "verifier", "web"),
-    "sessions": ("gateway", "runner"),
-    "servers": ("gateway", "rollout-server"),
+    "pool": READS_POOL | {ProcessRole.POSTGRES},
+    "bus": READS_BUS | {ProcessRole.NATS},
+    "sessions": (ProcessRole.GATEWAY, ProcessRole.RUNNER),
+    "servers": (ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER),
 }
 SANDBOX_OPTIONS = [
     "no-new-privileges:true",
@@ -46,7 +49,7 @@ SANDBOX_OPTIONS = [
 ]
 
 
-EXECUTES = ("runner", "verifier", "rollout-server", "trainer")
+EXECUTES = (*WORKERS, ProcessRole.ROLLOUT_SERVER, ProcessRole.TRAINER)
 """Roles that run programs from /tmp: sandboxes' programs, and code that torch compiles."""
 OWN = "own"
 """The service that gives state directories to the user of the processes: an engine creates them for root."""
@@ -135,7 +138,7 @@ class _Compose:
 
     def _own(self, process: PlacedProcess) -> Service:
         topology, role = self.topology, process.role
-        sglang = role == "rollout-server" and pool_of(topology, process).engine == "sglang"
+        sglang = role == ProcessRole.ROLLOUT_SERVER and pool_of(topology, process).engine == "sglang"
         starts = self.site.command(process)
         argv = [
             part.replace("0.0.0.0", self.address(process)) if part.startswith("gateway.host=") else part
@@ -150,7 +153,7 @@ class _Compose:
         }
         if role in TRAINS:
             environment["HOME"] = "/tmp"
-        if sglang or role == "trainer":  # ranks share it; the engine's default has 64 MB
+        if sglang or role == ProcessRole.TRAINER:  # ranks share it; the engine's default has 64 MB
             found["shm_size"] = "8gb"
         if environment:
             found["environment"] = environment
@@ -158,28 +161,28 @@ class _Compose:
         if names := list(dict.fromkeys(_file(key) for key in keys)):
             found["secrets"] = names
         volumes: list[str] = []
-        if role != "rollout-server":
+        if role != ProcessRole.ROLLOUT_SERVER:
             volumes += [
                 "./penstock.toml:/penstock/penstock.toml:ro",
                 f"state-{unit_of(process)}:/penstock/.penstock",
             ]
             found["depends_on"] = dict(OWNED)
-            if self._here("orchestrator"):
-                found["depends_on"]["migrate"] = {"condition": "service_completed_successfully"}
-        if role in ("gateway", "rollout-server", "trainer"):
-            mode = "" if role == "trainer" else ":ro"
+            if self._here(ProcessRole.ORCHESTRATOR):
+                found["depends_on"][ProcessRole.MIGRATE] = {"condition": "service_completed_successfully"}
+        if role in (ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER, ProcessRole.TRAINER):
+            mode = "" if role == ProcessRole.TRAINER else ":ro"
             volumes.append(f"{topology.shared.path}:{topology.shared.path}{mode}")
         found["volumes"] = volumes
-        if role in ("runner", "verifier"):  # its sandboxes need user namespaces, which the defaults forbid
+        if role in WORKERS:  # its sandboxes need user namespaces, which the defaults forbid
             found["security_opt"] = list(SANDBOX_OPTIONS)
-        if "http" in process.ports and role == "rollout-server":
+        if "http" in process.ports and role == ProcessRole.ROLLOUT_SERVER:
             found["healthcheck"] = _asks(
                 f"http://{self._local(process)}:{process.ports['http']}/model_info", start_s=600
             )
         elif "metrics" in process.ports:
             found["healthcheck"] = _asks(f"http://127.0.0.1:{process.ports['metrics']}/readyz", start_s=120)
-        found["restart"] = "on-failure" if role == "trainer" else "unless-stopped"
-        found["stop_grace_period"] = "120s" if role == "runner" else "60s"
+        found["restart"] = "on-failure" if role == ProcessRole.TRAINER else "unless-stopped"
+        found["stop_grace_period"] = "120s" if role == ProcessRole.RUNNER else "60s"
         return found
 
     def _local(self, process: PlacedProcess) -> str:
@@ -193,7 +196,7 @@ class _Compose:
         return [each for each in self.site.processes if self.single or each.host == self.host]
 
     def _nats(self, process: PlacedProcess) -> Service:
-        found = self._base("nats", self.topology.images.nats, process)
+        found = self._base(ProcessRole.NATS, self.topology.images.nats, process)
         if (login := self.topology.secrets.nats_login) is not None:
             found["secrets"] = [_file(login)]
         return found | {
@@ -205,7 +208,7 @@ class _Compose:
         }
 
     def _postgres(self, process: PlacedProcess) -> Service:
-        found = self._base("postgres", "postgres:18.1", process)
+        found = self._base(ProcessRole.POSTGRES, "postgres:18.1", process)
         del found["cap_drop"]  # at its start it gives the directory to its own user
         return found | {
             "command": ["-c", f"port={process.ports['client']}", "-c", "max_connections=400"],
@@ -228,7 +231,7 @@ class _Compose:
 
     def _migrate(self) -> Service:
         key = self.topology.secrets.database_url
-        found = self._base("migrate", self.topology.images.penstock, None)
+        found = self._base(ProcessRole.MIGRATE, self.topology.images.penstock, None)
         found |= {
             "user": f"{USER}:{USER}",
             "working_dir": TRUTH,
@@ -237,7 +240,7 @@ class _Compose:
             "secrets": [_file(key)],
             "restart": "on-failure",
         }
-        if self._here("postgres"):
+        if self._here(ProcessRole.POSTGRES):
             found["depends_on"] = {"postgres-0": {"condition": "service_healthy"}}
         return found
 
@@ -268,10 +271,10 @@ class _Compose:
         """The compose file of this machine and the files that it mounts."""
         services: dict[str, Service] = {}
         files = {f"{directory}penstock.toml": self.settings()}
-        if self._here("orchestrator"):
-            services["migrate"] = self._migrate()
+        if self._here(ProcessRole.ORCHESTRATOR):
+            services[ProcessRole.MIGRATE] = self._migrate()
         for process in self.mine():
-            if process.role == "nats":
+            if process.role == ProcessRole.NATS:
                 services[process.name] = self._nats(process)
                 key = self.topology.secrets.nats_login
                 login = "" if key is None else f"../../run/secrets/{_file(key)}"
@@ -279,7 +282,7 @@ class _Compose:
                 files[f"{directory}{process.name}.conf"] = nats_conf(
                     self.site, process, "/data", listen, login
                 )
-            elif process.role == "postgres":
+            elif process.role == ProcessRole.POSTGRES:
                 services[process.name] = self._postgres(process)
             else:
                 services[unit_of(process)] = self._own(process)
@@ -347,7 +350,9 @@ def render(topology: Topology) -> Mapping[str, str]:
             "`penstock scale` puts new files there."
         )
         directory = f"`penstock-{topology.name}/hosts/HOST` on each HOST"
-    database = next((each for each in _Compose(topology, "").mine() if each.role == "postgres"), None)
+    database = next(
+        (each for each in _Compose(topology, "").mine() if each.role == ProcessRole.POSTGRES), None
+    )
     password = ""
     if database is not None:
         host = "postgres-0" if len(topology.machines) == 1 else topology.machines[database.host].address

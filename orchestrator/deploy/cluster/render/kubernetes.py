@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.cluster.objects import called, unlabelled
 from orchestrator.deploy.cluster.placement import kinds
@@ -42,7 +43,7 @@ def links(topology: Topology) -> Links:
         full_name = named(topology, name)
         return [f"http://{full_name}-{number}.{full_name}.{namespace}.svc:{port}" for number in range(count)]
 
-    nats = named(topology, "nats")
+    nats = named(topology, ProcessRole.NATS)
     single = f"nats://{nats}.{namespace}.svc:{topology.nats.port}"
     addresses = [
         f"nats://{nats}-{number}.{nats}-headless.{namespace}.svc:{topology.nats.port}"
@@ -50,7 +51,7 @@ def links(topology: Topology) -> Links:
     ]
     return Links(
         nats=topology.nats.external or (single if topology.nats.nodes == 1 else ",".join(addresses)),
-        gateways=tuple(each("gateway", topology.gateways.replicas, topology.gateways.port)),
+        gateways=tuple(each(ProcessRole.GATEWAY, topology.gateways.replicas, topology.gateways.port)),
         servers=tuple(
             url
             for pool in topology.servers
@@ -71,7 +72,10 @@ def parts(topology: Topology) -> list[ManifestPart]:
     )
     runners = [
         (found[role, pool.name], pool)
-        for role, pools in (("runner", topology.runners), ("verifier", topology.verifiers))
+        for role, pools in (
+            (ProcessRole.RUNNER, topology.runners),
+            (ProcessRole.VERIFIER, topology.verifiers),
+        )
         for pool in pools
     ]
     scaled = [each for process, pool in runners for each in scaling.scaled(topology, process, pool)]
@@ -86,14 +90,14 @@ def parts(topology: Topology) -> list[ManifestPart]:
         ManifestPart(
             "40-rollout-servers",
             "Rollout servers. Gateways lease them one by one, by name: nothing scales them by itself.",
-            [each for (role, _), process in found.items() if role == "rollout-server" for each in workloads.servers(process)],
+            [each for (role, _), process in found.items() if role == ProcessRole.ROLLOUT_SERVER for each in workloads.servers(process)],
         ),
-        ManifestPart("41-orchestrators", "Orchestrators.", workloads.orchestrators(found["orchestrator", ""])),
-        ManifestPart("42-gateways", "Gateways, each with a journal of its own.", workloads.gateways(found["gateway", ""])),
+        ManifestPart("41-orchestrators", "Orchestrators.", workloads.orchestrators(found[ProcessRole.ORCHESTRATOR, ""])),
+        ManifestPart("42-gateways", "Gateways, each with a journal of its own.", workloads.gateways(found[ProcessRole.GATEWAY, ""])),
         ManifestPart("43-runners", "Runners and verifier runners.", [each for process, pool in runners for each in workloads.runners(process, pool)]),
-        ManifestPart("44-trainer", "The trainer: one.", workloads.trainer(found["trainer", ""])),
+        ManifestPart("44-trainer", "The trainer: one.", workloads.trainer(found[ProcessRole.TRAINER, ""])),
         ManifestPart("45-web", "The dashboard: kubectl port-forward, then the URL in .penstock/run/web.url of its pod.",
-             workloads.web(found["web", ""]) if topology.web.replicas else []),
+             workloads.web(found[ProcessRole.WEB, ""]) if topology.web.replicas else []),
         ManifestPart("50-scaling", "Runner pools by the work that waits and that they hold (KEDA).", scaled),
         ManifestPart("60-monitoring", "What Prometheus scrapes, and when it calls (Prometheus operator); Grafana's dashboards.", [
             *monitoring.scrapes(topology), *monitoring.alerts(topology), *monitoring.dashboards(topology),
@@ -111,7 +115,7 @@ def parts(topology: Topology) -> list[ManifestPart]:
 
 def needed_secrets(topology: Topology) -> list[str]:
     """Commands that create the secrets that no other component creates."""
-    operator_secret = "" if topology.postgres.external else f"{named(topology, 'postgres')}-app"
+    operator_secret = "" if topology.postgres.external else f"{named(topology, ProcessRole.POSTGRES)}-app"
     found: dict[str, list[str]] = {}
     for key in topology.secrets.keys:
         if key.name != operator_secret and key.key not in found.setdefault(key.name, []):
@@ -129,7 +133,7 @@ def notes(topology: Topology, apply: str) -> str:
     if not topology.nats.external:
         nats = (
             "2. NATS, by the chart of its own project:\n\n"
-            f"       helm install {named(topology, 'nats')} nats/nats -n {topology.kubernetes.namespace} -f values/nats.yaml\n"
+            f"       helm install {named(topology, ProcessRole.NATS)} nats/nats -n {topology.kubernetes.namespace} -f values/nats.yaml\n"
         )
     commands = "\n".join(f"       {line}" for line in needed_secrets(topology))
     return f"""\
@@ -149,7 +153,7 @@ Prometheus operator (60-monitoring), a network plugin that keeps NetworkPolicies
 
        {apply}
 
-To bring a new version: render it, `kubectl -n {topology.kubernetes.namespace} delete job {named(topology, "migrate")} --ignore-not-found`
+To bring a new version: render it, `kubectl -n {topology.kubernetes.namespace} delete job {named(topology, ProcessRole.MIGRATE)} --ignore-not-found`
 (a Job cannot be changed), then step 3.
 """
 

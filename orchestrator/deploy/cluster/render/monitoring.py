@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.render.objects import (
     METRICS,
     Object,
@@ -47,14 +48,19 @@ def scrapes(topology: Topology) -> list[Object]:
 
     own_labels = {key: value for key, value in labels(topology, "").items() if not key.endswith("component")}
     component = "app.kubernetes.io/component"
-    servers = {"matchLabels": labels(topology, "rollout-server")}
+    servers = {"matchLabels": labels(topology, ProcessRole.ROLLOUT_SERVER)}
     processes = {
         "matchLabels": own_labels,
         "matchExpressions": [
             {
                 "key": component,
                 "operator": "NotIn",
-                "values": ["rollout-server", "nats", "postgres", "migrate"],
+                "values": [
+                    ProcessRole.ROLLOUT_SERVER,
+                    ProcessRole.NATS,
+                    ProcessRole.POSTGRES,
+                    ProcessRole.MIGRATE,
+                ],
             }
         ],
     }

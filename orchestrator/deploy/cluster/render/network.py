@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.objects import NATS, PROMETHEUS, SANDBOXES
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.render.objects import (
@@ -15,22 +16,22 @@ from orchestrator.deploy.cluster.render.objects import (
 from orchestrator.deploy.cluster.topology import Topology
 
 EDGES = (
-    ("migrate", "postgres", "client"),
-    ("orchestrator", "postgres", "client"),
-    ("gateway", "postgres", "client"),
-    ("runner", "postgres", "client"),
-    ("verifier", "postgres", "client"),
-    ("trainer", "postgres", "client"),
-    ("web", "postgres", "client"),
-    ("orchestrator", "nats", "client"),
-    ("gateway", "nats", "client"),
-    ("runner", "nats", "client"),
-    ("verifier", "nats", "client"),
-    ("web", "nats", "client"),
-    ("nats", "nats", "cluster"),
-    ("runner", "gateway", "http"),
-    ("runner", "gateway", "sandboxes"),
-    ("gateway", "rollout-server", "http"),
+    (ProcessRole.MIGRATE, ProcessRole.POSTGRES, "client"),
+    (ProcessRole.ORCHESTRATOR, ProcessRole.POSTGRES, "client"),
+    (ProcessRole.GATEWAY, ProcessRole.POSTGRES, "client"),
+    (ProcessRole.RUNNER, ProcessRole.POSTGRES, "client"),
+    (ProcessRole.VERIFIER, ProcessRole.POSTGRES, "client"),
+    (ProcessRole.TRAINER, ProcessRole.POSTGRES, "client"),
+    (ProcessRole.WEB, ProcessRole.POSTGRES, "client"),
+    (ProcessRole.ORCHESTRATOR, ProcessRole.NATS, "client"),
+    (ProcessRole.GATEWAY, ProcessRole.NATS, "client"),
+    (ProcessRole.RUNNER, ProcessRole.NATS, "client"),
+    (ProcessRole.VERIFIER, ProcessRole.NATS, "client"),
+    (ProcessRole.WEB, ProcessRole.NATS, "client"),
+    (ProcessRole.NATS, ProcessRole.NATS, "cluster"),
+    (ProcessRole.RUNNER, ProcessRole.GATEWAY, "http"),
+    (ProcessRole.RUNNER, ProcessRole.GATEWAY, "sandboxes"),
+    (ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER, "http"),
 )
 """(client, server, port)."""
 API_SERVER = (443, 6443)
@@ -39,10 +40,13 @@ SANDBOX = "sandbox"
 
 
 def _of(topology: Topology, component: str) -> Mapping[str, str]:
-    if component == "postgres":
+    if component == ProcessRole.POSTGRES:
         return {"cnpg.io/cluster": f"{topology.name}-postgres"}
-    if component == "nats":
-        return {**NATS, "app.kubernetes.io/instance": named(topology, "nats")}  # the chart's release
+    if component == ProcessRole.NATS:
+        return {
+            **NATS,
+            "app.kubernetes.io/instance": named(topology, ProcessRole.NATS),
+        }  # the chart's release
     return labels(topology, component)
 
 
@@ -74,7 +78,7 @@ def _policy(
     return made(topology, "networking.k8s.io/v1", "NetworkPolicy", name, component, spec, namespace=namespace)
 
 
-def policies(topology: Topology, kinds: Mapping[tuple[str, str], PlacedProcess]) -> list[Object]:
+def policies(topology: Topology, kinds: Mapping[tuple[ProcessRole, str], PlacedProcess]) -> list[Object]:
     """Every policy of both namespaces."""
     return [*_defaults(topology), *_roles(topology, kinds), *_makers(topology), *_sandboxes(topology)]
 
@@ -87,11 +91,11 @@ def _defaults(topology: Topology) -> Iterator[Object]:
 
 
 def _ports(
-    topology: Topology, kinds: Mapping[tuple[str, str], PlacedProcess], component: str, what: str
+    topology: Topology, kinds: Mapping[tuple[ProcessRole, str], PlacedProcess], component: str, what: str
 ) -> list[int]:
-    if component == "postgres":
+    if component == ProcessRole.POSTGRES:
         return [5432]  # CloudNativePG's
-    if component == "nats":
+    if component == ProcessRole.NATS:
         return [
             {
                 "client": topology.nats.port,
@@ -105,16 +109,18 @@ def _ports(
     return sorted(found)
 
 
-def _roles(topology: Topology, kinds: Mapping[tuple[str, str], PlacedProcess]) -> Iterator[Object]:
+def _roles(topology: Topology, kinds: Mapping[tuple[ProcessRole, str], PlacedProcess]) -> Iterator[Object]:
     external = {
         name
         for name, is_external in (
-            ("postgres", topology.postgres.external),
-            ("nats", bool(topology.nats.external)),
+            (ProcessRole.POSTGRES, topology.postgres.external),
+            (ProcessRole.NATS, bool(topology.nats.external)),
         )
         if is_external
     }
-    components = dict.fromkeys(["migrate", "postgres", "nats", *(role for role, _ in kinds)])
+    components = dict.fromkeys(
+        [ProcessRole.MIGRATE, ProcessRole.POSTGRES, ProcessRole.NATS, *(role for role, _ in kinds)]
+    )
     for component in components:
         if component in external:
             continue
@@ -129,13 +135,15 @@ def _roles(topology: Topology, kinds: Mapping[tuple[str, str], PlacedProcess]) -
             if client == component and server in external:  # its address is unknown here
                 egress.append({"ports": ports})
         # Collectives use arbitrary ports.
-        if component in ("rollout-server", "trainer") and any(
+        if component in (ProcessRole.ROLLOUT_SERVER, ProcessRole.TRAINER) and any(
             "meeting" in each.ports for (role, _), each in kinds.items() if role == component
         ):
             own = _peer(topology, component)
             ingress.append({"from": [own]})
             egress.append({"to": [own]})
-        if component == "postgres":  # instances follow each other and keep their state at the API server
+        if (
+            component == ProcessRole.POSTGRES
+        ):  # instances follow each other and keep their state at the API server
             own = _peer(topology, component)
             ingress.append({"from": [own], "ports": _tcp(5432, OPERATOR_PORT)})
             ingress.append({"from": [_namespace("cnpg-system")], "ports": _tcp(5432, OPERATOR_PORT)})
@@ -145,10 +153,10 @@ def _roles(topology: Topology, kinds: Mapping[tuple[str, str], PlacedProcess]) -
                 ingress.append({"from": [_namespace("keda")], "ports": _tcp(5432)})
         watched = (
             _ports(topology, kinds, component, "metrics")
-            if component not in ("postgres", "nats", "migrate")
+            if component not in (ProcessRole.POSTGRES, ProcessRole.NATS, ProcessRole.MIGRATE)
             else []
         )
-        if component == "rollout-server":
+        if component == ProcessRole.ROLLOUT_SERVER:
             watched = _ports(topology, kinds, component, "http")
         if watched and topology.kubernetes.monitoring:
             scraper = {
@@ -170,7 +178,7 @@ def _api_server(topology: Topology) -> Object:
 
 def _makers(topology: Topology) -> Iterator[Object]:
     """Pools that create sandboxes as pods call the API server; other pools do not."""
-    for role, pools in (("runner", topology.runners), ("verifier", topology.verifiers)):
+    for role, pools in ((ProcessRole.RUNNER, topology.runners), (ProcessRole.VERIFIER, topology.verifiers)):
         for pool in pools:
             if makes_pods(pool):
                 selector = {"matchLabels": labels(topology, role, pool.name)}
@@ -182,16 +190,16 @@ def _sandboxes(topology: Topology) -> Iterator[Object]:
     """Sandboxes reach the gateways' port for sandboxes, by its address; no names, nothing else."""
     inside, outside = topology.kubernetes.sandbox_namespace, topology.kubernetes.namespace
     port = _tcp(topology.gateways.sandbox_port)
-    gateways = {**_namespace(outside), **_peer(topology, "gateway")}
+    gateways = {**_namespace(outside), **_peer(topology, ProcessRole.GATEWAY)}
     yield _policy(
         topology, "sandbox", SANDBOX, {"matchLabels": dict(SANDBOXES)}, None, [{"to": [gateways], "ports": port}],
         namespace=inside,
     )  # fmt: skip
-    selector = {"matchLabels": dict(_of(topology, "gateway"))}
+    selector = {"matchLabels": dict(_of(topology, ProcessRole.GATEWAY))}
     yield _policy(
         topology,
         "gateway-sandboxes",
-        "gateway",
+        ProcessRole.GATEWAY,
         selector,
         [{"from": [_namespace(inside)], "ports": port}],
         None,

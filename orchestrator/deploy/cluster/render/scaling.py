@@ -1,5 +1,6 @@
 """Kubernetes: the number of runners and verifiers, by the waiting work and the work that they hold (KEDA)."""
 
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.states import RolloutState
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import secrets_of
@@ -8,8 +9,8 @@ from orchestrator.deploy.cluster.topology import RunnerPool, Topology
 from orchestrator.queries.autoscaling import work_of_pool
 
 WORK = {
-    "runner": (RolloutState.QUEUED, RolloutState.RUNNING),
-    "verifier": (RolloutState.FINISHED, RolloutState.VERIFYING),
+    ProcessRole.RUNNER: (RolloutState.QUEUED, RolloutState.RUNNING),
+    ProcessRole.VERIFIER: (RolloutState.FINISHED, RolloutState.VERIFYING),
 }
 """States of a rollout, by role: waiting, held."""
 CALM_S = (

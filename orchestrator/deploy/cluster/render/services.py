@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.render.objects import (
     Object,
     made,
@@ -114,7 +115,9 @@ def postgres(topology: Topology) -> list[Object]:
     }
     if postgres_settings.instances > 1:  # a commit is on two machines before it is acknowledged
         spec["postgresql"]["synchronous"] = {"method": "any", "number": 1}
-    return [made(topology, "postgresql.cnpg.io/v1", "Cluster", "postgres", "postgres", spec)]
+    return [
+        made(topology, "postgresql.cnpg.io/v1", "Cluster", ProcessRole.POSTGRES, ProcessRole.POSTGRES, spec)
+    ]
 
 
 def _nothing() -> Object:
@@ -137,7 +140,7 @@ def nats_values(topology: Topology) -> dict[str, Any]:
     )
     amount = {"cpu": f"{nats.resources.cpus:g}", "memory": f"{nats.resources.memory_gb:g}G"}
     return {
-        "fullnameOverride": named(topology, "nats"),
+        "fullnameOverride": named(topology, ProcessRole.NATS),
         "container": {
             "image": repository,
             "merge": {"resources": {"requests": amount, "limits": dict(amount)}, **_nothing()},

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from orchestrator.contracts.languages import VARIABLE, here_document, shell_word
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import READS_POOL, configuration, migrate
 from orchestrator.deploy.cluster.render.bare import (
@@ -153,7 +154,9 @@ class _Job:
 
     def takes(self, host: str) -> list[PlacedProcess]:
         """The processes that run on a host as steps."""
-        return [each for each in self.site.processes if each.host == host and each.role != "postgres"]
+        return [
+            each for each in self.site.processes if each.host == host and each.role != ProcessRole.POSTGRES
+        ]
 
     def has(self, process: PlacedProcess) -> str:
         """Whether its cores and memory are its own. GPUs always are: two overlapping steps would get the same ones."""
@@ -246,7 +249,11 @@ def _line(job: _Job, process: PlacedProcess) -> str:
         f"{key}={value}" for key, value in starts.environment.items() if key != "CUDA_VISIBLE_DEVICES"
     ]
     dependency = (
-        "" if process.role not in READS_POOL else "schema" if process.role == "orchestrator" else "run"
+        ""
+        if process.role not in READS_POOL
+        else "schema"
+        if process.role == ProcessRole.ORCHESTRATOR
+        else "run"
     )
     argv = ["env", *environment, *starts.argv] if environment else list(starts.argv)
     return (
@@ -257,7 +264,7 @@ def _line(job: _Job, process: PlacedProcess) -> str:
 def script(topology: Topology) -> str:
     """The batch script."""
     job = _Job(topology)
-    first = next(each for each in job.site.processes if each.role == "orchestrator")
+    first = next(each for each in job.site.processes if each.role == ProcessRole.ORCHESTRATOR)
     secrets = dict.fromkeys(
         shell_word(below(topology.secrets.directory, key.name, key.key)) for key in topology.secrets.keys
     )
@@ -292,9 +299,9 @@ def script(topology: Topology) -> str:
         "# --- every process on its node: NAME GROUP NODE CPUS MEMORY_MB GPUS HAS … ---",
     ]  # fmt: skip
     for process in job.site.processes:
-        if process.role == "postgres":
+        if process.role == ProcessRole.POSTGRES:
             continue
-        if process.role != "nats":
+        if process.role != ProcessRole.NATS:
             lines.append(_line(job, process))
             continue
         group, node = job.place[process.host]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from posixpath import relpath
 
 from orchestrator.contracts.languages import SPECIFIER, systemd_argument, systemd_value, systemd_word
+from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import (
     READS_POOL,
@@ -70,7 +71,13 @@ COMPUTES = """\
 # Ranks look for each other's network interfaces by netlink.
 RestrictAddressFamilies=AF_NETLINK
 """
-STOP_S = {"gateway": 60, "runner": 120, "verifier": 60, "trainer": 60, "rollout-server": 60}
+STOP_S = {
+    ProcessRole.GATEWAY: 60,
+    ProcessRole.RUNNER: 120,
+    ProcessRole.VERIFIER: 60,
+    ProcessRole.TRAINER: 60,
+    ProcessRole.ROLLOUT_SERVER: 60,
+}
 
 
 def _credential(key: SecretKey) -> str:
@@ -130,11 +137,11 @@ def _unit(here: HostSite, process: PlacedProcess) -> str:
         settings = f"/etc/penstock/{topology.name}/penstock.toml"
         copied = ["/usr/bin/install", "-m", "0600", settings, f"{home}/penstock.toml"]
         lines.append(f"ExecStartPre={_exec(copied)}")
-        lines.append(f"ExecStartPre={_exec(wait(location, run=process.role != 'orchestrator'))}")
+        lines.append(f"ExecStartPre={_exec(wait(location, run=process.role != ProcessRole.ORCHESTRATOR))}")
         lines.append("TimeoutStartSec=660")
     lines += [
         f"ExecStart={_exec(start_command.argv)}",
-        f"Restart={'on-failure' if process.role == 'trainer' else 'always'}",
+        f"Restart={'on-failure' if process.role == ProcessRole.TRAINER else 'always'}",
         "RestartSec=2",
         "KillMode=mixed",
         f"TimeoutStopSec={STOP_S.get(process.role, 30)}",
@@ -145,14 +152,14 @@ def _unit(here: HostSite, process: PlacedProcess) -> str:
         "# What it may do.",
         *HARDENED.splitlines(),
     ]
-    if process.role in ("runner", "verifier"):
+    if process.role in WORKERS:
         lines += [*NO_DEVICES.splitlines(), *MAKES_SANDBOXES.splitlines()]
     else:
         lines += [*APART.splitlines(), *(GPUS if process.gpus else NO_DEVICES).splitlines()]
     if process.role in TRAINS:
         lines += COMPUTES.splitlines()
-    if process.role in ("trainer", "gateway", "rollout-server"):
-        mode = "ReadWritePaths" if process.role == "trainer" else "ReadOnlyPaths"
+    if process.role in (ProcessRole.TRAINER, ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER):
+        mode = "ReadWritePaths" if process.role == ProcessRole.TRAINER else "ReadOnlyPaths"
         lines.append(f"{mode}={systemd_word(topology.shared.path)}")
     lines += ["", "[Install]", f"WantedBy=penstock-{topology.name}.target", ""]
     return "\n".join(lines)
@@ -247,7 +254,7 @@ def render(topology: Topology) -> Mapping[str, str]:
         directory = f"hosts/{process.host}"
         files[f"{directory}/penstock-{topology.name}.target"] = target
         prefix = f"{directory}/penstock-{topology.name}-"
-        if process.role == "nats":
+        if process.role == ProcessRole.NATS:
             store = below(topology.bare.state, topology.name, process.name)
             login = topology.secrets.nats_login
             included = ""
@@ -260,8 +267,8 @@ def render(topology: Topology) -> Mapping[str, str]:
                 local_site, process, store, local_site.address(process.host), included
             )
             files[f"{prefix}{process.name}.service"] = _nats(local_site, process)
-        elif process.role != "postgres":
-            if process.role == "orchestrator" and not migrated:
+        elif process.role != ProcessRole.POSTGRES:
+            if process.role == ProcessRole.ORCHESTRATOR and not migrated:
                 files[f"{prefix}migrate.service"] = _migrate(local_site, process)
                 migrated = True
             files[f"{prefix}{unit_of(process)}.service"] = _unit(local_site, process)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.contracts.languages import VARIABLE
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import (
     Command,
@@ -46,15 +47,15 @@ FINISHED_S = 3600
 SHM: Object = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8G"}}
 """Shared memory of one pod's processes, part of the container's memory. The runtime's own /dev/shm has 64 MB; ranks that exceed it end by SIGBUS."""
 SHM_MOUNT: Object = {"name": "shm", "mountPath": "/dev/shm"}
-ALONE = ("trainer", "web")
+ALONE = (ProcessRole.TRAINER, ProcessRole.WEB)
 GRACE_S = {
-    "orchestrator": 30,
-    "gateway": 60,
-    "runner": 120,
-    "verifier": 60,
-    "trainer": 60,
-    "web": 10,
-    "rollout-server": 60,
+    ProcessRole.ORCHESTRATOR: 30,
+    ProcessRole.GATEWAY: 60,
+    ProcessRole.RUNNER: 120,
+    ProcessRole.VERIFIER: 60,
+    ProcessRole.TRAINER: 60,
+    ProcessRole.WEB: 10,
+    ProcessRole.ROLLOUT_SERVER: 60,
 }
 
 
@@ -162,7 +163,7 @@ class Workloads:
         return pod(
             self.topology, process.role, pool=process.pool, containers=[main], volumes=volumes,
             grace_s=GRACE_S[process.role], selector=role.node_selector, gpus=len(process.gpus),
-            init=[self._wait(process.role, run=process.role != "orchestrator")], annotations=self._annotations(process.role),
+            init=[self._wait(process.role, run=process.role != ProcessRole.ORCHESTRATOR)], annotations=self._annotations(process.role),
             spread=process.role not in ALONE, **pod_others,
         )  # fmt: skip
 
@@ -206,18 +207,18 @@ class Workloads:
 
     def migration(self) -> list[Object]:
         """`alembic upgrade head`, before the other processes: every pod waits for the schema."""
-        files = list(secrets_of(self.topology, "migrate").values())
+        files = list(secrets_of(self.topology, ProcessRole.MIGRATE).values())
         environment = [
             {"name": name, "value": secret_file(key)}
-            for name, key in secrets_of(self.topology, "migrate").items()
+            for name, key in secrets_of(self.topology, ProcessRole.MIGRATE).items()
         ]
         main = container(
-            "migrate", self.topology.images.penstock, migrate(self.where()), environment=environment,
+            ProcessRole.MIGRATE, self.topology.images.penstock, migrate(self.where()), environment=environment,
             mounts=self._mounts(files), resources=quantities(SMALL), workingDir=TRUTH,
         )  # fmt: skip
         template = pod(
             self.topology,
-            "migrate",
+            ProcessRole.MIGRATE,
             containers=[main],
             volumes=self._volumes(files),
             grace_s=30,
@@ -229,15 +230,17 @@ class Workloads:
             "ttlSecondsAfterFinished": FINISHED_S,
             "template": template,
         }
-        return [made(self.topology, "batch/v1", "Job", "migrate", "migrate", spec)]
+        return [made(self.topology, "batch/v1", "Job", ProcessRole.MIGRATE, ProcessRole.MIGRATE, spec)]
 
     def orchestrators(self, process: PlacedProcess) -> list[Object]:
         """Any number of orchestrators: they share the work by the data pool."""
         section = self.topology.orchestrators
         template = self._process(process, section, section.resources)
         return [
-            self._deployment(process, "orchestrator", template, replicas=section.replicas, surge=True),
-            disruption(self.topology, "orchestrator", "orchestrator"),
+            self._deployment(
+                process, ProcessRole.ORCHESTRATOR, template, replicas=section.replicas, surge=True
+            ),
+            disruption(self.topology, ProcessRole.ORCHESTRATOR, ProcessRole.ORCHESTRATOR),
         ]
 
     def gateways(self, process: PlacedProcess) -> list[Object]:
@@ -256,9 +259,9 @@ class Workloads:
             claim_spec["storageClassName"] = self.topology.kubernetes.storage_class
         claim = {"metadata": {"name": "state"}, "spec": claim_spec}
         return [
-            headless(self.topology, "gateway", "gateway", process.ports),
-            self._set(process, "gateway", template, replicas=section.replicas, claims=[claim]),
-            disruption(self.topology, "gateway", "gateway"),
+            headless(self.topology, ProcessRole.GATEWAY, ProcessRole.GATEWAY, process.ports),
+            self._set(process, ProcessRole.GATEWAY, template, replicas=section.replicas, claims=[claim]),
+            disruption(self.topology, ProcessRole.GATEWAY, ProcessRole.GATEWAY),
         ]
 
     def runners(self, process: PlacedProcess, pool: RunnerPool) -> list[Object]:
@@ -289,7 +292,7 @@ class Workloads:
         volume, mount = self._shared(read_only=True)
         sglang = pool.engine == "sglang"
         main = container(
-            "rollout-server", self.topology.images.sglang if sglang else self.topology.images.penstock, start_command.argv,
+            ProcessRole.ROLLOUT_SERVER, self.topology.images.sglang if sglang else self.topology.images.penstock, start_command.argv,
             environment=self._environment(start_command, *([] if sglang else [number]), {"name": "HOME", "value": "/tmp"}),
             ports=process.ports,
             mounts=[{"name": "tmp", "mountPath": "/tmp"}, mount, *([SHM_MOUNT] if sglang else []), *_secret_mounts(keys)],
@@ -299,15 +302,19 @@ class Workloads:
 
         def template(containers: list[Object]) -> Object:
             return pod(
-                self.topology, "rollout-server", pool=pool.name, containers=containers,
+                self.topology, ProcessRole.ROLLOUT_SERVER, pool=pool.name, containers=containers,
                 volumes=[{"name": "tmp", "emptyDir": {}}, volume, *([SHM] if sglang else []), *_secret_volumes(keys)],
-                grace_s=GRACE_S["rollout-server"], selector=pool.node_selector, gpus=len(process.gpus),
+                grace_s=GRACE_S[ProcessRole.ROLLOUT_SERVER], selector=pool.node_selector, gpus=len(process.gpus),
             )  # fmt: skip
 
         name = f"rollout-server-{pool.name}"
-        budget = [disruption(self.topology, name, "rollout-server", pool.name)] if pool.replicas > 1 else []
+        budget = (
+            [disruption(self.topology, name, ProcessRole.ROLLOUT_SERVER, pool.name)]
+            if pool.replicas > 1
+            else []
+        )
         if pool.nodes == 1:
-            service = headless(self.topology, name, "rollout-server", process.ports, pool.name)
+            service = headless(self.topology, name, ProcessRole.ROLLOUT_SERVER, process.ports, pool.name)
             return [service, self._set(process, name, template([main]), replicas=pool.replicas), *budget]
         worker = _follower(main)
         return [
@@ -324,11 +331,11 @@ class Workloads:
             environment=[{"name": "HOME", "value": "/tmp"}], probes=own_probes(start_s=SERVER_START_S),
         )  # fmt: skip
         if section.nodes == 1:
-            service = headless(self.topology, "trainer", "trainer", process.ports)
-            return [service, self._set(process, "trainer", template, replicas=1)]
+            service = headless(self.topology, ProcessRole.TRAINER, ProcessRole.TRAINER, process.ports)
+            return [service, self._set(process, ProcessRole.TRAINER, template, replicas=1)]
         main = template["spec"]["containers"][0]
         worker = {**template, "spec": {**template["spec"], "containers": [_follower(main)]}}
-        return [self._group(process, "trainer", 1, section.nodes, template, worker)]
+        return [self._group(process, ProcessRole.TRAINER, 1, section.nodes, template, worker)]
 
     def _group(
         self, process: PlacedProcess, name: str, replicas: int, size: int, leader: Object, worker: Object
@@ -362,7 +369,7 @@ class Workloads:
         """The dashboard, on loopback of its pod: `kubectl port-forward` reaches it, the network does not."""
         section = self.topology.web
         template = self._process(process, section, section.resources)
-        return [self._deployment(process, "web", template, replicas=1, surge=False)]
+        return [self._deployment(process, ProcessRole.WEB, template, replicas=1, surge=False)]
 
 
 def _follower(leader: Object) -> Object:

@@ -1,6 +1,6 @@
 """Rollout servers as the gateway sees them: SGLang's HTTP protocol, token ids in and out."""
 
-from orchestrator.gateway.servers.client.client import CONTEXT_KEPT, QUICK_S, PauseMode, RolloutServerClient
+from orchestrator.gateway.servers.client.client import CONTEXT_KEPT, QUICK_S, RolloutServerClient
 from orchestrator.gateway.servers.client.errors import (
     RequestRefused,
     RolloutServerBroken,
@@ -22,7 +22,6 @@ __all__ = [
     "QUICK_S",
     "FinishReason",
     "Generation",
-    "PauseMode",
     "RequestRefused",
     "RolloutServerBroken",
     "RolloutServerClient",

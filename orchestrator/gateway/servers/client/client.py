@@ -7,7 +7,6 @@ is not streamed: the reply is the whole completion. A cancelled call drops its c
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 
 from orchestrator.contracts.ids import Ids
+from orchestrator.contracts.processes import PauseMode
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.servers.client.errors import (
     RequestRefused,
@@ -31,15 +31,6 @@ from orchestrator.gateway.servers.client.own_server import OwnServerConnector
 from orchestrator.runtime.failpoints import boundary
 from orchestrator.settings.timeouts import timeouts
 from orchestrator.trajectory.routes import Experts
-
-
-class PauseMode(StrEnum):
-    """What a pause does to running requests."""
-
-    ABORT = "abort"  # they end with their tokens so far
-    RETRACT = "retract"  # they restart from their tokens
-    IN_PLACE = "in_place"  # they continue with their keys and values
-
 
 QUICK_S = 30.0
 """Timeout of routes that do not generate. It is above the 20 s after which a paused server's /health returns 503."""
