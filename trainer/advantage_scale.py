@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from orchestrator.rewards.batch_scale import BatchScaling, batch_scale
+from orchestrator.contracts.choices import BatchScaling
+from orchestrator.rewards.batch_scale import batch_scale
 from trainer.batch import BatchPart
 
 
 def scaled_parts(parts: Sequence[BatchPart], how: BatchScaling) -> list[BatchPart]:
     """The same parts with scaled advantages. The scale is computed over all train steps of the batch."""
-    if how == "none":
+    if how == BatchScaling.NONE:
         return list(parts)
     samples = [sample for part in parts for sample in part.samples]
     scale = batch_scale(

@@ -17,6 +17,7 @@ import anyio
 import anyio.to_thread
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from orchestrator.contracts.choices import Anchor
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.heartbeats import send_heartbeats
@@ -127,7 +128,7 @@ def check_config(config: Config) -> None:
     """Raise ConfigurationError for settings with which no batch could be trained."""
     if config.sampling.untrainable:
         raise ConfigurationError(config.sampling.untrainable)
-    if config.trainer.anchor == "proximal" and config.trainer.parts == 1:
+    if config.trainer.anchor == Anchor.PROXIMAL and config.trainer.parts == 1:
         log.warning(
             "trainer.ratio_is_one",
             reason="the anchor is the trainer before the batch, and a batch is one train step: ratio bounds do nothing",

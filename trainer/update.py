@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from orchestrator.contracts.choices import Aggregation, Anchor
 from orchestrator.runtime.phase_timer import phase
 from trainer.expert_bias import move_biases
 from trainer.logprobs import CHUNK
-from trainer.loss.aggregation import Aggregation, normalisers
+from trainer.loss.aggregation import normalisers
 from trainer.loss.base import Loss, Tokens
 from trainer.loss.cispo import Cispo
 from trainer.loss.correction import CorrectionSettings, correct
@@ -39,7 +40,7 @@ class UpdateSettings:
 
     loss: Loss = field(default_factory=Cispo)
     correction: CorrectionSettings = field(default_factory=CorrectionSettings)
-    aggregation: Aggregation = "prompt"
+    aggregation: Aggregation = Aggregation.PROMPT
     negative_scale: float = 1.0  # factor of negative advantages, for every loss
     balance: float = 0.0  # coefficient of the load-balancing loss of a mixture of experts (tree/routing.py)
     bias_rate: float = 0.0  # of its selection bias, per train step (expert_bias.py)
@@ -133,7 +134,7 @@ def recompute_logprobs(model: nn.Module, samples: Sequence[Sample], settings: Up
 
 def anchored(model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings) -> list[Sample]:
     """The samples with the anchor's logprobs. For the proximal anchor they are the trainer's, before the first train step."""
-    if settings.correction.anchor == "behavior":
+    if settings.correction.anchor == Anchor.BEHAVIOR:
         return list(samples)
     logprobs = recompute_logprobs(model, samples, settings)
     return [
@@ -183,7 +184,7 @@ class PackLoss:
         edges, samples = pack.edges, pack.samples
         self._settings, self._sample = settings, edges.sample
         self.behavior = edges.gather(samples, lambda sample: sample.behavior_logprobs)
-        proximal = settings.correction.anchor == "proximal"
+        proximal = settings.correction.anchor == Anchor.PROXIMAL
         self._anchor = edges.gather(samples, _proximal) if proximal else self.behavior
         self._coefficient = edges.gather(samples, lambda sample: sample.weight) * factors[edges.sample]
         self._advantage = edges.gather(samples, lambda sample: sample.advantage)
@@ -201,7 +202,7 @@ class PackLoss:
         advantage = torch.where(advantage < 0, advantage * settings.negative_scale, advantage)
         owner = torch.from_numpy(np.unique(self._sample[rows], return_inverse=True)[1]).to(logp.device)
         if not settings.correction.idle:
-            trainer = anchor if settings.correction.anchor == "proximal" else logp
+            trainer = anchor if settings.correction.anchor == Anchor.PROXIMAL else logp
             correction = correct(settings.correction, trainer, behavior, owner)
             coefficient = coefficient * correction.weight
             self.cut += int(correction.cut.sum())

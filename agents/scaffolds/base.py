@@ -15,6 +15,7 @@ the sandbox or the platform raises pass through unchanged and are retried. Any o
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -26,7 +27,14 @@ Message = dict[str, Any]
 Tool = Mapping[str, Any]
 """OpenAI's definition of a function tool."""
 
-Kind = Literal["white", "black"]
+
+class ScaffoldKind(StrEnum):
+    """Where a scaffold runs: `white` in the runner, through the framework's own calls; `black` as a program in the sandbox."""
+
+    WHITE = "white"
+    BLACK = "black"
+
+
 Conversations = Literal["one", "many"]
 Wire = Literal["native", "chat", "responses", "anthropic"]
 
@@ -94,7 +102,7 @@ class Manifest:
 
     name: str
     version: str
-    kind: Kind
+    kind: ScaffoldKind
     wire: Wire
     sha: str
     auxiliary: tuple[str, ...] = ()

@@ -16,7 +16,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from scaffolds.base import BlackBox, Conversations, Hints, Manifest, Needs, Program, Scaffold, WhiteBox, Wire
+from scaffolds.base import (
+    BlackBox,
+    Conversations,
+    Hints,
+    Manifest,
+    Needs,
+    Program,
+    Scaffold,
+    ScaffoldKind,
+    WhiteBox,
+    Wire,
+)
 
 ATTRIBUTE = "__scaffold__"
 _NAME = re.compile(r"[a-z0-9_-]{1,32}")
@@ -47,12 +58,12 @@ def scaffold(
     `Manifest`); a black box must state it. A black box may also set `conversations` to many: no sandbox has a white box's token."""
 
     def declare(cls: C) -> C:
-        kind = "white" if issubclass(cls, WhiteBox) else "black" if issubclass(cls, BlackBox) else None
-        if kind is None:
+        white = issubclass(cls, WhiteBox)
+        if not white and not issubclass(cls, BlackBox):
             raise ValueError(
                 f"scaffold {cls.__name__}: a white box needs `run`, a black box `launch` (derive it from BlackBoxDefaults)"
             )
-        if (kind == "white") != (wire == "native"):
+        if white != (wire == "native"):
             raise ValueError(
                 f"scaffold {cls.__name__}: a white box speaks the wire native, a black box another one"
             )
@@ -61,7 +72,7 @@ def scaffold(
         manifest = Manifest(
             name=checked_name(name),
             version=version,
-            kind="white" if kind == "white" else "black",
+            kind=ScaffoldKind.WHITE if white else ScaffoldKind.BLACK,
             wire=wire,
             sha=source_sha(root),
             auxiliary=auxiliary,
@@ -69,8 +80,8 @@ def scaffold(
             program=program,
             needs=needs or Needs(),
             check=check or Hints(),
-            replayable=kind == "white" if replayable is None else replayable,
-            conversations=conversations or ("many" if kind == "white" else "one"),
+            replayable=white if replayable is None else replayable,
+            conversations=conversations or ("many" if white else "one"),
             sub_agents=sub_agents,
             solution=solution,
             trains=trains,

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 from sandboxes.tools import on_path, version_of
 from scaffolds import tries
@@ -27,7 +28,15 @@ from scaffolds.base import Program
 PYTHON: Final = "/usr/bin/python3"
 """The only Python inside a sandbox."""
 STAMP: Final = ".penstock-stamp"
-State = Literal["installed", "outdated", "absent"]
+
+
+class InstallState(StrEnum):
+    """Whether a pinned program is on this machine. OUTDATED: in another version than its lock file has."""
+
+    INSTALLED = "installed"
+    OUTDATED = "outdated"
+    ABSENT = "absent"
+
 
 # Not `npm ci`: it requires packages of other platforms in the lock, too. Versions and hashes are those of the lock in both cases.
 OLDEST_NODE = 20
@@ -60,18 +69,18 @@ def _bundled(program: Program) -> bool:
     return program.lock.resolve().is_relative_to(Path(__file__).resolve().parent)
 
 
-def state_of(program: Program) -> State:
+def state_of(program: Program) -> InstallState:
     """Whether it is installed, from the current lock."""
     try:
         found = (place_of(program) / STAMP).read_text()
     except OSError:
-        return "absent"
-    return "installed" if found == _stamp(program) else "outdated"
+        return InstallState.ABSENT
+    return InstallState.INSTALLED if found == _stamp(program) else InstallState.OUTDATED
 
 
 def binds_of(program: Program) -> Mapping[Path, str]:
     """For `BlackBox.binds`. ValueError, with the command that fixes it, if the program is not installed."""
-    if state_of(program) == "absent":
+    if state_of(program) == InstallState.ABSENT:
         known = program.name if _bundled(program) else program.lock.parent
         raise ValueError(
             f"{program.name} is not installed on this machine: run `penstock scaffold install {known}`"
@@ -84,7 +93,7 @@ def install(program: Program, *, accept_licence: bool = False, say: tries.Say = 
 
     Registries may be away for a minute. `say` takes what a person should see of further tries.
     """
-    if state_of(program) == "installed":
+    if state_of(program) == InstallState.INSTALLED:
         return False
     if program.licence and not accept_licence:
         raise ValueError(

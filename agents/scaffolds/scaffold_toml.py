@@ -67,6 +67,7 @@ from scaffolds.base import (
     Needs,
     Program,
     Scaffold,
+    ScaffoldKind,
     TaskView,
     Wire,
 )
@@ -230,7 +231,7 @@ def from_toml(path: Path) -> Scaffold:
     manifest = Manifest(
         name=name,
         version=reader.text("version"),
-        kind="black",
+        kind=ScaffoldKind.BLACK,
         wire=wire,
         sha=source_sha(path.parent),
         auxiliary=reader.texts("auxiliary"),

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 
 import tomlkit
+from scaffolds.base import ScaffoldKind
 from scaffolds.declare import ATTRIBUTE
 from scaffolds.find import find, is_path
 
@@ -40,7 +41,7 @@ def checked(scaffold: ScaffoldLike) -> str:
     """As `reference`. ValueError, one sentence, if the scaffold cannot be loaded, or its program is not installed."""
     name = reference(scaffold)
     found = find(name)
-    if found.manifest.kind == "black":
+    if found.manifest.kind == ScaffoldKind.BLACK:
         found.black().binds()
     return name
 

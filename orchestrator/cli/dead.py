@@ -14,6 +14,7 @@ from rich.table import Table
 from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.terminal import cell
+from orchestrator.contracts.letters import LetterKind, parse_letter
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
 from orchestrator.settings.config import Config
@@ -58,20 +59,22 @@ def current_user() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-def _parse(identifier: str) -> tuple[str, int]:
-    kind, number = identifier[:1], identifier[1:]
-    if kind not in ("m", "g") or not number.isascii() or not number.isdigit() or len(number) > 18:
+def _parse(identifier: str) -> tuple[LetterKind, int]:
+    found = parse_letter(identifier)
+    if found is None:
         raise ValueError(
             f"{quoted(identifier)} is not a dead letter: give m and the number of a message, or g and the number of a group"
         )
-    return kind, int(number)
+    return found
 
 
 async def _find(connection: "AsyncConnection", run_id: int, identifier: str) -> "DeadMessage | DeadGroup":
     from orchestrator.pool.dead_letters import dead_groups, dead_messages
 
     kind, number = _parse(identifier)
-    found: list[Any] = await (dead_messages if kind == "m" else dead_groups)(connection, run_id, number)
+    found: list[Any] = await (dead_messages if kind is LetterKind.MESSAGE else dead_groups)(
+        connection, run_id, number
+    )
     if not found:
         raise ValueError(
             f"dead letter {identifier} does not exist: `penstock dead list` shows the existing ones"
@@ -169,7 +172,7 @@ def drop(identifier: IdArgument, config: ConfigOption = HERE, reason: ReasonOpti
     from orchestrator.pool.steer import drop as drop_message
 
     kind, number = _parse(identifier)
-    if kind == "g":
+    if kind is LetterKind.GROUP:
         raise ValueError(f"{identifier} is the record of a submission's outcome and cannot be dropped")
 
     async def work(connection: "AsyncConnection", run_id: int) -> None:

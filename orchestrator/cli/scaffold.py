@@ -74,7 +74,7 @@ def _program(name: str, manifest: Manifest) -> str:
     if manifest.program is None:
         return "none needed"
     state = programs.state_of(manifest.program)
-    return state if state == "installed" else f"{state}: penstock scaffold install {name}"
+    return state if state is programs.InstallState.INSTALLED else f"{state}: penstock scaffold install {name}"
 
 
 @app.command()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scaffolds.base import ScaffoldKind
 from scaffolds.controls import CONTROLS
 from scaffolds.find import find, is_path
 from tokenizers import Tokenizer
@@ -90,7 +91,7 @@ def check_scaffolds(config: Config) -> None:
     for name in {**config.rollout.scaffolds, **config.rollout.context}:
         try:
             found = find(name)
-            if found.manifest.kind == "black":
+            if found.manifest.kind == ScaffoldKind.BLACK:
                 found.black().binds()  # checks that its program is installed
         except Exception as error:
             key = "scaffolds" if name in config.rollout.scaffolds else "context"
@@ -99,7 +100,7 @@ def check_scaffolds(config: Config) -> None:
             ) from error
         if not found.manifest.trains and config.rollout.scaffolds.get(name, 0) > 0:
             raise never_trains(name)
-        if name in config.rollout.context and found.manifest.kind != "white":
+        if name in config.rollout.context and found.manifest.kind != ScaffoldKind.WHITE:
             raise ConfigurationError(
                 f"rollout.context: {quoted(name)} is a black box, which manages its context itself: remove the table rollout.context.{name}"
             )

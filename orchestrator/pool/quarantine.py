@@ -3,7 +3,7 @@
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.states import BatchState, FilterReason
+from orchestrator.contracts.states import BatchState, Entity, FilterReason
 from orchestrator.pool import transitions as history
 from orchestrator.pool.batches import drop
 from orchestrator.pool.rewind import REWIND
@@ -22,7 +22,7 @@ async def quarantine(connection: AsyncConnection, run_id: int, batch_id: int, wh
 
 async def quarantined_in_a_row(connection: AsyncConnection, run_id: int) -> int:
     """How many batches were quarantined since the last commit or rewind. A rewind removes the weights with which they failed."""
-    of_batches = (transitions.c.run_id == run_id) & (transitions.c.kind == "batch")
+    of_batches = (transitions.c.run_id == run_id) & (transitions.c.kind == Entity.BATCH)
     last_good = (
         select(func.coalesce(func.max(transitions.c.transition_id), 0))
         .where(

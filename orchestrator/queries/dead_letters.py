@@ -8,6 +8,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import NotFoundError
+from orchestrator.contracts.letters import LetterKind, parse_letter
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FailureClass
 from orchestrator.pool.dead_letters import attempts_of, dead_groups, dead_messages
@@ -104,8 +105,8 @@ async def letters(
 
 async def letter(connection: AsyncConnection, run_id: int, name: str) -> DeadLetterDetail:
     """One dead letter in full. Raises NotFoundError if it does not exist."""
-    number = int(name[1:]) if name[1:].isascii() and name[1:].isdigit() and len(name) < 20 else -1
-    if name[:1] == "m" and number >= 0:
+    kind, number = parse_letter(name) or (None, 0)
+    if kind is LetterKind.MESSAGE:
         for message in await dead_messages(connection, run_id, number):
             body = _readable(message.body)
             return DeadLetterDetail(
@@ -117,7 +118,7 @@ async def letter(connection: AsyncConnection, run_id: int, name: str) -> DeadLet
                 cut=len(body) > BODY,
                 attempts=[],
             )
-    if name[:1] == "g" and number >= 0:
+    if kind is LetterKind.GROUP:
         for group in await dead_groups(connection, run_id, number):
             body = json.dumps(group.body, indent=2, ensure_ascii=False)
             attempts = [

@@ -11,12 +11,11 @@ closed once and never changes, so its scale is the same at every computation.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+
+from orchestrator.contracts.choices import BatchScaling
 
 STD_FLOOR = 1e-4  # REINFORCE++'s
 EQUAL = 1e-9  # a smaller spread of float sums counts as 0
-
-BatchScaling = Literal["none", "std", "whiten"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +34,19 @@ def batch_scale(advantages: Sequence[float], tokens: Sequence[int], how: BatchSc
 
     Two steps of 3 and 1 tokens, advantages 1 and −1: m = 0.5, s = √(1 − 0.25) = 0.866.
 
-    >>> scale = batch_scale([1.0, -1.0], [3, 1], "whiten")
+    >>> scale = batch_scale([1.0, -1.0], [3, 1], BatchScaling.WHITEN)
     >>> scale.shift, round(scale.divisor, 4)
     (0.5, 0.8661)
-    >>> batch_scale([1.0, -1.0], [3, 1], "std").shift, batch_scale([1.0, -1.0], [3, 1], "none").divisor
+    >>> batch_scale([1.0, -1.0], [3, 1], BatchScaling.STD).shift, batch_scale([1.0, -1.0], [3, 1], BatchScaling.NONE).divisor
     (0.0, 1.0)
     """
     total = sum(tokens)
-    if how == "none" or not total:
+    if how == BatchScaling.NONE or not total:
         return BatchScale()
     mean = math.fsum(a * n for a, n in zip(advantages, tokens, strict=True)) / total
     spread = math.sqrt(
         math.fsum(n * (a - mean) ** 2 for a, n in zip(advantages, tokens, strict=True)) / total
     )
-    return BatchScale(mean if how == "whiten" else 0.0, spread + STD_FLOOR if spread > EQUAL else 1.0)
+    return BatchScale(
+        mean if how == BatchScaling.WHITEN else 0.0, spread + STD_FLOOR if spread > EQUAL else 1.0
+    )

@@ -20,6 +20,7 @@ from enum import StrEnum
 from statistics import pstdev, stdev
 from typing import Final
 
+from orchestrator.contracts.choices import ZeroSignal
 from orchestrator.rewards.composite import RolloutReward
 from orchestrator.rewards.returns import rollout_returns
 from orchestrator.rewards.settings import RewardSettings
@@ -86,7 +87,7 @@ def compared(
 def _silence(
     rewards: Sequence[RolloutReward], settings: RewardSettings, sd_log_t: float | None, noise: float | None
 ) -> Silence | None:
-    by_returns = settings.zero_signal == "returns"
+    by_returns = settings.zero_signal == ZeroSignal.RETURNS
     performances = [reward.performance for reward in rewards]
     spread = max(performances) - min(performances) if performances else 0.0
     if spread <= (ALIKE if by_returns else EQUAL):

@@ -14,6 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.contracts.choices import SignalSource, SignalSpan
 from orchestrator.rewards.actions import RecordedStep
 from orchestrator.rewards.settings import RewardSettings
 from orchestrator.rewards.signals import function
@@ -72,7 +73,7 @@ def process_of(steps: Sequence[RecordedStep], judged: Judged, settings: RewardSe
         values: list[tuple[str, float | None]] = []
         worth: list[tuple[str, float]] = []
         for name, signal in active:
-            if signal.source == "verifier":
+            if signal.source == SignalSource.VERIFIER:
                 value, parts = _judged(judged.get(name), idx, n)
                 if value is None:
                     continue
@@ -89,7 +90,7 @@ def process_of(steps: Sequence[RecordedStep], judged: Judged, settings: RewardSe
 
 
 def _worth(signal: ProcessSignal, value: float, parts: int) -> float:
-    return signal.weight * value / (parts if signal.per == "rollout" else 1)
+    return signal.weight * value / (parts if signal.per == SignalSpan.ROLLOUT else 1)
 
 
 def _judged(value: float | Sequence[float] | None, idx: int, n: int) -> tuple[float | None, int]:

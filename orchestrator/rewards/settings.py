@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from orchestrator.contracts.choices import SignalSource, ZeroSignal
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.quote import quoted
 from orchestrator.rewards.signals import function
@@ -21,7 +21,7 @@ class RewardSettings:
     gamma: float = 1.0
     leave_one_out: bool = False  # a member's baseline leaves its own return out
     advantage_std: bool = False  # divide by the group's standard deviation of returns
-    zero_signal: Literal["performance", "returns"] = "returns"
+    zero_signal: ZeroSignal = ZeroSignal.RETURNS
 
 
 def check_rewards(settings: RewardSettings) -> None:
@@ -33,10 +33,10 @@ def check_rewards(settings: RewardSettings) -> None:
             raise ConfigurationError(f"reward: {name} is {value}: set it to a number >= 0")
     if not 0 <= settings.gamma <= 1:
         raise ConfigurationError(f"reward: gamma is {settings.gamma}: set it between 0 and 1")
-    if settings.zero_signal not in ("performance", "returns"):
+    if settings.zero_signal not in list(ZeroSignal):
         raise ConfigurationError(
-            f"reward: zero_signal {quoted(settings.zero_signal)} is unknown; known: performance, returns"
+            f"reward: zero_signal {quoted(settings.zero_signal)} is unknown; known: {', '.join(ZeroSignal)}"
         )
     for name, signal in settings.process.items():
-        if signal.source == "function":
+        if signal.source == SignalSource.FUNCTION:
             function(name)

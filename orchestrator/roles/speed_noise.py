@@ -14,6 +14,7 @@ from typing import Any, Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
+from orchestrator.contracts.choices import ZeroSignal
 from orchestrator.contracts.ids import sha256
 from orchestrator.contracts.marks import ParseStatus
 from orchestrator.contracts.states import FailureClass, Purpose, RunState
@@ -35,7 +36,7 @@ LABEL: Final = "speed-noise"
 
 def measures(config: Config) -> bool:
     """Whether the run's rewards need the noise: speed is rewarded, and groups of equal performance may train on it."""
-    return config.reward.speed_weight > 0 and config.reward.zero_signal == "returns"
+    return config.reward.speed_weight > 0 and config.reward.zero_signal == ZeroSignal.RETURNS
 
 
 async def measure(connection: AsyncConnection, run_id: int, config: Config, group: TerminalGroup) -> None:

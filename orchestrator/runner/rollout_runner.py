@@ -22,7 +22,7 @@ from typing import Any
 
 import anyio
 from scaffolds import find
-from scaffolds.base import AgentLimits, Scaffold, Solution, TaskView
+from scaffolds.base import AgentLimits, Scaffold, ScaffoldKind, Solution, TaskView
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
@@ -219,7 +219,7 @@ class RolloutRunner:
         reachable = access(of_agent(task.settings), section)
         longest = max(each.limits.timeout_s for each in todo)
         outer_limits = sandbox_limits(section, longest, scaffold.manifest.needs)
-        black = scaffold.black() if scaffold.manifest.kind == "black" else None
+        black = scaffold.black() if scaffold.manifest.kind == ScaffoldKind.BLACK else None
         if black is None:
             spec = environment.spec(environment.files, outer_limits)
         else:
@@ -331,7 +331,9 @@ class RolloutRunner:
                     version=lease.pinned_version,
                     group=lease.group_id,
                     conversations=ConversationLimit(scaffold.manifest.conversations),
-                    sub_agents=scaffold.manifest.sub_agents if scaffold.manifest.kind == "black" else None,
+                    sub_agents=scaffold.manifest.sub_agents
+                    if scaffold.manifest.kind == ScaffoldKind.BLACK
+                    else None,
                     instructions=[step.task.instruction for step in steps_of(task)[1:]],
                 )
         except GatewayRefused as error:
@@ -356,7 +358,7 @@ class RolloutRunner:
             ), None
         if record.clocks is not None:
             record.clocks.replayed(seal.replayed_s)
-            if record.scaffold is not None and record.scaffold.manifest.kind == "black":
+            if record.scaffold is not None and record.scaffold.manifest.kind == ScaffoldKind.BLACK:
                 record.clocks.sealed(seal)
         return replayed(judged(outcome, seal), seal), seal
 

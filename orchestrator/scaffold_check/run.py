@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Collection
 
+from scaffolds.base import ScaffoldKind
 from scaffolds.find import find
 
 from orchestrator.contracts.errors import PenstockError
@@ -29,7 +30,7 @@ async def check(
     if unknown := sorted(set(only) - set(NAMES)):
         raise ValueError(f"unknown question {unknown[0]!r}; known: {', '.join(NAMES)}")
     scaffold = find(name)
-    if scaffold.manifest.kind == "black":
+    if scaffold.manifest.kind == ScaffoldKind.BLACK:
         scaffold.black().binds()
     passed = True
 

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from scaffolds.base import Scaffold
+from scaffolds.base import Scaffold, ScaffoldKind
 
-from orchestrator.contracts.marks import Finish, MarkReason, ParseStatus
+from orchestrator.contracts.marks import BudgetKind, Finish, MarkReason, ParseStatus
 from orchestrator.contracts.states import FailureClass
 from orchestrator.scaffold_check import drift
 from orchestrator.scaffold_check.bench import Bench, Played
@@ -194,7 +194,7 @@ class ScaffoldCheck:
 
     async def too_many(self) -> list[Finding]:
         """429 before the first answer. A program may give up on it: then the attempt must be run again, not attributed to the policy."""
-        if self._scaffold.manifest.kind == "white":
+        if self._scaffold.manifest.kind == ScaffoldKind.WHITE:
             return [Finding("429", "n/a", "it does not come on the native route")]
         played = await self._play(faults={0: "429"})
         if played.failure is FailureClass.INFRA_FAILURE and not [
@@ -272,7 +272,7 @@ class ScaffoldCheck:
     async def egress(self) -> list[Finding]:
         """The addresses and interfaces that the program's own sandbox can reach."""
         port = self._bench.tap.gateway.rpartition(":")[2]
-        binds = self._scaffold.black().binds() if self._scaffold.manifest.kind == "black" else {}
+        binds = self._scaffold.black().binds() if self._scaffold.manifest.kind == ScaffoldKind.BLACK else {}
         spec = SandboxSpec(binds=binds, gateway_socket=self._bench.socket)
         async with self._bench.provider.open(spec) as sandbox:
             result = await sandbox.exec(["bash", "-c", PROBE.format(tcp=f"127.0.0.1/{port}")], timeout_s=30)
@@ -320,11 +320,11 @@ class ScaffoldCheck:
                     played.side_calls, 'say conversations = "many", and begin what follows with the summary'
                 )
             return [_judge(question, wrong, f"the history was rewritten; {_how(played)}")]
-        if played.failure is FailureClass.POLICY_FAILURE and played.reason == "turns":
+        if played.failure is FailureClass.POLICY_FAILURE and played.reason == BudgetKind.TURNS:
             return [
                 Finding(question, "n/a", f"its history does not fill the context in {len(played.own)} calls")
             ]
-        if played.failure is FailureClass.POLICY_FAILURE and played.reason == "context":
+        if played.failure is FailureClass.POLICY_FAILURE and played.reason == BudgetKind.CONTEXT:
             return [
                 Finding(
                     question,

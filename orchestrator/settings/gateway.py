@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from orchestrator.contracts.choices import UnprovenTemplate, WeightTransport
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.curriculum import Count, Positive, Section
 from orchestrator.settings.timeouts import Seconds, Wait
@@ -40,7 +41,7 @@ class GatewaySection(Section):
     """Seconds that a resumed program's unrecorded request waits for the recorded ones before it counts as diverged."""
     canary_tolerance: Annotated[float, Field(gt=0)] = 0.02
     """The largest difference of log-probabilities that the check of new weights accepts; when not given it follows the run's trainer.dtype."""
-    unproven_template: Literal["refuse", "per_request"] = "refuse"
+    unproven_template: UnprovenTemplate = UnprovenTemplate.REFUSE
     """What happens to a model whose chat template rewrites the history: refuse to start, or render each request whole as a sample of its own."""
 
     @model_validator(mode="after")
@@ -94,7 +95,7 @@ class ServersSection(Section):
     """Seconds between two checks by log-probabilities of a server that serves, besides the check after each weight sync; 0: none."""
     version_poll_interval_s: Seconds = 2.0
     """Seconds between two looks into Postgres for policy versions that the bus did not announce."""
-    transport: Literal["directory", "distributed"] = "directory"
+    transport: WeightTransport = WeightTransport.DIRECTORY
     """How new weights reach the servers: from a shared directory, or sent by a process of the gateway (distributed)."""
     sender_address: str = "127.0.0.1"
     """The address of this machine at which servers reach the sender of `transport = "distributed"`."""

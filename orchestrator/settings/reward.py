@@ -1,10 +1,11 @@
 """`[reward]` and `[reward.process.NAME]`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import Field, field_validator, model_validator
 
+from orchestrator.contracts.choices import BatchScaling, SignalSource, SignalSpan, ZeroSignal
 from orchestrator.settings.curriculum import Section
 from orchestrator.settings.timeouts import Seconds
 
@@ -16,9 +17,9 @@ class ProcessSignal(Section):
 
     weight: Weight = 0.02
     """What a value of 1 is worth; 0 switches the signal off."""
-    per: Literal["step", "rollout"] = "step"
+    per: SignalSpan = SignalSpan.STEP
     """step pays each step weight · value, rollout pays weight · the mean over the steps, so that more steps earn no more."""
-    source: Literal["function", "verifier"] = "function"
+    source: SignalSource = SignalSource.FUNCTION
     """function is a named function, built in or an entry point of penstock.process_signals, verifier the task's process.json."""
 
 
@@ -27,7 +28,7 @@ PROCESS: Final[Mapping[str, ProcessSignal]] = {
     "language_mixing": ProcessSignal(),
     "reasoning_structure": ProcessSignal(),
     "repeated_calls": ProcessSignal(weight=0.01),
-    "structured_reasoning": ProcessSignal(per="rollout"),
+    "structured_reasoning": ProcessSignal(per=SignalSpan.ROLLOUT),
 }
 """What a run pays by default; `[reward.process.NAME]` changes or adds one, and leaves the others."""
 
@@ -47,9 +48,9 @@ class RewardSection(Section):
     """Whether the baseline of a member leaves its own return out."""
     advantage_std: bool = False
     """Whether advantages are divided by the group's standard deviation of returns."""
-    batch_scale: Literal["none", "std", "whiten"] = "none"
+    batch_scale: BatchScaling = BatchScaling.NONE
     """Whether the trainer divides a batch's advantages by their spread (std), and centres them before (whiten)."""
-    zero_signal: Literal["performance", "returns"] = "returns"
+    zero_signal: ZeroSignal = ZeroSignal.RETURNS
     """What must differ among the members of a group for it to train."""
     noise_replays: Annotated[int, Field(ge=8)] = 8
     """How many replays of one recorded rollout measure the speed noise of a scaffold."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from orchestrator.contracts.choices import Aggregation, Anchor, MismatchMask, RateSchedule
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.curriculum import Count, Positive, Section
 from orchestrator.settings.scope import PROCESS
@@ -76,11 +77,11 @@ class TrainerSection(Section):
     """The step by which `expert_bias = "balance"` moves the selection bias in each train step."""
     routing_replay: bool = False
     """Whether the trainer uses the experts again that rollout servers recorded."""
-    aggregation: Literal["token", "prompt", "sample"] = "prompt"
+    aggregation: Aggregation = Aggregation.PROMPT
     """What counts the same in the loss: each token, each prompt's group, or each sample."""
-    anchor: Literal["behavior", "proximal"] = "behavior"
+    anchor: Anchor = Anchor.BEHAVIOR
     """The denominator of the importance ratio: the policy that sampled, or the trainer before the batch (proximal)."""
-    mask: Literal["none", "icepop", "mis"] = "none"
+    mask: MismatchMask = MismatchMask.NONE
     """Which mismatch of trainer and behavior policy keeps tokens (icepop) or samples (mis) from training."""
     tis_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
     """The largest weight of the mismatch correction with `anchor = "proximal"` and no mask."""
@@ -92,7 +93,7 @@ class TrainerSection(Section):
     """The highest product of trainer ÷ behavior ratios of a sample that trains with `mask = "mis"`."""
     lr: Annotated[float, Field(gt=0)] = 1e-5
     """The highest learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: RateSchedule = RateSchedule.CONSTANT
     """How the learning rate falls after the warm-up."""
     warmup_steps: Count = 0
     """Train steps of linear rise of the learning rate."""
@@ -171,7 +172,7 @@ class TrainerSection(Section):
 
     @model_validator(mode="after")
     def _falls(self) -> "TrainerSection":
-        if self.schedule != "constant" and self.decay_steps <= self.warmup_steps:
+        if self.schedule != RateSchedule.CONSTANT and self.decay_steps <= self.warmup_steps:
             raise ValueError(
                 f"schedule is {quoted(self.schedule)}, so decay_steps ({self.decay_steps}) must be more than warmup_steps ({self.warmup_steps})"
             )

@@ -13,21 +13,19 @@ by sample 1/9, 1/3 and 1/6.
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
+from orchestrator.contracts.choices import Aggregation
 from trainer.samples import Sample
-
-Aggregation = Literal["token", "prompt", "sample"]
 
 
 def normalisers(samples: Sequence[Sample], aggregation: Aggregation) -> list[float]:
     """One factor per sample, for each of its action tokens; 0 where the sample has no token of weight > 0."""
-    if aggregation not in ("token", "prompt", "sample"):
-        raise ValueError(f"unknown aggregation {aggregation!r}; known are token, prompt and sample")
-    if aggregation == "sample":
+    if aggregation not in list(Aggregation):
+        raise ValueError(f"unknown aggregation {aggregation!r}; known: {', '.join(Aggregation)}")
+    if aggregation == Aggregation.SAMPLE:
         units = [str(i) for i in range(len(samples))]
     else:
-        units = [sample.group if aggregation == "prompt" else "" for sample in samples]
+        units = [sample.group if aggregation == Aggregation.PROMPT else "" for sample in samples]
     counts = Counter[str]()
     for unit, sample in zip(units, samples, strict=True):
         counts[unit] += sample.trained_tokens

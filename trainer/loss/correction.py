@@ -18,21 +18,19 @@ icepop 0.5–5: w = (1, 2.72, 0). mis, one sample: ρ = e^(0+1−1) = 1 ≤ 2, s
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-Anchor = Literal["behavior", "proximal"]
-Mask = Literal["none", "icepop", "mis"]
+from orchestrator.contracts.choices import Anchor, MismatchMask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrectionSettings:
     """Bounds are absolute ratios."""
 
-    anchor: Anchor = "behavior"
-    mask: Mask = "none"
+    anchor: Anchor = Anchor.BEHAVIOR
+    mask: MismatchMask = MismatchMask.NONE
     tis_max: float = 2.0
     icepop_min: float = 0.5
     icepop_max: float = 5.0
@@ -49,7 +47,7 @@ class CorrectionSettings:
     @property
     def idle(self) -> bool:
         """Whether every weight is 1."""
-        return self.anchor == "behavior" and self.mask == "none"
+        return self.anchor == Anchor.BEHAVIOR and self.mask == MismatchMask.NONE
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,11 +65,11 @@ def correct(settings: CorrectionSettings, trainer: Tensor, behavior: Tensor, sam
     """
     log_k = (trainer - behavior).detach()
     k = torch.exp(log_k)
-    proximal = settings.anchor == "proximal"
-    if settings.mask == "none":
+    proximal = settings.anchor == Anchor.PROXIMAL
+    if settings.mask == MismatchMask.NONE:
         cut = k > settings.tis_max if proximal else torch.zeros_like(k, dtype=torch.bool)
         return Correction(k.clamp(max=settings.tis_max) if proximal else torch.ones_like(k), cut)
-    if settings.mask == "mis":
+    if settings.mask == MismatchMask.MIS:
         samples = int(sample.max()) + 1 if len(sample) else 0
         log_rho = log_k.new_zeros(samples).index_add_(0, sample, log_k)[sample]
         k = torch.exp(log_rho)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from orchestrator.contracts.choices import Anchor
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.runtime.phase_timer import phase
 from trainer.expert_bias import move_biases
@@ -77,7 +78,7 @@ def anchored_together(
 
     Raises ValueError on every rank if some proximal logprob on any rank is not finite.
     """
-    if settings.correction.anchor == "behavior":
+    if settings.correction.anchor == Anchor.BEHAVIOR:
         return list(samples)
     split, pack = _own_pack(model, samples, settings, ranks, trained_only=False)
     indices = split[ranks.rank]

@@ -40,6 +40,7 @@ from ops.lab.benchmarks.utilisation import (
     rollout_slots,
 )
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
+from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.states import BatchState, GroupState, RolloutState
 from orchestrator.deploy.embedded.supervisor import read_status
 from orchestrator.deploy.home import Home
@@ -336,13 +337,22 @@ def tell(found: Loop, table: Report) -> None:
 def serving(directory: Path) -> Iterator[None]:
     """A context in which the run's database answers: its stack is up, or is started for the context."""
     home = Home.at(directory)
-    if load(home.file, home.overrides).services.database_url or "postgres" in _ready(home):
+    if load(home.file, home.overrides).services.database_url or ProcessRole.POSTGRES in _ready(home):
         yield
         return
-    command = [sys.executable, "-m", "orchestrator.cli", "up", "-c", str(directory), "--only", "orchestrator"]
+    command = [
+        sys.executable,
+        "-m",
+        "orchestrator.cli",
+        "up",
+        "-c",
+        str(directory),
+        "--only",
+        ProcessRole.ORCHESTRATOR,
+    ]
     with own_process(command, directory / "bench.log") as stack:
         deadline = time.monotonic() + START_S
-        while "orchestrator" not in _ready(home):
+        while ProcessRole.ORCHESTRATOR not in _ready(home):
             if stack.poll() is not None or time.monotonic() > deadline:
                 raise ConfigurationError(f"the run's services do not start: see {directory / 'bench.log'}")
             time.sleep(0.1)

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.bus import subjects
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
-from orchestrator.deploy.cluster.topology import SecretKey, ServerPool, Topology
+from orchestrator.deploy.cluster.topology import Engine, SecretKey, ServerPool, Topology
 from orchestrator.settings.timeouts import to_argument
 
 READS_POOL = frozenset(ProcessRole) - {ProcessRole.POSTGRES, ProcessRole.NATS, ProcessRole.ROLLOUT_SERVER}
@@ -88,7 +88,7 @@ def key_files(topology: Topology, process: PlacedProcess) -> list[SecretKey]:
     named: list[SecretKey | None] = []
     if process.role in (ProcessRole.GATEWAY, ProcessRole.RUNNER):
         named.append(secrets.gateway_admin)
-    if process.role == ProcessRole.ROLLOUT_SERVER and pool_of(topology, process).engine == "sglang":
+    if process.role == ProcessRole.ROLLOUT_SERVER and pool_of(topology, process).engine is Engine.SGLANG:
         named.append(secrets.server_key_config)
     elif process.role in (ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER):
         named.append(secrets.server_key)
@@ -225,7 +225,7 @@ def pool_of(topology: Topology, process: PlacedProcess) -> ServerPool:
 def _server(topology: Topology, process: PlacedProcess, where: Where) -> list[str]:
     pool, keys = pool_of(topology, process), [where.secret(key) for key in key_files(topology, process)]
     python, port = f"{where.programs}python3", str(process.ports.get("http", pool.port))
-    if pool.engine == "embedded":
+    if pool.engine is Engine.EMBEDDED:
         return [
             python, "-m", "trainer.serving", "--model-path", model_of(topology), "--host", where.address, "--port", port,
             "--max-total-tokens", str(MOST_TOKENS), "--seed", where.number, *(part for key in keys for part in ("--key-file", key)), *pool.options,

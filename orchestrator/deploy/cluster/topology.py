@@ -5,6 +5,7 @@ syntax: gpu[01-16]. The content of `[config]` goes to penstock.toml; keys that t
 """
 
 import re
+from enum import StrEnum
 from ipaddress import ip_network
 from typing import Annotated, Any, Literal, Self
 
@@ -266,6 +267,13 @@ class VerifierPool(RunnerPool):
     metrics_port: Port = 9150
 
 
+class Engine(StrEnum):
+    """The program of a rollout server."""
+
+    SGLANG = "sglang"
+    EMBEDDED = "embedded"  # the product's own, for CPUs
+
+
 class ServerPool(Role):
     """Rollout servers of one kind. One of them takes tp × pp × dp GPUs, on `nodes` machines with `gpus_per_node` each.
 
@@ -274,7 +282,7 @@ class ServerPool(Role):
     """
 
     name: Label = "default"
-    engine: Literal["sglang", "embedded"] = "sglang"
+    engine: Engine = Engine.SGLANG
     replicas: Positive = 1
     nodes: Positive = 1
     gpus_per_node: Count = 1
@@ -289,7 +297,7 @@ class ServerPool(Role):
     @property
     def gpus(self) -> int:
         """GPUs that its parallelism takes."""
-        return 0 if self.engine == "embedded" else self.tp * self.pp * self.dp
+        return 0 if self.engine is Engine.EMBEDDED else self.tp * self.pp * self.dp
 
 
 class Trainer(Role):
@@ -365,7 +373,7 @@ class Topology(Section):
     runners: Annotated[tuple[RunnerPool, ...], Field(min_length=1)] = (RunnerPool(),)
     verifiers: Annotated[tuple[VerifierPool, ...], Field(min_length=1)] = (VerifierPool(),)
     servers: Annotated[tuple[ServerPool, ...], Field(min_length=1)] = (
-        ServerPool(engine="embedded", gpus_per_node=0),
+        ServerPool(engine=Engine.EMBEDDED, gpus_per_node=0),
     )
     trainer: Trainer = Trainer()
     web: Web = Web()

@@ -9,8 +9,9 @@ import json
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from orchestrator.contracts.choices import UnprovenTemplate
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.render.base import Renderer
@@ -27,7 +28,6 @@ log = get(__name__)
 FAMILIES = {"qwen3": "qwen3:QwenRenderer", "minimax-m2": "minimax_m2:MiniMaxRenderer"}
 MODEL_TYPES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "minimax_m2": "minimax-m2", "minimax": "minimax-m2"}
 TEMPLATE = "template"
-Unproven = Literal["refuse", "per_request"]
 
 
 def vocabulary(directory: Path) -> int | None:
@@ -44,7 +44,7 @@ def experts(directory: Path) -> Experts | None:
     return Experts.of(config)
 
 
-def load_renderer(directory: Path, *, unproven: Unproven = "refuse") -> Renderer:
+def load_renderer(directory: Path, *, unproven: UnprovenTemplate = UnprovenTemplate.REFUSE) -> Renderer:
     """The renderer of a model directory. `unproven`: the treatment of a chat template that does not extend conversations.
 
     Raises ConfigurationError if a file is missing, vocabularies differ, no renderer supports the format, or the proof fails and `unproven` is refuse.
@@ -100,13 +100,13 @@ def _family(name: str) -> Callable[..., BridgedRenderer]:
     return found
 
 
-def _check(directory: Path, renderer: TemplateRenderer, unproven: Unproven) -> None:
+def _check(directory: Path, renderer: TemplateRenderer, unproven: UnprovenTemplate) -> None:
     if renderer.call_syntax == "none":
         log.warning("template.calls_unknown", model=str(directory), consequence="calls are served as text")
     failure = prove(renderer, renderer.whole)
     if failure is None:
         return
-    if unproven == "refuse":
+    if unproven == UnprovenTemplate.REFUSE:
         raise ConfigurationError(
             f"{directory}: its chat template does not extend conversations: {failure}. Name a renderer in render.json, give the template "
             "arguments that make it keep earlier turns (template_arguments), or set gateway.unproven_template to per_request"

@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus, Delivery
+from orchestrator.contracts.choices import WeightTransport
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import PolicyPublished, decode
 from orchestrator.contracts.quote import quoted
@@ -331,7 +332,7 @@ class WeightSyncer:
     @property
     def _sends(self) -> bool:
         """Whether weights come from a sender, so that the server's directory says nothing about them."""
-        return self._settings.transport != "directory"
+        return self._settings.transport != WeightTransport.DIRECTORY
 
     async def _sync(
         self,
@@ -385,7 +386,7 @@ class WeightSyncer:
             check_s=round(check_s, 3),
             held_s=round(waiting_s, 3),
             load_s=None if load_s is None else round(load_s, 3),
-            transport="directory" if sender is None else "distributed",
+            transport=WeightTransport.DIRECTORY if sender is None else WeightTransport.DISTRIBUTED,
             bytes=0 if load_s is None else published.bytes,
         )
         await self._lease.write(
@@ -413,7 +414,7 @@ class WeightSyncer:
     @asynccontextmanager
     async def _sender(self, target: PolicyVersion) -> AsyncIterator[Sender | None]:
         """A sender that the server has joined; None: the server must read the directory."""
-        if self._settings.transport == "directory" or not self._transfers:
+        if self._settings.transport == WeightTransport.DIRECTORY or not self._transfers:
             yield None
             return
         async with AsyncExitStack() as stack:

@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.bus.base import BusError
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
+from orchestrator.contracts.letters import LetterKind, parse_letter
 from orchestrator.contracts.numbers import INT8
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import DrainKind
@@ -132,7 +133,7 @@ def _target(command: Command) -> tuple[DrainKind, str]:
 
 async def _drop(command: Command) -> CommandResult:
     kind, number = _letter(command)
-    if kind == "g":
+    if kind is LetterKind.GROUP:
         raise Refused(409, "a dead group is the record of a submission's outcome and cannot be dropped")
     dropped = await _apply(
         command,
@@ -150,7 +151,7 @@ async def _retry(command: Command) -> CommandResult:
         run = await _run(connection, command)
         found: list[DeadMessage] | list[DeadGroup] = (
             await dead_messages(connection, run.run_id, number)
-            if kind == "m"
+            if kind is LetterKind.MESSAGE
             else await dead_groups(connection, run.run_id, number)
         )
         if not found:
@@ -215,16 +216,12 @@ async def _run(connection: AsyncConnection, command: Command) -> StoredRun:
     return run
 
 
-def _letter(command: Command) -> tuple[str, int]:
+def _letter(command: Command) -> tuple[LetterKind, int]:
     name = command.body.get("letter")
-    if (
-        not isinstance(name, str)
-        or name[:1] not in ("m", "g")
-        or not (name[1:].isascii() and name[1:].isdigit())
-        or len(name) > 19
-    ):
+    found = parse_letter(name) if isinstance(name, str) else None
+    if found is None:
         raise Refused(400, "letter must be m and the number of a message, or g and that of a group")
-    return name[0], int(name[1:])
+    return found
 
 
 def _numbers(given: object) -> bool:

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.deploy.cluster.render import TARGETS
+from orchestrator.deploy.cluster.render import Target
 from orchestrator.deploy.cluster.write import MARK, write
 from tests.unit.cluster.rendered import CLUSTER, files
 
@@ -37,7 +37,7 @@ def test_a_render_writes_the_files_and_says_where_to_begin(tmp_path: Path) -> No
 def test_a_contradictory_topology_writes_nothing(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.toml"
     wrong.write_text((CLUSTER / "topology.toml").read_text().replace("ranks = 4", "ranks = 16"))
-    for target in TARGETS:
+    for target in Target:
         done = run.invoke(app, ["cluster", "render", str(wrong), "-t", target, "-o", str(tmp_path / "out")])
         assert done.exit_code == 1 and isinstance(done.exception, ConfigurationError)
         assert "trainer.ranks = 16 needs 16 GPUs, but trainer.nodes × gpus_per_node = 1 × 4 = 4" in str(
@@ -76,7 +76,7 @@ def test_a_render_is_the_same_again() -> None:
     from orchestrator.deploy.cluster.reading import load
     from orchestrator.deploy.cluster.render import render
 
-    for target in TARGETS:
+    for target in Target:
         assert render(load(CLUSTER / "examples" / "node8.toml"), target) == files("node8", target)
 
 

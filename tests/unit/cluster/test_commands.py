@@ -13,7 +13,7 @@ from torch.distributed.run import get_args_parser
 
 from orchestrator.cli.main import app
 from orchestrator.deploy.cluster.inline import login
-from orchestrator.deploy.cluster.render import TARGETS
+from orchestrator.deploy.cluster.render import Target
 from orchestrator.settings.config import Config, load
 from tests.unit.cli.test_help import UsageError, parse
 from tests.unit.cluster.rendered import EXAMPLES, files, objects, topology
@@ -151,7 +151,7 @@ def test_the_settings_are_those_of_penstock(name: str, target: str) -> None:
         assert len(config.servers.urls) == sum(pool.replicas for pool in topology(name).servers)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", Target)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nothing_secret_is_in_any_file(name: str, target: str) -> None:
     for text in files(name, target).values():

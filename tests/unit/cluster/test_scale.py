@@ -23,7 +23,7 @@ from orchestrator.deploy.cluster.edit import edited, with_counts
 from orchestrator.deploy.cluster.objects import called, pods
 from orchestrator.deploy.cluster.placement import placed
 from orchestrator.deploy.cluster.reading import load
-from orchestrator.deploy.cluster.render import TARGETS, render
+from orchestrator.deploy.cluster.render import Target, render
 from orchestrator.deploy.cluster.scale import Change, change
 from tests.unit.cli.test_help import parse
 from tests.unit.cluster.rendered import CLUSTER, parsed
@@ -155,7 +155,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", Target)
 @pytest.mark.parametrize("case", [CASES[0], CASES[-1]], ids=" ".join)
 def test_every_command_of_ours_is_one_and_all_of_it_is_one_script(case: tuple[str, ...], target: str) -> None:
     found = steps(changed(*case), target, SITE)

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.cluster.reading import read
-from orchestrator.deploy.cluster.render import TARGETS, render
+from orchestrator.deploy.cluster.render import Target, render
 from tests.unit.cluster.rendered import CLUSTER, parsed
 
 RAW = tomllib.loads((CLUSTER / "examples/nodes4.toml").read_text())
@@ -31,7 +31,7 @@ def text_of(raw: dict[str, Any], target: str) -> str:
     return "\n".join(str(text) for text in render(read(raw), target).values())
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", Target)
 def test_gateways_and_sglang_get_the_files_of_the_key(target: str) -> None:
     text = text_of(with_keys(RAW, *KEYS), target)
     assert re.search(rf"servers\.key_file={KEY}", text)
@@ -39,7 +39,7 @@ def test_gateways_and_sglang_get_the_files_of_the_key(target: str) -> None:
     assert "servers.key_file" not in text_of(RAW, target)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", Target)
 def test_an_embedded_server_gets_the_file_of_the_key_itself(target: str) -> None:
     text = text_of(with_keys(EMBEDDED, "server_key"), target)
     assert re.search(rf"servers\.key_file={KEY}", text) and re.search(rf"--key-file[\"',\s\\-]+{KEY}", text)

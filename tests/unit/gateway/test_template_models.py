@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
+from orchestrator.contracts.choices import UnprovenTemplate
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.messages.turns import CanonicalCall, Turn
@@ -79,7 +80,7 @@ def test_configured_otherwise_every_request_is_a_sample_of_its_own_and_says_so(
 ) -> None:
     directory = chatml_model(tmp_path / "m", template, model_type="x")
     with structlog.testing.capture_logs() as logged:
-        renderer = load_renderer(directory, unproven="per_request")
+        renderer = load_renderer(directory, unproven=UnprovenTemplate.PER_REQUEST)
     assert not renderer.extends
     (loud,) = [entry for entry in logged if entry["event"] == "template.per_request"]
     assert loud["log_level"] == "error" and "I count." in loud["failure"]
@@ -99,7 +100,7 @@ def test_configured_otherwise_every_request_is_a_sample_of_its_own_and_says_so(
 
 def test_even_then_a_request_continues_where_the_template_leaves_everything_as_it_was(tmp_path: Path) -> None:
     directory = chatml_model(tmp_path / "m", CHATML_DROPS, model_type="x")
-    driver = Driver(load_renderer(directory, unproven="per_request"))
+    driver = Driver(load_renderer(directory, unproven=UnprovenTemplate.PER_REQUEST))
     first = driver.step([user("oak")], Turn(role="assistant", text="Two.", reasoning=None))
     second = driver.step(
         [user("oak"), first.message, user("elm")], Turn(role="assistant", text="One.", reasoning=None)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from orchestrator.contracts.choices import ZeroSignal
 from orchestrator.contracts.marks import ParseStatus
 from orchestrator.rewards.actions import ParsedAction, RecordedStep
 from orchestrator.rewards.comparison import NOISE_FACTOR, Silence, compared, sd_log
@@ -16,7 +17,7 @@ from orchestrator.rewards.settings import RewardSettings
 GOOD = RecordedStep(ParsedAction(content="7"))
 BAD = RecordedStep(ParsedAction(content="<call", parse=ParseStatus.ILL_FORMED))
 DEFAULT = RewardSettings()
-BY_PERFORMANCE = replace(DEFAULT, zero_signal="performance")
+BY_PERFORMANCE = replace(DEFAULT, zero_signal=ZeroSignal.PERFORMANCE)
 
 
 def group(*members: tuple[float, float], bad: int | None = None) -> list[RolloutReward]:

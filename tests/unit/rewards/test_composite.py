@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.contracts.choices import SignalSource, ZeroSignal
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.marks import ParseStatus
 from orchestrator.rewards.actions import ParsedAction, RecordedStep
@@ -153,8 +154,8 @@ def test_settings_that_cannot_be_meant_are_refused_in_one_sentence(
     change: dict[str, object], sentence: str
 ) -> None:
     check_rewards(DEFAULT)
-    check_rewards(replace(DEFAULT, advantage_std=True, zero_signal="returns"))
-    named = {**PROCESS, "tests_first": ProcessSignal(source="verifier")}
+    check_rewards(replace(DEFAULT, advantage_std=True, zero_signal=ZeroSignal.RETURNS))
+    named = {**PROCESS, "tests_first": ProcessSignal(source=SignalSource.VERIFIER)}
     check_rewards(replace(DEFAULT, process=named))
     with pytest.raises(ConfigurationError, match=sentence):
         check_rewards(replace(DEFAULT, **change))  # type: ignore[arg-type]

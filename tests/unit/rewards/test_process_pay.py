@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.contracts.choices import SignalSource, SignalSpan
 from orchestrator.contracts.marks import ParseStatus
 from orchestrator.rewards.actions import ParsedAction, RecordedStep, ToolCall, ToolResult
 from orchestrator.rewards.process import Judged, process_of
@@ -82,17 +83,19 @@ def test_commands_that_fail_cost_where_the_signal_is_on_and_an_exit_code_of_one_
 
 
 def test_a_number_of_the_verifier_is_paid_once_on_the_last_step() -> None:
-    found = process_of([GOOD] * 4, {"plan": 0.5}, only("plan", weight=0.1, source="verifier"))
+    found = process_of([GOOD] * 4, {"plan": 0.5}, only("plan", weight=0.1, source=SignalSource.VERIFIER))
     assert [step.value for step in found.steps] == [0, 0, 0, 0.05]
-    assert process_of([GOOD], {}, only("plan", weight=0.1, source="verifier")).by_signal() == {}
+    assert process_of([GOOD], {}, only("plan", weight=0.1, source=SignalSource.VERIFIER)).by_signal() == {}
 
 
 def test_a_list_of_the_verifier_is_paid_step_by_step() -> None:
     judged: Judged = {"plan": [1.0, 0.0, -1.0, 1.0, 1.0]}
     steps = [GOOD] * 4
-    found = process_of(steps, judged, only("plan", weight=0.04, source="verifier"))
+    found = process_of(steps, judged, only("plan", weight=0.04, source=SignalSource.VERIFIER))
     assert [step.value for step in found.steps] == [0.04, 0, -0.04, 0.04], "of four steps"
-    shared = process_of(steps, judged, only("plan", weight=0.04, source="verifier", per="rollout"))
+    shared = process_of(
+        steps, judged, only("plan", weight=0.04, source=SignalSource.VERIFIER, per=SignalSpan.ROLLOUT)
+    )
     assert [step.value for step in shared.steps] == [0.01, 0, -0.01, 0.01]
 
 

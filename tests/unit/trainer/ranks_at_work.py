@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
+from orchestrator.contracts.choices import Anchor
 from orchestrator.settings.config import Config
 from orchestrator.settings.trainer import TrainerSection
 from tests.unit.trainer import forests
@@ -242,7 +243,7 @@ def refused(ranks: Ranks) -> Any:
 
 def proximal(ranks: Ranks) -> Any:
     """The largest difference of proximal logprobs, each from the rank that trains its sample."""
-    settings = UpdateSettings(correction=CorrectionSettings(anchor="proximal"), budget=SMALL)
+    settings = UpdateSettings(correction=CorrectionSettings(anchor=Anchor.PROXIMAL), budget=SMALL)
     model, samples = model_of("qwen3"), forests.group_of_rollouts()
     expected = anchored(model, samples, settings)
     shard(model, ranks)

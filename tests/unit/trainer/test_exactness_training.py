@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from orchestrator.contracts.choices import Aggregation
 from tests.unit.trainer.forests import MODELS, everything, group_of_rollouts, seeded
 from tests.unit.trainer.test_replay import MOE, routed
 from tests.unit.trainer.vanilla import (
@@ -81,7 +82,7 @@ def test_twenty_train_steps_in_many_passes_and_clipped_end_there_too(model: str)
     attach_tree_attention(policy, "rectangles")
     settings = UpdateSettings(
         loss=Cispo(ratio_min=0.0, ratio_max=5.0),
-        aggregation="token",  # as the formula of `alone` has it
+        aggregation=Aggregation.TOKEN,  # as the formula of `alone` has it
         max_grad_norm=CLIPPED,
         budget=PassBudget(PASS_TOKENS),
         head_chunk=7,

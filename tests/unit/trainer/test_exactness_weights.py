@@ -1,12 +1,13 @@
 """Weights per token, a scale of negative advantages and every aggregation: merged by the formula equals one plain causal row per sample."""
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from orchestrator.contracts.choices import Aggregation
 from tests.unit.trainer.forests import MODELS, everything, seeded
 from tests.unit.trainer.vanilla import double_precision_throughout, worst
 from trainer.samples import Sample
@@ -20,13 +21,15 @@ __all__ = ["double_precision_throughout"]
 NEGATIVE = 0.25
 
 
-def shares(samples: list[Sample], aggregation: str) -> list[float]:
+def shares(samples: list[Sample], aggregation: Aggregation) -> list[float]:
     """The factor of each sample's sum over its tokens: one over the counted tokens of all, of its group, or of itself; and groups,
     or samples, count the same."""
     counts = [int((sample.weight > 0).sum()) for sample in samples]
-    if aggregation == "token":
+    if aggregation is Aggregation.TOKEN:
         return [1 / sum(counts)] * len(samples)
-    owners = [sample.group if aggregation == "prompt" else str(i) for i, sample in enumerate(samples)]
+    owners = [
+        sample.group if aggregation is Aggregation.PROMPT else str(i) for i, sample in enumerate(samples)
+    ]
     of = {
         owner: sum(n for n, other in zip(counts, owners, strict=True) if other == owner) for owner in owners
     }
@@ -36,9 +39,9 @@ def shares(samples: list[Sample], aggregation: str) -> list[float]:
 
 @pytest.mark.usefixtures("double_precision_throughout")
 @pytest.mark.parametrize("budget", [10_000, 20], ids=["one_pass", "many_passes"])
-@pytest.mark.parametrize("aggregation", ["token", "prompt", "sample"])
+@pytest.mark.parametrize("aggregation", Aggregation)
 def test_weights_and_the_scale_of_negative_advantages_count_as_the_formula_says(
-    aggregation: Literal["token", "prompt", "sample"], budget: int
+    aggregation: Aggregation, budget: int
 ) -> None:
     rng = np.random.default_rng(0)
     samples = [

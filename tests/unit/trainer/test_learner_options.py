@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from structlog.testing import capture_logs
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
+from orchestrator.contracts.choices import BatchScaling
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.rewards.batch_scale import BatchScaling
 from orchestrator.settings.config import Config
 from orchestrator.settings.trainer import TrainerSection
 from tests.unit.trainer.forests import everything, group_of_rollouts
@@ -175,7 +175,8 @@ def test_every_configured_loss_trains(loss: str, model: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("how", "mean", "spread"), [("none", 0.5, 2.0), ("std", 0.25, 1.0), ("whiten", 0.0, 1.0)]
+    ("how", "mean", "spread"),
+    [(BatchScaling.NONE, 0.5, 2.0), (BatchScaling.STD, 0.25, 1.0), (BatchScaling.WHITEN, 0.0, 1.0)],
 )
 def test_a_batchs_advantages_are_scaled_by_all_its_train_steps_together(
     how: BatchScaling, mean: float, spread: float

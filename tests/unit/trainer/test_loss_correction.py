@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.contracts.choices import Anchor, MismatchMask
 from trainer.loss.correction import CorrectionSettings, correct
 
 BEHAVIOR = torch.tensor([-1.0, -3.0, -1.0], dtype=torch.float64)
@@ -20,19 +21,19 @@ def weights(sample: torch.Tensor = ONE_SAMPLE, **settings: Any) -> tuple[list[fl
 
 
 def test_the_proximal_anchor_truncates_the_weight_at_its_largest() -> None:
-    found, cut = weights(anchor="proximal")
+    found, cut = weights(anchor=Anchor.PROXIMAL)
     assert found == pytest.approx([1, 2, 1 / E]) and cut == [False, True, False]
 
 
 def test_icepop_drops_tokens_outside_its_bounds_and_keeps_the_others_weights() -> None:
-    found, cut = weights(anchor="proximal", mask="icepop")
+    found, cut = weights(anchor=Anchor.PROXIMAL, mask=MismatchMask.ICEPOP)
     assert found == pytest.approx([1, E, 0]) and cut == [False, False, True]
 
 
 def test_mis_weighs_and_drops_samples_whole() -> None:
-    found, cut = weights(anchor="proximal", mask="mis")
+    found, cut = weights(anchor=Anchor.PROXIMAL, mask=MismatchMask.MIS)
     assert found == pytest.approx([1, 1, 1]) and cut == [False] * 3  # ρ = e^(0 + 1 − 1)
-    found, cut = weights(torch.tensor([0, 0, 1]), anchor="proximal", mask="mis")
+    found, cut = weights(torch.tensor([0, 0, 1]), anchor=Anchor.PROXIMAL, mask=MismatchMask.MIS)
     assert found == pytest.approx([0, 0, 1 / E]) and cut == [True, True, False]  # ρ = e and 1/e
 
 
@@ -43,15 +44,18 @@ def test_with_the_behavior_anchor_a_mask_only_decides(mask: str, kept: list[floa
 
 def test_no_gradient_flows_through_a_weight() -> None:
     leaf = TRAINER.clone().requires_grad_()
-    for mask in ("none", "icepop", "mis"):
-        for anchor in ("behavior", "proximal"):
+    for mask in MismatchMask:
+        for anchor in Anchor:
             made = correct(CorrectionSettings(anchor=anchor, mask=mask), leaf, BEHAVIOR, ONE_SAMPLE)
             assert not made.weight.requires_grad
 
 
 def test_only_the_behavior_anchor_without_a_mask_is_idle() -> None:
     assert CorrectionSettings().idle
-    assert not CorrectionSettings(anchor="proximal").idle and not CorrectionSettings(mask="mis").idle
+    assert (
+        not CorrectionSettings(anchor=Anchor.PROXIMAL).idle
+        and not CorrectionSettings(mask=MismatchMask.MIS).idle
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from orchestrator.contracts.choices import Anchor
 from tests.unit.trainer.forests import Forest, everything, group_of_rollouts, qwen3, seeded
 from trainer.loss.base import Loss
 from trainer.loss.choose import BOUNDED, UNBOUNDED
@@ -126,7 +127,7 @@ def test_no_loss_and_no_mask_depends_on_how_samples_are_packed(loss: str, mask: 
     settings = UpdateSettings(
         loss=LOSSES[loss],
         correction=CorrectionSettings(
-            anchor="proximal", mask=mask, icepop_min=0.9, icepop_max=1.1, mis_max=1.1
+            anchor=Anchor.PROXIMAL, mask=mask, icepop_min=0.9, icepop_max=1.1, mis_max=1.1
         ),
     )
     samples = anchored(model, near, settings)
@@ -142,7 +143,7 @@ def test_no_loss_and_no_mask_depends_on_how_samples_are_packed(loss: str, mask: 
 
 def test_the_proximal_anchor_is_the_trainer_before_the_batch_and_moves_only_with_it() -> None:
     model = policy()
-    settings = UpdateSettings(loss=Grpo(), correction=CorrectionSettings(anchor="proximal"))
+    settings = UpdateSettings(loss=Grpo(), correction=CorrectionSettings(anchor=Anchor.PROXIMAL))
     first = anchored(model, group_of_rollouts(), settings)
     optimizer = make_optimizer(model, OptimizerSettings(lr=3e-2))
     at_start = train_step(model, optimizer, first, settings, trainer_version=0)
@@ -157,7 +158,7 @@ def test_the_proximal_anchor_is_the_trainer_before_the_batch_and_moves_only_with
 
 def test_a_batch_without_its_proximal_logprobs_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rollout '1', step 0\) has no proximal logprobs"):
-        one_step(group_of_rollouts(), correction=CorrectionSettings(anchor="proximal"))
+        one_step(group_of_rollouts(), correction=CorrectionSettings(anchor=Anchor.PROXIMAL))
 
 
 def test_samples_of_weight_zero_change_nothing() -> None:

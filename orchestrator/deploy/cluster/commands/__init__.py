@@ -13,7 +13,7 @@ from orchestrator.deploy.cluster.commands.hosts import (
 )
 from orchestrator.deploy.cluster.commands.kubernetes import on_kubernetes
 from orchestrator.deploy.cluster.commands.step import CommandPaths, CommandStep
-from orchestrator.deploy.cluster.render import render
+from orchestrator.deploy.cluster.render import Target, render
 from orchestrator.deploy.cluster.scale import Change
 
 
@@ -22,14 +22,14 @@ def steps(change: Change, target: str, site: CommandPaths) -> list[CommandStep]:
     cannot make."""
     old, new = render(change.before, target), render(change.after, target)
     match target:
-        case "kubernetes" | "helm":
+        case Target.KUBERNETES | Target.HELM:
             changed = [name for name, text in new.items() if old.get(name) != text]
             found = on_kubernetes(change, site, target, changed)
-        case "slurm":
+        case Target.SLURM:
             found = as_job(change, site)
-        case "compose" if len(change.after.machines) == 1:
+        case Target.COMPOSE if len(change.after.machines) == 1:
             found = on_hosts(change, site, ComposeHere(change, site))
-        case "compose":
+        case Target.COMPOSE:
             found = on_hosts(change, site, Compose(change, site))
         case _:
             found = on_hosts(change, site, Systemd(change, site))

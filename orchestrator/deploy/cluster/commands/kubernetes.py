@@ -13,6 +13,7 @@ from orchestrator.deploy.cluster.commands.step import (
 )
 from orchestrator.deploy.cluster.edit import spelt
 from orchestrator.deploy.cluster.placement import PlacedProcess, kinds
+from orchestrator.deploy.cluster.render import Target
 from orchestrator.deploy.cluster.render.objects import named
 from orchestrator.deploy.cluster.scale import Change
 from orchestrator.deploy.cluster.topology import Topology
@@ -49,7 +50,7 @@ def on_kubernetes(
     change: Change, site: CommandPaths, target: str, changed: Sequence[str]
 ) -> Iterator[CommandStep]:
     """Sets lose their highest numbers. A Deployment loses the pods that were drained, because they are marked as the cheapest."""
-    if target == "kubernetes":
+    if target == Target.KUBERNETES:
         _refuse_switch(change)
     old_topology, new_topology = change.before, change.after
     namespace, urls = new_topology.kubernetes.namespace, urls_of(old_topology, target)
@@ -73,7 +74,7 @@ def on_kubernetes(
         yield _partition(
             kubectl, gateways, remaining, "gateways keep their settings until each of them is drained"
         )
-    if target == "helm":
+    if target == Target.HELM:
         applied: tuple[str, ...] = (
             "helm",
             "upgrade",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
-from orchestrator.deploy.cluster.render import compose, kubernetes, systemd
+from orchestrator.deploy.cluster.render import Target, compose, kubernetes, systemd
 from orchestrator.deploy.cluster.topology import Topology
 
 DRAINED = (*WORKERS, ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER)
@@ -63,9 +63,9 @@ def scripted(found: Iterable[CommandStep], refused: str = "") -> str:
 def urls_of(of: Topology, target: str) -> dict[str, str]:
     """URLs of rollout servers, by process."""
     names = [f"rollout-server-{pool.name}-{n}" for pool in of.servers for n in range(pool.replicas)]
-    if target in ("kubernetes", "helm"):
+    if target in (Target.KUBERNETES, Target.HELM):
         urls = kubernetes.links(of).servers
-    elif target == "compose":
+    elif target == Target.COMPOSE:
         urls = compose.links(of).servers
     else:
         urls = systemd.site(of).links.servers

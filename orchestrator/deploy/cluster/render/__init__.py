@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from importlib import import_module
 
 from orchestrator.contracts.quote import quoted
@@ -12,12 +13,20 @@ from orchestrator.deploy.cluster.topology import Topology
 Files = Mapping[str, str]
 """Text by path below the directory that is written. Paths ending in .sh or .sbatch are made executable."""
 
-TARGETS = ("kubernetes", "helm", "slurm", "systemd", "compose")
+
+class Target(StrEnum):
+    """What starts the processes. Each member names the module with its `render`."""
+
+    KUBERNETES = "kubernetes"
+    HELM = "helm"
+    SLURM = "slurm"
+    SYSTEMD = "systemd"
+    COMPOSE = "compose"
 
 
 def render(topology: Topology, target: str) -> Files:
     """The files of one target. ValueError, one sentence, for an unknown target or a topology that it cannot run."""
-    if target not in TARGETS:
-        raise ValueError(f"unknown target {quoted(target)}; known: {', '.join(TARGETS)}")
+    if target not in list(Target):
+        raise ValueError(f"unknown target {quoted(target)}; known: {', '.join(Target)}")
     renderer: Callable[[Topology], Files] = import_module(f"{__name__}.{target}").render
     return renderer(topology)

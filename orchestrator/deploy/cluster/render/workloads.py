@@ -39,7 +39,7 @@ from orchestrator.deploy.cluster.render.objects import (
     secret_file,
     server_probes,
 )
-from orchestrator.deploy.cluster.topology import Resources, Role, RunnerPool, SecretKey, Topology
+from orchestrator.deploy.cluster.topology import Engine, Resources, Role, RunnerPool, SecretKey, Topology
 
 SMALL = Resources(cpus=0.5, memory_gb=0.5, disk_gb=1)
 SERVER_START_S = 3600  # hundreds of gigabytes of weights are read from a shared directory
@@ -290,7 +290,7 @@ class Workloads:
         )
         start_command, keys = command(self.topology, process, location), key_files(self.topology, process)
         volume, mount = self._shared(read_only=True)
-        sglang = pool.engine == "sglang"
+        sglang = pool.engine is Engine.SGLANG
         main = container(
             ProcessRole.ROLLOUT_SERVER, self.topology.images.sglang if sglang else self.topology.images.penstock, start_command.argv,
             environment=self._environment(start_command, *([] if sglang else [number]), {"name": "HOME", "value": "/tmp"}),
