@@ -9,6 +9,9 @@ CREATE INDEX groups_other ON groups (run_id, group_id) WHERE state = 'accepted' 
 CREATE INDEX rollouts_unfinished ON rollouts (run_id, state) WHERE state NOT IN ('verified', 'lost');
 CREATE INDEX attempts_ended ON attempts (run_id, ended) WHERE ended IS NOT NULL;
 CREATE INDEX resumes_at ON resumes (run_id, at);
+-- By the hash of the path: an index row holds 2,704 bytes at most, and an agent may name longer paths. `decode` with doubled backslashes gives
+-- the bytes of a text; a cast to bytea would read the backslashes as escapes.
+CREATE UNIQUE INDEX artifacts_once ON artifacts (rollout_id, attempt, step, sha256(decode(replace(path, '\', '\\'), 'escape')));
 CREATE INDEX sessions_rollout_id_attempt ON sessions (rollout_id, attempt);
 CREATE INDEX steps_branched ON steps (run_id, rollout_id) WHERE branch_reason IS NOT NULL;
 CREATE UNIQUE INDEX batches_live ON batches (run_id, batch_no) WHERE state <> 'voided';

@@ -1,5 +1,5 @@
--- A role per kind of process, and what each may do (tests/integration/pool/test_migrations.py lists it). A migration that makes a table or view
--- grants SELECT on it to all four.
+-- A role per kind of process, and what each may do (tests/integration/pool/test_migrations.py lists it). A later migration that makes a table or
+-- view grants SELECT on it to all four.
 
 DO $$
 DECLARE role text;
@@ -25,6 +25,7 @@ GRANT INSERT ON dead_letters TO penstock_gateway;
 
 GRANT UPDATE ON rollouts TO penstock_runner;
 GRANT INSERT, UPDATE ON attempts TO penstock_runner;
+GRANT INSERT, UPDATE (at) ON blobs TO penstock_runner;
 GRANT INSERT ON transitions TO penstock_runner, penstock_trainer;
 
 GRANT INSERT ON train_steps, trained_steps, batch_rollouts, policy_versions, outbox TO penstock_trainer;

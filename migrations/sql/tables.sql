@@ -1,4 +1,4 @@
--- What the first migration makes. Later ones change it; what a table has now, and what each column means, says orchestrator/pool/tables.
+-- The tables of the first migration. Later migrations change them. orchestrator/pool/tables says which columns a table has now, and what each means.
 
 -- Runs, their queues and their tasks.
 CREATE TABLE runs (
@@ -44,6 +44,30 @@ CREATE TABLE submissions (
   PRIMARY KEY (run_id, submission),
   CONSTRAINT submissions_status CHECK (status IN ('accepted', 'rejected'))
 );
+
+CREATE TABLE vettings (
+  run_id integer NOT NULL REFERENCES runs,
+  sha bytea NOT NULL,
+  level text NOT NULL,
+  times smallint NOT NULL,
+  provider text NOT NULL,
+  version smallint NOT NULL,
+  report jsonb,
+  at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (run_id, sha),
+  CONSTRAINT vettings_level CHECK (level IN ('none', 'well-formed', 'builds', 'controls-hold', 'vetted'))
+);
+
+-- Parts of large tasks and large files of attempts, for all runs together.
+CREATE TABLE blobs (
+  sha bytea PRIMARY KEY,
+  body bytea NOT NULL,
+  at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  CONSTRAINT blobs_sha CHECK (octet_length(sha) = 32)
+);
+
+-- Content rarely compresses, and an uncompressed value is read in parts.
+ALTER TABLE blobs ALTER body SET STORAGE EXTERNAL;
 
 -- Groups, their rollouts, and the attempts of these.
 CREATE TABLE groups (
@@ -127,6 +151,7 @@ CREATE TABLE attempts (
   ungradable text,
   generation_s real,
   waiting_s real,
+  system text,
   PRIMARY KEY (rollout_id, attempt),
   CONSTRAINT attempts_failure_class CHECK (failure_class IN ('completed', 'policy_failure', 'timeout', 'infra_failure', 'verifier_failure', 'poison', 'cancelled'))
 );
@@ -156,8 +181,11 @@ CREATE TABLE artifacts (
   body bytea,
   kind text NOT NULL DEFAULT 'file',
   why text,
-  PRIMARY KEY (rollout_id, attempt, path)
+  step smallint NOT NULL DEFAULT '0',
+  parts bytea[],
+  size bigint
 );
+-- Unique by artifacts_once (indexes.sql): a path may be too long for a key.
 
 -- Gateways' sessions and rollout servers.
 CREATE TABLE sessions (
@@ -189,6 +217,7 @@ CREATE TABLE rollout_servers (
   detail text,
   changed timestamptz NOT NULL DEFAULT clock_timestamp(),
   draining timestamptz,
+  weights_digest text,
   UNIQUE (run_id, url),
   CONSTRAINT rollout_servers_state CHECK (state IN ('starting', 'syncing', 'ready', 'failed'))
 );
@@ -246,6 +275,7 @@ CREATE TABLE steps (
   logprobs bytea NOT NULL,
   branch jsonb,
   ended timestamptz,
+  weights text[],
   PRIMARY KEY (run_id, rollout_id, attempt, idx),
   CONSTRAINT steps_kind CHECK (kind IN ('root', 'continues', 'rewrites')),
   CONSTRAINT steps_delta CHECK (length(delta) = 4 * (state_len - keep_len)),
@@ -257,7 +287,7 @@ CREATE TABLE steps (
   CONSTRAINT steps_shas CHECK (length(chain_sha) = 32 AND length(row_sha) = 32)
 ) PARTITION BY LIST (run_id);
 
--- Kept as they are, uncompressed.
+-- Kept as they are, uncompressed. PostgreSQL 15 takes STORAGE only in ALTER TABLE.
 ALTER TABLE steps ALTER delta SET STORAGE EXTERNAL, ALTER action SET STORAGE EXTERNAL, ALTER logprobs SET STORAGE EXTERNAL;
 
 CREATE TABLE step_routes (
@@ -401,6 +431,7 @@ CREATE TABLE verdicts (
   verify_s real,
   at timestamptz NOT NULL DEFAULT clock_timestamp(),
   process jsonb,
+  components jsonb,
   PRIMARY KEY (rollout_id, revision),
   CONSTRAINT verdicts_reward CHECK (reward >= 0 AND reward <= 1)
 );

@@ -26,8 +26,10 @@ INSTALLED_MIGRATIONS = _PACKAGE / "_migrations"  # their place in a wheel (pypro
 MIGRATIONS = INSTALLED_MIGRATIONS if INSTALLED_MIGRATIONS.is_dir() else _PACKAGE.parent / "migrations"
 REVISION = "0108"
 """The newest migration. A constant, because every process checks it, and importing Alembic takes as long as all other imports together."""
-FIRST = "0100"
-"""The migration that fills an empty database. Lower numbers belong to removed migrations from before the first release."""
+FIRST = "0108"
+"""The migration that fills an empty database. Lower numbers belong to removed migrations."""
+OLDEST_CODE = "0100"
+"""The revision of the oldest code that may use the schema of `FIRST`, until a later migration contracts."""
 
 
 class Role(StrEnum):
@@ -203,9 +205,8 @@ def check_migratable(found: str | None) -> None:
     """Raise OldDatabase if no migration leads from `found`, a database's revision, to this code's."""
     if found is not None and found < FIRST:
         raise OldDatabase(
-            f"the database is at revision {found}, which is from before the first release, and no migration leads from there to {REVISION}: "
-            "export what you want to keep with the code that made it, then take a new database, or with `penstock up` a new directory "
-            "(ops/guides/upgrade.md)"
+            f"the database is at revision {found}, and this version of Penstock migrates from {FIRST} on: first upgrade it to {FIRST} with "
+            "the release before this one, or use a new database, or with `penstock up` a new directory (ops/guides/upgrade.md)"
         )
 
 

@@ -1,4 +1,4 @@
-"""Code that a contraction has left behind, and a database from before the first release: every process reports it at its start, in one
+"""Code that a contraction has left behind, and a database at a removed revision: every process reports it at its start, in one
 sentence, before it does anything."""
 
 import os
@@ -16,7 +16,7 @@ from sqlalchemy import text
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import Home, write_template
 from orchestrator.deploy.stack import migrate
-from orchestrator.pool.engine import REVISION, OldDatabase, open_engine
+from orchestrator.pool.engine import FIRST, REVISION, OldDatabase, open_engine
 from orchestrator.settings.config import Config, load
 from tests import builders
 from tests.integration.pool.test_migrations import NEXT, contracting
@@ -34,10 +34,9 @@ SENTENCE = (
     f"penstock: the database is at revision {NEXT}, on which code older than {NEXT} cannot run; this is {REVISION}: "
     "start the version of Penstock that the database was upgraded for\n"
 )
-BEFORE_RELEASE = (
-    f"penstock: the database is at revision 0029, which is from before the first release, and no migration leads from there to {REVISION}: "
-    "export what you want to keep with the code that made it, then take a new database, or with `penstock up` a new directory "
-    "(ops/guides/upgrade.md)\n"
+REMOVED_REVISION = (
+    f"penstock: the database is at revision 0107, and this version of Penstock migrates from {FIRST} on: first upgrade it to {FIRST} with "
+    "the release before this one, or use a new database, or with `penstock up` a new directory (ops/guides/upgrade.md)\n"
 )
 COMMANDS = {
     "orchestrator": (),
@@ -70,17 +69,17 @@ async def test_every_process_of_the_previous_code_says_so_in_one_sentence_and_to
     await everyone_says(SENTENCE, home, empty_database_url, nats_server)
 
 
-async def test_every_process_refuses_a_database_from_before_the_first_release_at_once(
+async def test_every_process_refuses_a_database_at_a_removed_revision_at_once(
     home: Path, empty_database_url: str, nats_server: EmbeddedNats
 ) -> None:
     async with open_engine(empty_database_url) as owner, owner.begin() as connection:
-        await connection.execute(text("UPDATE alembic_version SET version_num = '0029'"))
-    await everyone_says(BEFORE_RELEASE, home, empty_database_url, nats_server)
+        await connection.execute(text("UPDATE alembic_version SET version_num = '0107'"))
+    await everyone_says(REMOVED_REVISION, home, empty_database_url, nats_server)
     config = Config.model_validate({"services": {"database_url": empty_database_url}})
     for own in (True, False):  # `penstock up`, with its own PostgreSQL or with another
         with pytest.raises(OldDatabase) as refused:
             await migrate(config, own=own)
-        assert f"penstock: {refused.value}\n" == BEFORE_RELEASE
+        assert f"penstock: {refused.value}\n" == REMOVED_REVISION
 
 
 async def everyone_says(sentence: str, home: Path, url: str, nats_server: EmbeddedNats) -> None:

@@ -31,6 +31,7 @@ from orchestrator.pool.confirm import MessageKey, MessageKind, settled
 from orchestrator.pool.engine import (
     FIRST,
     MIGRATIONS,
+    OLDEST_CODE,
     REVISION,
     OldCode,
     OldDatabase,
@@ -156,17 +157,17 @@ async def test_code_runs_on_a_newer_database_that_has_only_grown_since_and_on_no
         with pytest.raises(ServiceError, match="needs 9999: run `alembic upgrade head`"):
             await looked()
         async with owner.begin() as connection:
-            await connection.execute(text("UPDATE alembic_version SET version_num = '0108'"))
-            await connection.execute(text("UPDATE compatibility SET oldest_code = '0104'"))
-        monkeypatch.setattr(engine_module, "REVISION", "0104")
+            await connection.execute(text("UPDATE alembic_version SET version_num = '0112'"))
+            await connection.execute(text("UPDATE compatibility SET oldest_code = '0109'"))
+        monkeypatch.setattr(engine_module, "REVISION", "0109")
         await looked()
         async with owner.begin() as connection:
-            await connection.execute(text("UPDATE compatibility SET oldest_code = '0105'"))
-        with pytest.raises(OldCode, match="on which code older than 0105 cannot run; this is 0104: start"):
+            await connection.execute(text("UPDATE compatibility SET oldest_code = '0110'"))
+        with pytest.raises(OldCode, match="on which code older than 0110 cannot run; this is 0109: start"):
             await looked()
         async with owner.begin() as connection:
             await connection.execute(text("DROP TABLE compatibility"))
-        with pytest.raises(OldCode, match="on which code older than 0108 cannot run; this is 0104"):
+        with pytest.raises(OldCode, match="on which code older than 0112 cannot run; this is 0109"):
             await looked()
 
 
@@ -242,20 +243,20 @@ async def test_old_code_runs_on_what_has_expanded_and_is_refused_by_what_has_con
                 await engine_module.check_revision(connection)
             await a_row_in_every_table(owner, f"r{secrets.token_hex(4)}")
 
-    assert await state() == (REVISION, FIRST)
+    assert await state() == (REVISION, OLDEST_CODE)
     await works()
     await anyio.to_thread.run_sync(command.upgrade, config, NEXT)
-    assert await state() == (NEXT, FIRST)
+    assert await state() == (NEXT, OLDEST_CODE)
     await works()
     await anyio.to_thread.run_sync(command.upgrade, config, "head")
     assert await state() == (AFTER_NEXT, NEXT)
     with pytest.raises(OldCode, match=f"code older than {NEXT} cannot run; this is {REVISION}"):
         await works()
     await anyio.to_thread.run_sync(command.downgrade, config, "-1")
-    assert await state() == (NEXT, FIRST)
+    assert await state() == (NEXT, OLDEST_CODE)
     await works()
     await anyio.to_thread.run_sync(command.downgrade, config, "-1")
-    assert await state() == (REVISION, FIRST)
+    assert await state() == (REVISION, OLDEST_CODE)
     await works()
 
 
@@ -298,8 +299,8 @@ async def test_the_sql_that_alembic_prints_makes_the_same_database(
     assert await everything(empty_database_url) == await everything(database_url)
 
 
-@pytest.mark.parametrize("revision", ["0001", "0016", "0029", "0099"])
-async def test_a_database_from_before_the_first_release_is_refused_in_one_sentence(
+@pytest.mark.parametrize("revision", ["0029", "0100", "0107"])
+async def test_a_database_at_a_removed_revision_is_refused_in_one_sentence(
     database_url: str, revision: str
 ) -> None:
     async with open_engine(database_url) as owner:
@@ -310,9 +311,9 @@ async def test_a_database_from_before_the_first_release_is_refused_in_one_senten
                 await engine_module.check_revision(connection)
     sentence = str(refused.value)
     assert sentence.startswith(
-        f"the database is at revision {revision}, which is from before the first release"
+        f"the database is at revision {revision}, and this version of Penstock migrates from {FIRST} on"
     )
-    assert "export what you want to keep with the code that made it, then take a new database" in sentence
+    assert f"upgrade it to {FIRST} with the release before this one, or use a new database" in sentence
     with pytest.raises(OldDatabase, match=re.escape(sentence)):  # as `penstock up` calls it
         await anyio.to_thread.run_sync(upgrade_to_head, database_url)
     done = await anyio.run_process(

@@ -1,9 +1,9 @@
 """The data pool: tables, indexes, functions, triggers, views and roles.
 
 Its SQL was written once and does not follow orchestrator/pool/tables: a later change of a table is a later migration. env.py sets the column
-comments. The revisions 0001 to 0029 came before the first release and are removed (orchestrator/pool/engine.py).
+comments. Older revisions are removed: a database at one of them is refused (orchestrator/pool/engine.py).
 
-Revision: 0100.
+Revision: 0108.
 """
 
 import re
@@ -15,7 +15,7 @@ from alembic import context, op
 
 from orchestrator.pool.rights import make_roles
 
-revision = "0100"
+revision = "0108"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -30,7 +30,7 @@ def upgrade() -> None:
     for file in FILES:
         for statement in statements(file):
             op.execute(statement.replace(":", r"\:"))  # colons in the SQL are casts and prose, not parameters
-    op.execute(f"INSERT INTO compatibility (oldest_code) VALUES ('{revision}')")
+    op.execute("INSERT INTO compatibility (oldest_code) VALUES ('0100')")
 
 
 def downgrade() -> None:
