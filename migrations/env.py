@@ -21,7 +21,14 @@ from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.pool.address import Address, address_of
-from orchestrator.pool.engine import CANNOT_CONNECT, DRIVER, OLDEST_CODE, bare_engine, check_migratable, refusal
+from orchestrator.pool.engine import (
+    CANNOT_CONNECT,
+    DRIVER,
+    OLDEST_CODE,
+    bare_engine,
+    check_migratable,
+    refusal,
+)
 from orchestrator.pool.locks import MODE
 from orchestrator.pool.reader_rights import end_in_the_way
 from orchestrator.pool.rights import check_schema, no_place
