@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from scaffolds.base import ScaffoldKind
 from scaffolds.find import find
 
+from orchestrator.contracts.choices import Anchor, MismatchMask, RateSchedule, WeightTransport
 from orchestrator.contracts.network import Grant
 from orchestrator.settings.config import Config
 from orchestrator.settings.keys import keys, value_of
@@ -19,7 +21,7 @@ def _provider(name: str) -> tuple[Counts, str]:
 _OWN_SERVERS: Final[Counts] = lambda config: not config.servers.urls
 _LORA: Final[tuple[Counts, str]] = (lambda config: config.trainer.lora_rank > 0, "trainer.lora_rank above 0")
 _FALLING: Final[tuple[Counts, str]] = (
-    lambda config: config.trainer.schedule != "constant",
+    lambda config: config.trainer.schedule is not RateSchedule.CONSTANT,
     'trainer.schedule = "linear" or "cosine"',
 )
 NEEDS: Final[dict[str, tuple[Counts, str]]] = {
@@ -39,7 +41,7 @@ NEEDS: Final[dict[str, tuple[Counts, str]]] = {
         "embedded rollout servers",
     ),
     "servers.sender_address": (
-        lambda config: config.servers.transport == "distributed",
+        lambda config: config.servers.transport is WeightTransport.DISTRIBUTED,
         'servers.transport = "distributed"',
     ),
     "trainer.lora_alpha": _LORA,
@@ -48,12 +50,18 @@ NEEDS: Final[dict[str, tuple[Counts, str]]] = {
     "trainer.last_lr_share": _FALLING,
     "trainer.decay_vectors": (lambda config: config.trainer.weight_decay > 0, "trainer.weight_decay above 0"),
     "trainer.tis_max": (
-        lambda config: config.trainer.anchor == "proximal" and config.trainer.mask == "none",
+        lambda config: config.trainer.anchor is Anchor.PROXIMAL and config.trainer.mask is MismatchMask.NONE,
         'trainer.anchor = "proximal" without a mask',
     ),
-    "trainer.icepop_min": (lambda config: config.trainer.mask == "icepop", 'trainer.mask = "icepop"'),
-    "trainer.icepop_max": (lambda config: config.trainer.mask == "icepop", 'trainer.mask = "icepop"'),
-    "trainer.mis_max": (lambda config: config.trainer.mask == "mis", 'trainer.mask = "mis"'),
+    "trainer.icepop_min": (
+        lambda config: config.trainer.mask is MismatchMask.ICEPOP,
+        'trainer.mask = "icepop"',
+    ),
+    "trainer.icepop_max": (
+        lambda config: config.trainer.mask is MismatchMask.ICEPOP,
+        'trainer.mask = "icepop"',
+    ),
+    "trainer.mis_max": (lambda config: config.trainer.mask is MismatchMask.MIS, 'trainer.mask = "mis"'),
 }
 """A key, or all keys below it: whether they count in a configuration, and what they need."""
 
@@ -83,7 +91,7 @@ def _limits(config: Config) -> Iterator[str]:
 def _contexts(config: Config) -> Iterator[str]:
     for name in config.rollout.context:
         try:
-            is_white = find(name).manifest.kind == "white"
+            is_white = find(name).manifest.kind is ScaffoldKind.WHITE
         except (ValueError, ImportError):  # `check_scaffolds` names the error
             continue
         if not is_white:

@@ -12,6 +12,7 @@ from scaffolds.controls import CONTROLS
 from scaffolds.find import find, is_path
 from tokenizers import Tokenizer
 
+from orchestrator.contracts.choices import SignalSource
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import is_name
 from orchestrator.contracts.processes import WORKERS, ProcessRole
@@ -48,7 +49,9 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
             check_shares(stage.domains)
         for key, named in (("domains", stage.domains), ("limits", stage.limits)):
             _check_names(f"stage.{key}", named, is_name, "a domain: write 1 to 32 of a-z, 0-9, _ and -")
-    of_verifier = [name for name, signal in config.reward.process.items() if signal.source == "verifier"]
+    of_verifier = [
+        name for name, signal in config.reward.process.items() if signal.source is SignalSource.VERIFIER
+    ]
     _check_names(
         "reward.process",
         of_verifier,
