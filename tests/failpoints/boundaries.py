@@ -24,7 +24,7 @@ Provoke = Callable[[World], Awaitable[None]]
 
 TOGETHER = 8
 DELAY_S = 0.3
-LONG_S = 240.0  # for one more rollout, while other cases disturb other processes
+LONG_S = 600.0  # for one more rollout, while other cases disturb other processes
 LARGE_BYTES = 5_000_000  # six blobs, which differ in each task
 AT_WORK_WITH = "select count(*) from groups where run_id = :run and not done and scaffold like :scaffold"
 SLOW = """select count(*) from rollouts r join groups g using (group_id)

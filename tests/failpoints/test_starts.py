@@ -26,11 +26,11 @@ from trainer.benchmarks.random_model import write_random_model
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.services,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     pytest.mark.tier("failpoints"),
 ]
 
-PATIENCE_S = 240.0
+PATIENCE_S = 600.0
 STARTS = 20  # of one boundary: more means that an action is never reached
 SUPERVISOR = ("file.sync", "file.rename", "log.rename", "cluster.rename", "run.create")
 UNSENDABLE = "gateway.refused"  # no step of an embedded stack can grow so large: its context ends long before
