@@ -204,8 +204,9 @@ class Limits:
 
     `memory_mb` and `processes` apply to all programs of a sandbox together, background included (at the process limit, `fork`
     fails inside and nothing is killed). `cpu_s` applies to one program with its descendants for as long as they live, `wall_s` to its foreground.
-    `disk_mb` and `disk_files` apply to everything writable. `cpus`: cores of all programs together, for providers that can limit them; 0: the
-    provider's own setting. `output_bytes` is how much of stdout and of stderr is kept: the
+    `disk_mb` and `disk_files` apply to everything writable. `cpus`: cores of all programs together, for providers that limit them
+    (`limits_cores`); 0: the provider's own setting, or all; more than the machine has: all.
+    `output_bytes` is how much of stdout and of stderr is kept: the
     rest is read and dropped, and 16 times as much ends the program.
     """
 
@@ -500,7 +501,8 @@ class Provider(Protocol):
     # `only_where_needed = True`: a task that its own system can serve is opened without `build`; and `live_binds = True`: bound directories are
     # this machine's own, so that programs reach Unix sockets in them. `refuses_user(name)` says why it runs no programs as that user, in one clause;
     # without it, a provider has the sandbox's own user alone. Its sandboxes may have `system`, the name of the system around them (system.py).
-    # It may set `side_services = True`: it takes `SandboxSpec.services`.
+    # It may set `side_services = True`: it takes `SandboxSpec.services`; and `limits_cores = False`, known from its first sandbox on: `Limits.cpus`
+    # does not hold.
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh sandbox; gone, with every process in it, when the block ends. `SandboxFull` if its disk has no space for it."""

@@ -67,6 +67,8 @@ class BubblewrapProvider:
     containers = False
     """Of an instance: whether `images` names a directory."""
     only_where_needed = True
+    limits_cores = False
+    """Of an instance, from its first sandbox on: whether control groups that limit cores can be created."""
 
     def __init__(
         self,
@@ -160,6 +162,7 @@ class BubblewrapProvider:
                 _require_reachable(self._root, "the directory for sandboxes")
             reap(self._root)
         self._hierarchies = cgroups.detect() if self._use_cgroups else None
+        self.limits_cores = self._hierarchies is not None and self._hierarchies.limits_cores
         self._ready = True
 
     async def problems(self) -> tuple[str, ...]:

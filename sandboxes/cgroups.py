@@ -16,7 +16,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sandboxes import procfs
@@ -26,14 +26,20 @@ _BASE = "penstock"
 _PROBE = "probe-"
 _PROBE_S = 60.0  # longer than any probe, for those whose owner cannot be judged here
 _V1_CONTROLLERS = ("memory", "pids", "cpuacct")
+_V1_WITH_CORES = ("memory", "pids", "cpu", "cpuacct")
+_PERIOD_US = 100_000
+_CORES = {2: "cpu.max", 1: "cpu.cfs_quota_us"}
+_LEAST_US = 1_000  # the kernel takes no smaller quota
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchies:
-    """The mounts in which groups can be created: one mount for version 2, one per controller for version 1."""
+    """The mounts in which groups can be created: one mount for version 2, one per controller for version 1, the one that counts CPU time last."""
 
     version: int
     mounts: tuple[Path, ...]
+    limits_cores: bool = field(default=False, compare=False)
+    """Whether a group takes a limit of cores. `detect` finds out."""
 
     def create(self, name: str, limits: Limits) -> Cgroup:
         """A group with its limits set. `SandboxError` if the kernel refuses."""
@@ -43,7 +49,10 @@ class Hierarchies:
                 _make(directory, self.version)
             for directory, file, value in _settings(group, limits):
                 if (directory / file).exists():
-                    (directory / file).write_text(value)
+                    with contextlib.suppress(
+                        *([OSError] if file == _CORES[1] else [])
+                    ):  # a group above has fewer
+                        (directory / file).write_text(value)
         except OSError as error:
             group.remove()
             raise SandboxError(f"cannot set up the control group {name}: {error}") from error
@@ -73,8 +82,12 @@ class Cgroup:
     def cpu_s(self) -> float:
         """CPU seconds used so far by everything that ever ran in the group."""
         if self.version == 1:
-            return int((self.directories[2] / "cpuacct.usage").read_text()) / 1e9
+            return int((self.directories[-1] / "cpuacct.usage").read_text()) / 1e9
         return _counter(self.directories[0] / "cpu.stat", "usage_usec") / 1e6
+
+    def limits_cores(self) -> bool:
+        """Whether the kernel takes a limit of cores for this group."""
+        return any((directory / _CORES[self.version]).exists() for directory in self.directories)
 
     def oom_kills(self) -> int:
         """How many processes the kernel has ended for lack of memory."""
@@ -158,7 +171,7 @@ def of_process(pid: int, mountinfo: Path = Path("/proc/self/mountinfo")) -> Cgro
         _, controllers, path = line.split(":", 2)
         within |= {name: path.lstrip("/") for name in controllers.split(",")}
     for found in candidates(mountinfo.read_text()):
-        names = ("",) if found.version == 2 else _V1_CONTROLLERS
+        names = ("",) if found.version == 2 else _V1_WITH_CORES if len(found.mounts) == 4 else _V1_CONTROLLERS
         paths = [within.get(name, "") for name in names]
         if all(paths):
             directories = (mount / path for mount, path in zip(found.mounts, paths, strict=True))
@@ -179,7 +192,7 @@ def detect(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchies | None
                 subprocess.run(["/bin/sh", "-c", script], stderr=subprocess.DEVNULL, check=False).returncode
                 == 0
             ):
-                return candidate
+                return replace(candidate, limits_cores=group.limits_cores())
         finally:
             group.remove()
     return None
@@ -236,9 +249,12 @@ def candidates(mountinfo: str) -> list[Hierarchies]:
             if {"memory", "pids"} <= set(offered):
                 hierarchies.append(Hierarchies(2, (mount_point,)))
         elif kind == "cgroup":
-            v1_mounts |= {name: mount_point for name in options.split(",") if name in _V1_CONTROLLERS}
-    if len(v1_mounts) == len(_V1_CONTROLLERS):
-        hierarchies.append(Hierarchies(1, tuple(v1_mounts[name] for name in _V1_CONTROLLERS)))
+            v1_mounts |= {name: mount_point for name in options.split(",") if name in _V1_WITH_CORES}
+    if set(_V1_CONTROLLERS) <= set(v1_mounts):
+        # `cpu` and `cpuacct` are one mount on many machines, under one name or under two.
+        apart = v1_mounts.get("cpu", v1_mounts["cpuacct"]).resolve() != v1_mounts["cpuacct"].resolve()
+        names = _V1_WITH_CORES if apart else _V1_CONTROLLERS
+        hierarchies.append(Hierarchies(1, tuple(v1_mounts[name] for name in names)))
     return hierarchies
 
 
@@ -250,6 +266,10 @@ def _make(directory: Path, version: int) -> None:
             for level in (directory.parent.parent, directory.parent):
                 with contextlib.suppress(FileNotFoundError):
                     (level / "cgroup.subtree_control").write_text("+memory +pids")
+                with contextlib.suppress(
+                    OSError
+                ):  # without it, cores are not limited (`Cgroup.limits_cores`)
+                    (level / "cgroup.subtree_control").write_text("+cpu")
         try:
             directory.mkdir()
             return
@@ -260,6 +280,7 @@ def _make(directory: Path, version: int) -> None:
 
 def _settings(group: Cgroup, limits: Limits) -> list[tuple[Path, str, str]]:
     memory = str(limits.memory_mb << 20)
+    quota = max(_LEAST_US, round(limits.cpus * _PERIOD_US)) if limits.cpus > 0 else 0
     if group.version == 2:
         directory = group.directories[0]
         return [
@@ -267,12 +288,14 @@ def _settings(group: Cgroup, limits: Limits) -> list[tuple[Path, str, str]]:
             (directory, "memory.swap.max", "0"),
             (directory, "memory.oom.group", "1"),
             (directory, "pids.max", str(limits.processes)),
+            *([(directory, _CORES[2], f"{quota} {_PERIOD_US}")] if quota else []),
         ]
     # cpuacct only counts. memsw exists only where the kernel accounts for swap.
     return [
         (group.directories[0], "memory.limit_in_bytes", memory),
         (group.directories[0], "memory.memsw.limit_in_bytes", memory),
         (group.directories[1], "pids.max", str(limits.processes)),
+        *([(group.directories[2], _CORES[1], str(quota))] if quota else []),
     ]
 
 

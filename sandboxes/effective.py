@@ -42,7 +42,7 @@ time.sleep(60)
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _SECCOMP = {"0": "off", "1": "strict", "2": "filter"}
 _GROUP_FILES = (
-    "memory.max", "memory.swap.max", "pids.max", "cpu.max", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
+    "memory.max", "memory.swap.max", "pids.max", "cpu.max", "cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
 )  # fmt: skip
 _NEEDED = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
@@ -144,7 +144,7 @@ def _read(provider: Provider, inside: dict[str, object], outside: dict[str, str]
             "visible": tuple((name, facts.joined(name)) for name in ("processes", "descriptors", "devices")),
             "environment": tuple(sorted(facts.table("environment").items())),
         },
-        tuple(_concerns(facts, outside, shared)),
+        tuple(_concerns(facts, outside, shared, limits_cores=getattr(provider, "limits_cores", True))),
     )
 
 
@@ -174,7 +174,9 @@ def _privileges(facts: _Facts) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _concerns(facts: _Facts, outside: Mapping[str, str], shared: set[str]) -> Iterator[str]:
+def _concerns(
+    facts: _Facts, outside: Mapping[str, str], shared: set[str], *, limits_cores: bool
+) -> Iterator[str]:
     status = facts.table("status")
     yield from (f"the {name} namespace is the host's" for name in _NEEDED if name in shared)
     if status.get("NoNewPrivs") != "1":
@@ -191,6 +193,8 @@ def _concerns(facts: _Facts, outside: Mapping[str, str], shared: set[str]) -> It
         yield f"programs begin with another {difference}: start the runner without it"
     if not any(name.startswith(("memory.", "pids.")) for name in outside):
         yield "no control group limits memory and processes: they are limited by looking, and per program"
+    if not limits_cores:
+        yield "no control group limits cores: `cpus` of a task does not hold, its programs have all cores"
 
 
 class _Facts:

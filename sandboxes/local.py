@@ -51,6 +51,7 @@ class LocalProvider:
     isolated = False
     live_binds = True
     containers = False
+    limits_cores = False
 
     def __init__(self, root: Path | None = None) -> None:
         self._root = root or default_root()

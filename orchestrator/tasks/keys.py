@@ -119,7 +119,7 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
     "storage": _honoured(values.size, "older spelling of storage_mb"),
     "cpus": _honoured(
         values.number,
-        "cores of each of its sandboxes with `container` and `kubernetes`, refused above what is set there; other providers give all cores",
+        "cores of each of its sandboxes, more than the machine has: all; refused above `container.cpus` and `kubernetes.cpu`; `bubblewrap` needs control groups (`penstock doctor --sandbox`)",
     ),
     "build_timeout_sec": _honoured(
         values.number, "seconds in which its image must be built, where one is built (3600)"

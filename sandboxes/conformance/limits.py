@@ -5,6 +5,19 @@ from __future__ import annotations
 from sandboxes.base import ExecResult, KilledBy, Limits, Provider, SandboxSpec
 from sandboxes.conformance.registry import check, fail, require, shell
 
+_CORES = 0.2
+_BUSY = """
+import os, time
+began = time.monotonic()
+child = os.fork()
+while time.monotonic() < began + 3:
+    pass
+if child:
+    os.wait()
+    print(sum(os.times()[:4]) / (time.monotonic() - began))
+"""
+"""Prints how many cores two busy programs had."""
+
 
 async def _under(provider: Provider, limits: Limits, script: str) -> ExecResult:
     async with provider.open(SandboxSpec(limits=limits)) as sandbox:
@@ -34,6 +47,15 @@ async def wall_time_is_limited_and_named(provider: Provider) -> None:
 async def processor_time_is_limited_and_named(provider: Provider) -> None:
     result = await _under(provider, Limits(cpu_s=0.4), "while :; do :; done")
     require(result.killed_by is KilledBy.CPU and result.wall_s < 25, result)
+
+
+@check()
+async def cores_are_limited(provider: Provider) -> None:
+    async with provider.open(SandboxSpec(limits=Limits(cpus=_CORES))) as sandbox:
+        if not getattr(getattr(provider, "inner", provider), "limits_cores", True):
+            return
+        result = await sandbox.exec(["python3", "-c", _BUSY])
+    require(result.ok and float(result.stdout) < 2 * _CORES, f"of {_CORES} cores: {result}")
 
 
 @check()

@@ -21,6 +21,7 @@ from sandboxes.conformance import (
     run_check,
 )
 from sandboxes.conformance.attempts import ATTEMPTS, Attempt, Control
+from sandboxes.effective import observe
 from sandboxes.local import LocalProvider
 from sandboxes.reap import default_root, reap
 from tests.contract.of_checks import each_of
@@ -83,6 +84,14 @@ async def test_bubblewrap_keeps_every_promise(check: ConformanceCheck) -> None:
 async def test_bubblewrap_keeps_every_promise_without_control_groups(check: ConformanceCheck) -> None:
     result = await run_check(BubblewrapProvider(use_cgroups=False), check)
     promise_kept(result)
+
+
+async def test_a_machine_that_cannot_limit_cores_is_named() -> None:
+    concerns = (await observe(BubblewrapProvider(use_cgroups=False))).concerns
+    assert any(each.startswith("no control group limits cores: ") for each in concerns)
+    provider = BubblewrapProvider()
+    found = await observe(provider)
+    assert provider.limits_cores == (not any("limits cores" in each for each in found.concerns))
 
 
 def test_every_attempt_to_escape_succeeds_where_nothing_holds_it() -> None:

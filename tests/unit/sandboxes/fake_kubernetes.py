@@ -402,11 +402,11 @@ class Runtime:
         read, write = os.pipe()
         command = self.command(held, write)
         if self.fake.hierarchies is not None:
-            container = self.pod["spec"]["containers"][0]
-            memory = int(container["resources"]["limits"]["memory"].removesuffix("Mi"))
-            self.cgroup = self.fake.hierarchies.create(
-                self.name[-60:], Limits(memory_mb=memory, processes=4096)
+            most = self.pod["spec"]["containers"][0]["resources"]["limits"]
+            limits = Limits(
+                memory_mb=int(most["memory"].removesuffix("Mi")), cpus=float(most["cpu"]), processes=4096
             )
+            self.cgroup = self.fake.hierarchies.create(self.name[-60:], limits)
             command = ["sh", "-c", f'{self.cgroup.attach_script()}exec "$@"', "sh", *command]
         self.process = await asyncio.create_subprocess_exec(
             *command, env={}, pass_fds=(write,), stdin=subprocess.DEVNULL

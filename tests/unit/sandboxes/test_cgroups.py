@@ -31,6 +31,40 @@ def test_version_1_needs_its_three_controllers() -> None:
     assert candidates(V1.splitlines()[0]) == []
 
 
+def test_version_1_limits_cores_where_its_controller_is_mounted_apart_or_with_the_counter() -> None:
+    apart = V1.replace("/cpu,cpuacct", "/cpuacct").replace("rw,cpu,cpuacct", "rw,cpuacct")
+    apart += "33 23 0:33 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+    base = Path("/sys/fs/cgroup")
+    (found,) = candidates(apart)
+    assert found.mounts == (base / "memory", base / "pids", base / "cpu", base / "cpuacct")
+
+
+@pytest.mark.parametrize(("version", "count"), [(2, 1), (1, 3), (1, 4)])
+def test_a_group_limits_the_cores_of_all_its_programs(tmp_path: Path, version: int, count: int) -> None:
+    mounts = tuple(tmp_path / str(number) for number in range(count))
+    for mount in mounts:
+        mount.mkdir()
+    directory = mounts[0 if version == 2 else 2] / "penstock" / "one"
+    file = directory / ("cpu.max" if version == 2 else "cpu.cfs_quota_us")
+    directory.parent.mkdir()
+
+    def written(cpus: float) -> str:
+        group = Hierarchies(version, mounts)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sandboxes.cgroups._make", lambda made, _: made.mkdir(parents=True, exist_ok=True))
+            directory.mkdir(parents=True, exist_ok=True)
+            file.write_text("none")
+            made = group.create("one", Limits(cpus=cpus))
+        assert made.limits_cores()
+        return file.read_text()
+
+    assert written(0) == "none", "all cores"
+    assert written(1.5) == ("150000 100000" if version == 2 else "150000")
+    assert written(0.001) == ("1000 100000" if version == 2 else "1000"), "the kernel takes no less"
+    file.unlink()
+    assert not Hierarchies(version, mounts).create("two", Limits(cpus=1)).limits_cores()
+
+
 def test_version_2_comes_first_when_it_carries_memory_and_pids(tmp_path: Path) -> None:
     mount = tmp_path / "unified"
     found = candidates(V1 + v2(mount, "cpu memory pids"))
