@@ -112,7 +112,7 @@ class BubblewrapProvider:
         ensure_running(self._root)
         join.begin()
         if self._images is not None and spec.build is not None:
-            image = await Builder(self._images, self.images).built(spec.build)
+            image = await Builder(self._images, self.images, task_s=spec.build_timeout_s).built(spec.build)
             spec = replace(spec, image=image.digest, build=None)
         with contextlib.ExitStack() as stack:
             sandbox = self._sandbox(spec, stack)

@@ -119,10 +119,12 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
     "storage": _honoured(values.size, "older spelling of storage_mb"),
     "cpus": _honoured(
         values.number,
-        "cores of each of its sandboxes, more than the machine has: all; refused above `container.cpus` and `kubernetes.cpu`; `bubblewrap` needs control groups (`penstock doctor --sandbox`)",
+        "cores of each of its sandboxes, at most those of the machine; refused above `container.cpus` and `kubernetes.cpu`; "
+        "`bubblewrap` needs control groups (`penstock doctor --sandbox`)",
     ),
     "build_timeout_sec": _honoured(
-        values.number, "seconds in which its image must be built, where one is built (3600)"
+        values.number,
+        "seconds in which its image must be built, where one is built, up to 3600 with containers and `sandbox.images.build_s` with bubblewrap",
     ),
     "docker_image": _honoured(
         values.image,

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import stat
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ from sandboxes import tree
 from sandboxes.base import BuildEntry, File, ImageRefused, SandboxError, StoredFile
 from sandboxes.build_context import context_digest, write_context
 from sandboxes.images import caged, export, oci, recipe
-from sandboxes.images.caged import Caged, Log, own
+from sandboxes.images.caged import BUILD_S, Caged, Log, own
 from sandboxes.images.oci import Description
 from sandboxes.images.settings import ImageSettings
 from sandboxes.images.store import Image, ImageStore, UnknownImage
@@ -81,10 +82,14 @@ exit 0
 
 
 class Builder:
-    """Builds for one store. `log` receives buildah's output as it comes."""
+    """Builds for one store. `log` receives buildah's output as it comes. `task_s`: the time that a task gives its build, up to that of the settings;
+    0: theirs."""
 
-    def __init__(self, store: ImageStore, settings: ImageSettings, log: Log | None = None) -> None:
+    def __init__(
+        self, store: ImageStore, settings: ImageSettings, log: Log | None = None, *, task_s: float = 0.0
+    ) -> None:
         self._store, self._settings, self._log = store, settings, log
+        self._task_s = task_s
 
     @property
     def _home(self) -> Path:
@@ -211,7 +216,9 @@ class Builder:
             try:
                 environment = {"TAG": tag, "FILES": FILES}
                 what = "environment/Dockerfile: its build"
-                await self._cage(("sh", "-c", _BUILD), binds, what, place=place, env=environment)
+                await self._cage(
+                    ("sh", "-c", _BUILD), binds, what, place=place, env=environment, time_s=self._task_s
+                )
                 take = partial(self._take, place / "out" / "image", name, source, substitutes)
                 image = await anyio.to_thread.run_sync(take)
             except BaseException:
@@ -304,6 +311,7 @@ class Builder:
         network: bool = True,
         time_s: float = 0.0,
     ) -> None:
+        most_s = min(time_s or math.inf, self._settings.build_s)
         own_binds = (
             [] if place is None else [(place / "etc", "/etc", True), (place / "tmp", "/var/tmp", False)]
         )
@@ -314,7 +322,8 @@ class Builder:
                 what=what,
                 binds=[(storage, "/storage", False), *own_binds, *binds],
                 env={"HOME": "/storage", "TMPDIR": "/var/tmp", "BUILDAH_ISOLATION": "chroot", **(env or {})},
-                time_s=time_s or self._settings.build_s,
+                time_s=most_s,
+                time_from="build_timeout_sec" if most_s == self._task_s else BUILD_S,
                 disk_mb=self._settings.build_mb,
                 grows=storage,
                 network=network,

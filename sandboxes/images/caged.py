@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import anyio
 import anyio.abc
@@ -28,12 +29,14 @@ _KEPT, _MOST_OUTPUT, _MESSAGE = 16_384, 64 << 20, 800
 _HOME = str(Path(__file__).resolve().parents[2])
 _SUBIDS = Path("/etc/subuid")
 _TUN = Path("/dev/net/tun")
+BUILD_S: Final = "sandbox.images.build_s"
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caged:
-    """A program to run. `binds`: (path on this machine, path inside, whether read-only). `time_s`, `disk_mb`: its limits; `grows`: the directory in
+    """A program to run. `binds`: (path on this machine, path inside, whether read-only). `time_s`, `disk_mb`: its limits, `time_from`: the name of
+    the former; `grows`: the directory in
     which its disk space is measured. `opened`: private networks that it may reach. `what` names it in messages."""
 
     argv: Sequence[str]
@@ -41,6 +44,7 @@ class Caged:
     binds: Sequence[tuple[Path, str, bool]]
     env: Mapping[str, str] = field(default_factory=dict)
     time_s: float
+    time_from: str = BUILD_S
     disk_mb: int
     grows: Path
     network: bool = True
@@ -159,7 +163,7 @@ async def run(task: Caged, log: Log | None = None) -> str:
 
     async def watch_time() -> None:
         await anyio.sleep(task.time_s)
-        end(f"takes longer than {task.time_s:g} s (sandbox.images.build_s)")
+        end(f"takes longer than {task.time_s:g} s ({task.time_from})")
 
     try:
         async with anyio.create_task_group() as group:

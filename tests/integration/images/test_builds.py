@@ -6,6 +6,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -145,6 +146,19 @@ async def test_what_only_the_build_sees_is_not_in_the_image(directory: Path) -> 
     assert image.env.keys() <= {"PATH"} and not (image.root / "run/penstock-build").exists()
     files = [path for path in image.root.parent.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 100 and not [path for path in files if b"sesame-4711" in path.read_bytes()]
+
+
+async def test_a_task_has_its_own_time_for_its_build(directory: Path) -> None:
+    provider = BubblewrapProvider(images=settings(directory))
+    spec = SandboxSpec(build=context("FROM base:1\nRUN sleep 600"), build_timeout_s=3.0)
+    with pytest.raises(ImageRefused, match=r"its build takes longer than 3 s \(build_timeout_sec\)"):
+        async with provider.open(spec):
+            pass
+    with pytest.raises(ImageRefused, match=r"takes longer than 4 s \(sandbox\.images\.build_s\)"):
+        async with BubblewrapProvider(images=settings(directory, build_s=4.0)).open(
+            replace(spec, build_timeout_s=900.0)
+        ):
+            pass
 
 
 async def test_a_failed_build_leaves_no_container_no_mount_and_no_layer(directory: Path) -> None:
