@@ -32,9 +32,10 @@ from orchestrator.tasks.artifacts import (
     packed,
     too_much,
 )
+from orchestrator.tasks.bundle import EMPTY, Bundle
 from orchestrator.tasks.collected import with_convention
 from orchestrator.tasks.environment import Environment, builds_where_needed
-from orchestrator.tasks.harbor import SOLUTION, SOLUTIONS, Task
+from orchestrator.tasks.harbor import SOLUTION, Task
 from orchestrator.tasks.multi_step import TaskStep, missed, steps_of, together
 from orchestrator.tasks.network import access, of_agent, of_tests
 from orchestrator.tasks.probes import PROBES, Needs, Probe, takes_the_place_of
@@ -188,11 +189,9 @@ class ProbeRun:
             limits = sandbox_limits(section, limits.wall_s)
         variables = {**self._task.settings.solution.env, **(env or {})}
 
-        def act(step: TaskStep) -> tuple[str, Mapping[str, AnyFile]]:
-            files = step.task.files
-            options = " ".join(shell_options(files[SOLUTION].data))
-            solution = {f"/{path}": file for path, file in files.items() if path.startswith(SOLUTIONS)}
-            return _hiding(hide, f"bash {options} /{SOLUTION}"), solution
+        def act(step: TaskStep) -> tuple[str, Bundle]:
+            options = " ".join(shell_options(step.task.files[SOLUTION].data))
+            return _hiding(hide, f"bash {options} /{SOLUTION}"), step.task.solution_bundle
 
         left = await self.attempt(act, limits, env=variables, environment=environment)
         programs = tuple(
@@ -211,7 +210,7 @@ class ProbeRun:
                 probe=probe, skipped="the task's solution leaves no program that the judge could run"
             )
         command = probe.acts(solved.target, NEEDLE.replace("{8}", "*"), solved.programs)
-        left = await self.attempt(lambda _: (command, {}), self._agent)
+        left = await self.attempt(lambda _: (command, EMPTY), self._agent)
         if probe.answer is not None:
             earlier = tuple(replace(each, answer=probe.answer) for each in left.earlier)
             left = replace(left, answer=probe.answer, earlier=earlier)
@@ -275,26 +274,27 @@ class ProbeRun:
 
     async def attempt(
         self,
-        act: Callable[[TaskStep], tuple[str, Mapping[str, AnyFile]]],
+        act: Callable[[TaskStep], tuple[str, Bundle]],
         limits: Limits,
         *,
         env: Mapping[str, str] | None = None,
         environment: Environment | None = None,
     ) -> Left:
-        """Act as the agent in every step: `act` gives a command and the files that it needs. Artifacts over the size limits are a policy failure, as
-        in a run: no file is copied."""
+        """Act as the agent in every step: `act` gives a command and what it needs, by absolute path. Artifacts over the size limits are a policy
+        failure, as in a run: no file is copied."""
         begin = environment or self.pristine
         first = self._steps[0]
-        command, files = act(first)
-        spec = begin.spec({**begin.files, **files}, limits)
+        command, needed = act(first)
+        spec = begin.spec({**begin.files, **needed.files}, limits)
+        spec = replace(spec, links={**spec.links, **needed.links}, modes={**spec.modes, **needed.directories})
         lefts: list[Left] = []
         async with open_sandbox(self._provider, spec, self._access) as sandbox:
             if (check := self._task.settings.healthcheck) is not None:
                 await until_healthy(sandbox, check)
             for step in self._steps:
                 if step is not first:
-                    command, files = act(step)
-                    await sandbox.put(files)
+                    command, needed = act(step)
+                    await sandbox.put(needed.files, links=needed.links, modes=needed.directories)
                 try:
                     await prepare(sandbox, step, begin.work_dir, limits.wall_s)
                 except (InfraFailure, PathRefused) as error:

@@ -310,8 +310,8 @@ class SandboxSpec:
     bound, so that running programs can reach a restarted gateway. `gateway_address`: host:port by which sandboxes on
     other machines reach the same gateway; None: not known. `env` is added
     to `DEFAULT_ENV`; the host's environment is not. `directories`: absolute paths below a `WRITABLE` directory, created
-    if missing. `modes`: absolute paths of directories below a `WRITABLE` one → permission bits; these are created too, and get their bits last.
-    `links`: absolute path below a `WRITABLE` directory → the target of the symbolic link at that path. It is written, never followed. `cwd`: the
+    if missing. `modes`: absolute paths of directories, as of files → permission bits; these are created too, and get their bits last.
+    `links`: absolute path, as of files → the target of the symbolic link at that path. It is written, never followed. `cwd`: the
     default working directory of programs.
 
     `build` is only for providers with `containers`; others refuse it. It is a build context (path → entry, including
@@ -467,10 +467,16 @@ class Sandbox(Protocol):
         """Start a long-running program, under the same limits."""
         ...
 
-    async def put(self, files: Mapping[str, AnyFile]) -> None:
-        """Place files as `SandboxSpec.files` does; never writes through a link (`PathRefused`).
+    async def put(
+        self,
+        files: Mapping[str, AnyFile],
+        *,
+        links: Mapping[str, str] | None = None,
+        modes: Mapping[str, int] | None = None,
+    ) -> None:
+        """Place files, links and directories as the spec of the same names does; never writes through a link (`PathRefused`).
 
-        Files below `/app` become part of what `changed` compares against.
+        What lies below `/app` becomes part of what `changed` compares against.
         """
         ...
 

@@ -195,24 +195,37 @@ class DirectorySandbox(ABC):
         finally:
             self._programs.discard(program)
 
-    async def put(self, files: Mapping[str, AnyFile]) -> None:
-        await anyio.to_thread.run_sync(self._put, files)
+    async def put(
+        self,
+        files: Mapping[str, AnyFile],
+        *,
+        links: Mapping[str, str] | None = None,
+        modes: Mapping[str, int] | None = None,
+    ) -> None:
+        await anyio.to_thread.run_sync(self._put, files, links or {}, modes or {})
 
-    def _put(self, files: Mapping[str, AnyFile]) -> None:
-        for inside, file in files.items():
-            try:
+    def _put(self, files: Mapping[str, AnyFile], links: Mapping[str, str], modes: Mapping[str, int]) -> None:
+        inside = ""
+        try:
+            for inside, file in files.items():
                 self._place(inside, file, self.files_of)
-            except OSError as error:
-                raise SandboxError(f"cannot place {inside}: {error}") from error
+            self._furnish(self.files_of, (), links, modes)
+        except OSError as error:
+            raise SandboxError(f"cannot place {inside}: {error}") from error
 
     def _place(self, inside: str, file: AnyFile, owner: tuple[int, int] | None) -> None:
+        name, parts, base = self._based(inside)
+        tree.write(base, parts, file, owner)
+        if name == "app":
+            self._placed["/".join(parts)] = artifacts.PlacedEntry.of(file)
+
+    def _based(self, inside: str) -> tuple[str, list[str], Path]:
+        """Where a path inside lies; the directory below which it does is there."""
         name, parts = locate(inside)
         base = self.base(name)
         if not base.is_dir():
             self._make(base)
-        tree.write(base, parts, file, owner)
-        if name == "app":
-            self._placed["/".join(parts)] = artifacts.PlacedEntry.of(file)
+        return name, parts, base
 
     async def get(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
         name, parts = locate(path)
@@ -303,26 +316,30 @@ class DirectorySandbox(ABC):
             self.lay()
             for inside, file in self.spec.files.items():
                 self._place(inside, file, self.files_of)
-            self._furnish(self.files_of)
+            self._furnish(self.files_of, self.spec.directories, self.spec.links, self.spec.modes)
 
-    def _furnish(self, owner: tuple[int, int] | None) -> None:
-        """Create the spec's directories and links. Permission bits that close a directory come last."""
-        for inside, mode in {**dict.fromkeys(self.spec.directories, 0o755), **self.spec.modes}.items():
-            name, parts = locate(inside)
-            tree.make(self.base(name), parts, owner)
+    def _furnish(
+        self,
+        owner: tuple[int, int] | None,
+        directories: Sequence[str],
+        links: Mapping[str, str],
+        modes: Mapping[str, int],
+    ) -> None:
+        """Create directories and links. Permission bits that close a directory come last."""
+        for inside, mode in {**dict.fromkeys(directories, 0o755), **modes}.items():
+            name, parts, base = self._based(inside)
+            tree.make(base, parts, owner)
             if name == "app":
-                placed = (
-                    artifacts.PlacedEntry.folder if inside in self.spec.modes else artifacts.PlacedEntry.made
-                )
+                placed = artifacts.PlacedEntry.folder if inside in modes else artifacts.PlacedEntry.made
                 self._placed["/".join(parts)] = placed(mode)
-        for inside, target in self.spec.links.items():
-            name, parts = locate(inside)
-            tree.link(self.base(name), parts, target, owner)
+        for inside, target in links.items():
+            name, parts, base = self._based(inside)
+            tree.link(base, parts, target, owner)
             if name == "app":
                 self._placed["/".join(parts)] = artifacts.PlacedEntry.link(target)
-        for inside in sorted(self.spec.modes, reverse=True):
+        for inside in sorted(modes, reverse=True):
             name, parts = locate(inside)
-            tree.permit(self.base(name), parts, self.spec.modes[inside])
+            tree.permit(self.base(name), parts, modes[inside])
 
     def _make(self, directory: Path) -> None:
         directory.mkdir()

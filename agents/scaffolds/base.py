@@ -128,12 +128,14 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """The reference solution of a task: files by absolute path below /solution, the command that runs it (its last word is the script's path inside)
-    and its variables."""
+    """The reference solution of a task: files, links and directories (`modes`) by absolute path below /solution, the command that runs it (its last
+    word is the script's path inside) and its variables."""
 
     files: Mapping[str, AnyFile] = field(repr=False)
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
+    links: Mapping[str, str] = field(default_factory=dict)
+    modes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

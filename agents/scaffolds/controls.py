@@ -22,7 +22,7 @@ class Oracle:
         """Raises PolicyFault if the solution fails; the tests grade its files anyway."""
         solution = task.solution
         assert solution is not None, "the manifest asks for it"
-        await sandbox.put(solution.files)
+        await sandbox.put(solution.files, links=solution.links, modes=solution.modes)
         argv = [*solution.argv[:-1], sandbox.path(solution.argv[-1])]
         ended = await sandbox.exec(argv, timeout_s=ctx.limits.timeout_s, env=solution.env)
         if ended.killed_by is not KilledBy.NONE:

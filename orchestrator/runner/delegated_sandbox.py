@@ -57,8 +57,14 @@ class DelegatedSandbox:
     ) -> Process:
         return await self._sandbox.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
 
-    async def put(self, files: Mapping[str, AnyFile]) -> None:
-        await self._sandbox.put(files)
+    async def put(
+        self,
+        files: Mapping[str, AnyFile],
+        *,
+        links: Mapping[str, str] | None = None,
+        modes: Mapping[str, int] | None = None,
+    ) -> None:
+        await self._sandbox.put(files, links=links, modes=modes)
 
     async def get(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
         return await self._sandbox.get(path, max_bytes=max_bytes)

@@ -76,12 +76,15 @@ log = get(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradedWork:
     """The graded work and its tests. `stored`: the content of the artifacts that lie in blobs, by path. `tests`: path relative to /tests → body,
-    including `test.sh`. `env`: the task's variables for the tests. `performance`: the name of the number that is the reward, `partial`: the work is
+    including `test.sh`; `tests_links`, `tests_modes`: links and directories there.
+    `env`: the task's variables for the tests. `performance`: the name of the number that is the reward, `partial`: the work is
     one step of several (`verdict.parse_reward`). `access`: what the tests may reach; None: no network."""
 
     answer: str
     artifacts: Sequence[ArtifactFile]
     tests: Mapping[str, AnyFile]
+    tests_links: Mapping[str, str] = field(default_factory=dict)
+    tests_modes: Mapping[str, int] = field(default_factory=dict)
     stored: Mapping[str, AnyFile] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     performance: str = ""
@@ -136,7 +139,10 @@ async def grade(
     files |= WRAPPER | drawn | {UNTRUSTED_LIMITS: held.programs}
     files[ANSWER_FILE] = File(work.answer.encode(errors="replace"))
     # Processes that outlive the tests could change the verdict.
-    spec = replace(environment.spec(files, held.limits), background=False)
+    spec = environment.spec(files, held.limits)
+    links = {f"{TESTS_DIR}/{path}": target for path, target in work.tests_links.items()}
+    modes = {f"{TESTS_DIR}/{path}": mode for path, mode in work.tests_modes.items()}
+    spec = replace(spec, links={**spec.links, **links}, modes={**spec.modes, **modes}, background=False)
     variables |= {ANSWER_VARIABLE: ANSWER_FILE, LOGS_VARIABLE: LOGS_DIR, UNTRUSTED_VARIABLE: UNTRUSTED_FILE}
     found: Grade | None = None
     try:

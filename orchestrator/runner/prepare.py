@@ -20,9 +20,10 @@ async def prepare(
 ) -> None:
     """Begin a step. `timeout_s`: of its setup.sh; `also`: more files, by absolute path. InfraFailure when the script or the health check fails,
     PathRefused when a file cannot be placed."""
-    placed = {f"{work_dir}/{path}": file for path, file in step.placed.items()} | dict(also or {})
-    if placed:
-        await sandbox.put(placed)
+    placed = step.placed.below_root(work_dir)
+    files = {**placed.files, **(also or {})}
+    if files or placed.links or placed.directories:
+        await sandbox.put(files, links=placed.links, modes=placed.directories)
     if step.has_setup:
         current().busy(f"{step.label}{SETUP}", on="sandbox", within=timeout_s)
         result = await sandbox.exec(["bash", sandbox.path(f"{work_dir}/{SETUP}")], timeout_s=timeout_s)

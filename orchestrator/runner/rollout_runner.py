@@ -80,7 +80,7 @@ from orchestrator.settings.timeouts import timeouts
 from orchestrator.tasks.artifact_blobs import carried
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.extras import mcp_servers, refusals, skills_dir
-from orchestrator.tasks.harbor import SCRIPT, SOLUTION, SOLUTIONS, Task
+from orchestrator.tasks.harbor import SCRIPT, SOLUTION, Task
 from orchestrator.tasks.multi_step import steps_of
 from orchestrator.tasks.network import access, of_agent
 from orchestrator.tasks.resources import granted
@@ -283,7 +283,9 @@ class RolloutRunner:
             raise InfraFailure(f"task: it has no {SOLUTION}, which {scaffold} runs")
         options = shell_options(task.files[SOLUTION].data)
         return Solution(
-            files={f"/{path}": file for path, file in task.files.items() if path.startswith(SOLUTIONS)},
+            files=(placed := task.solution_bundle).files,
+            links=placed.links,
+            modes=placed.directories,
             argv=("bash", *options, f"/{SOLUTION}"),
             env=task.settings.solution.env,
         )

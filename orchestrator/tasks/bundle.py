@@ -6,7 +6,7 @@ ValueError, one sentence each.
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
@@ -64,6 +64,14 @@ class Bundle:
         yield from self.links
         yield from self.directories
 
+    def only(self, wanted: Callable[[str], bool]) -> "Bundle":
+        """The entries whose paths are wanted."""
+        return Bundle(
+            files={path: file for path, file in self.files.items() if wanted(path)},
+            links={path: target for path, target in self.links.items() if wanted(path)},
+            directories={path: mode for path, mode in self.directories.items() if wanted(path)},
+        )
+
     def below(self, folder: str) -> "Bundle":
         """The entries below `folder` (ending in a slash), by path relative to it."""
         cut = len(folder)
@@ -73,6 +81,26 @@ class Bundle:
             directories={
                 path[cut:]: mode for path, mode in self.directories.items() if path.startswith(folder)
             },
+        )
+
+    def over(self, other: "Bundle") -> "Bundle":
+        """`other` with these entries laid over it."""
+        own = {*self.files, *self.links}
+        return Bundle(
+            files={path: file for path, file in other.files.items() if path not in self.links}
+            | dict(self.files),
+            links={path: target for path, target in other.links.items() if path not in self.files}
+            | dict(self.links),
+            directories={path: mode for path, mode in other.directories.items() if path not in own}
+            | dict(self.directories),
+        )
+
+    def below_root(self, root: str) -> "Bundle":
+        """The same entries with `root`, without a slash at its end, before every path."""
+        return Bundle(
+            files={f"{root}/{path}": file for path, file in self.files.items()},
+            links={f"{root}/{path}": target for path, target in self.links.items()},
+            directories={f"{root}/{path}": mode for path, mode in self.directories.items()},
         )
 
     def check(self, limits: BundleLimits | None = None) -> None:
@@ -104,6 +132,9 @@ class Bundle:
             )
         if (size := self.size) > bound.bytes:
             raise ValueError(f"it has {_megabytes(size)}, and a task has at most {bound.bytes >> 20} MB")
+
+
+EMPTY: Final = Bundle(files={})
 
 
 def mode_of(body: bytes) -> int:
@@ -140,14 +171,20 @@ def check_path(path: str) -> None:
         )
 
 
+def top_of(path: str) -> str:
+    """The folder of a task that a link at `path` may not leave, as `tests`, or `steps/one/workdir`."""
+    parts = path.split("/")
+    return "/".join(parts[: 3 if parts[0] == "steps" and len(parts) > 3 else 1])
+
+
 def _check_link(path: str, target: str) -> None:
     if not target or "\0" in target or len(target.encode(errors="replace")) > MAX_PATH_BYTES:
         raise ValueError(f"{path} is a link to {quoted(target)}, which is not a path")
     if target.startswith("/"):
         return  # where it may lead is decided where it is placed
     reached = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-    top = path.partition("/")[0]
-    if reached == ".." or reached.startswith("../") or reached.partition("/")[0] != top:
+    top = top_of(path)
+    if reached != top and not reached.startswith(f"{top}/"):
         raise ValueError(
             f"{path} is a link to {quoted(target)}, which leads out of {top}/: put the file there instead"
         )

@@ -299,6 +299,16 @@ class Task:
         work_dir = posixpath.join(WORK, str(self.settings.environment.get("workdir") or ""))
         return only_declared(left, self.settings.artifacts, work_dir)
 
+    @property
+    def tests_bundle(self) -> Bundle:
+        """What lies in /tests at verification, by path relative to it."""
+        return replace(self.bundle.below(TESTS), files=self.tests_files())
+
+    @property
+    def solution_bundle(self) -> Bundle:
+        """What lies in /solution where the reference solution is run, by absolute path."""
+        return self.bundle.below(SOLUTIONS).below_root(f"/{SOLUTIONS[:-1]}")
+
     def tests_files(self) -> dict[str, AnyFile]:
         """Verification files by path relative to /tests; `test.sh` is always among them."""
         return startable(self.bundle.below(TESTS).files)

@@ -19,7 +19,7 @@ from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.ids import b64, unb64
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Left
-from orchestrator.tasks.bundle import Bundle
+from orchestrator.tasks.bundle import EMPTY, Bundle
 from orchestrator.tasks.collected import ANSWER_PATH, hooks
 from orchestrator.tasks.environment import DOCKERFILE, Environment
 from orchestrator.tasks.harbor import INSTRUCTION, SOLUTIONS, STEPS, TESTS, Task
@@ -34,7 +34,7 @@ from orchestrator.tasks.settings import (
     variables_of,
 )
 from orchestrator.tasks.verdict import MOST_NAME, MOST_SIGNALS, Scores
-from sandboxes.base import AnyFile
+from sandboxes.artifacts import stays
 
 WORKDIR: Final = "workdir/"
 SETUP: Final = "setup.sh"
@@ -43,7 +43,7 @@ SETUP: Final = "setup.sh"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStep:
     """One step. `task`: the task as this step sees it, with one instruction and one test; `name`: None for the only step of an ordinary task.
-    `placed`: files by path relative to the work directory, put there before it; `before`: those of earlier steps;
+    `placed`: what is put into the work directory before it, by path relative to that; `before`: the same of earlier steps;
     `own_environment`: it states `[verifier.environment]` itself."""
 
     number: int = 0
@@ -51,13 +51,13 @@ class TaskStep:
     task: Task
     min_reward: Mapping[str, float] = field(default_factory=dict)
     healthcheck: Healthcheck | None = None
-    placed: Mapping[str, AnyFile] = field(default_factory=dict)
-    before: Mapping[str, AnyFile] = field(default_factory=dict)
+    placed: Bundle = EMPTY
+    before: Bundle = EMPTY
     own_environment: bool = False
 
     @property
     def has_setup(self) -> bool:
-        return SETUP in self.placed
+        return SETUP in self.placed.files
 
     @property
     def label(self) -> str:
@@ -66,12 +66,10 @@ class TaskStep:
 
     def over(self, pristine: Environment) -> Environment:
         """`pristine` with what was placed in this step and before: the state against which the agent's changes are compared."""
-        if not self.before and not self.placed:
-            return pristine
-        placed = {
-            f"{pristine.work_dir}/{path}": file for path, file in {**self.before, **self.placed}.items()
-        }
-        return replace(pristine, files={**pristine.files, **placed})
+        placed = self.placed.over(self.before).below_root(pristine.work_dir)
+        under = Bundle(files=pristine.files, links=pristine.links, directories=pristine.modes)
+        whole = placed.over(under)
+        return replace(pristine, files=whole.files, links=whole.links, modes=whole.directories)
 
 
 def steps_of(task: Task) -> tuple[TaskStep, ...]:
@@ -79,9 +77,9 @@ def steps_of(task: Task) -> tuple[TaskStep, ...]:
     if not task.is_multi_step:
         return (TaskStep(task=task),)
     found: list[TaskStep] = []
-    before: dict[str, AnyFile] = {}
+    before = EMPTY
     for number, step in enumerate(task.settings.steps):
-        placed = task.bundle.below(f"{STEPS}{step.name}/{WORKDIR}").files
+        placed = _placed(task, step)
         found.append(
             TaskStep(
                 number=number,
@@ -90,26 +88,32 @@ def steps_of(task: Task) -> tuple[TaskStep, ...]:
                 min_reward=step.min_reward,
                 healthcheck=step.healthcheck,
                 placed=placed,
-                before=dict(before),
+                before=before,
                 own_environment="environment" in step.verifier,
             )
         )
-        before |= placed
+        before = placed.over(before)
     return tuple(found)
 
 
+def _placed(task: Task, step: StepSettings) -> Bundle:
+    folder = f"{STEPS}{step.name}/{WORKDIR}"
+    found = task.bundle.below(folder)
+    for path, target in found.links.items():
+        if not stays(path, target):
+            raise ValueError(
+                f"{folder}{path} is a link to {quoted(target)}, which leads out of the work directory: put the file there instead"
+            )
+    return found
+
+
 def _bundle(task: Task, step: StepSettings) -> Bundle:
-    own = task.bundle.below(f"{STEPS}{step.name}/").files
-    solved = any(path.startswith(SOLUTIONS) for path in own)
-    files = {
-        path: file
-        for path, file in task.files.items()
-        if not path.startswith(STEPS) and not (solved and path.startswith(SOLUTIONS))
-    }
-    files |= {
-        path: file for path, file in own.items() if path == INSTRUCTION or path.startswith((TESTS, SOLUTIONS))
-    }
-    return Bundle(files=files, links=task.bundle.links, directories=task.bundle.directories)
+    own = task.bundle.below(f"{STEPS}{step.name}/")
+    solved = any(path.startswith(SOLUTIONS) for path in own.files)
+    shared = task.bundle.only(
+        lambda path: not path.startswith(STEPS) and not (solved and path.startswith(SOLUTIONS))
+    )
+    return own.only(lambda path: path == INSTRUCTION or path.startswith((TESTS, SOLUTIONS))).over(shared)
 
 
 def _settings(task: Task, step: StepSettings) -> TaskSettings:

@@ -1,21 +1,25 @@
 """Read a task directory from disk as a bundle.
 
-Links, empty directories and permission bits in `environment/` travel. A link in another folder, such as `tests/`, becomes a copy of the file of that
-folder to which it leads. Files above `INLINE_BYTES` stay on disk. Errors are ValueError, one sentence each.
+Links, empty directories and permission bits travel, except setuid, setgid and sticky bits, and the bits that a umask takes. A link to a file
+in `tests/`, in `solution/` or at the root becomes a copy of that file. Files
+above `INLINE_BYTES` stay on disk. Errors are ValueError, one sentence each.
 """
 
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Final
 
-from orchestrator.tasks.bundle import DIRECTORY_MODE, Bundle, BundleLimits, mode_of
+from orchestrator.tasks.bundle import DIRECTORY_MODE, Bundle, BundleLimits, mode_of, top_of
 from sandboxes.base import AnyFile, File, StoredFile
 
 INLINE_BYTES: Final = 64 * 1024
 """Files up to this size are read at once."""
-_LINKED: Final = "environment/"
-_PLACES: Final = ("environment/", "environment/files/")
+_PLACED: Final = re.compile(r"(environment/|(steps/[^/]+/)?(tests|solution)/|steps/[^/]+/workdir/).+")
+"""Paths of what sandboxes get."""
+_OF_AGENT: Final = re.compile(r"environment/|steps/[^/]+/workdir/")
+_TOP: Final = "environment/files/"
 
 
 Shared = dict[tuple[bytes, int], File]
@@ -29,6 +33,7 @@ def read_directory(
     directories that are read."""
     most = (limits or BundleLimits()).entries
     known: Shared = {} if shared is None else shared
+    spread = not _others_read(directory)
     files: dict[str, AnyFile] = {}
     links: dict[str, str] = {}
     directories: dict[str, int] = {}
@@ -41,12 +46,13 @@ def read_directory(
         for entry in entries:
             relative = own + entry.name
             if entry.is_symlink():
-                if relative.startswith(_LINKED):
+                if _OF_AGENT.match(relative) or (_PLACED.match(relative) and not os.path.isfile(entry.path)):
                     links[relative] = os.readlink(entry.path)
                 else:
-                    files[relative] = _followed(directory, Path(entry.path), relative)
+                    files[relative] = _followed(directory, Path(entry.path), relative, spread=spread)
             elif entry.is_file(follow_symlinks=False):
-                files[relative] = _file(entry.path, entry.stat(follow_symlinks=False), known)
+                status = entry.stat(follow_symlinks=False)
+                files[relative] = _file(entry.path, status, known, relative, spread=spread)
             elif entry.is_dir(follow_symlinks=False):
                 open_folders.append(f"{relative}/")
             else:
@@ -55,43 +61,57 @@ def read_directory(
             raise ValueError(
                 f"it has more than {most:,} files, links and directories, the most that a task may have"
             )
-        if own.startswith(_LINKED) and own not in _PLACES:
-            mode = _directory_mode(os.stat(folder))
+        if _PLACED.match(own) and own != _TOP:
+            mode = _bits(os.stat(folder), spread=spread)
             if mode != DIRECTORY_MODE or not entries:
                 directories[own.rstrip("/")] = mode
     return Bundle(files=files, links=links, directories=directories)
 
 
-def _file(path: str, status: os.stat_result, shared: Shared) -> AnyFile:
+def _file(path: str, status: os.stat_result, shared: Shared, relative: str, *, spread: bool) -> AnyFile:
+    mode = _bits(status, spread=spread)
+    large = status.st_size > INLINE_BYTES
     with open(path, "rb") as stream:
-        if status.st_size > INLINE_BYTES:
-            mode = _file_mode(status, mode_of(stream.read(4)))
-            return StoredFile(source=Path(path), size=status.st_size, mode=mode)
-        body = stream.read()
-    mode = _file_mode(status, mode_of(body))
+        body = stream.read(4 if large else -1)
+    if not _OF_AGENT.match(relative):  # a program of the tests can be started in any case
+        mode |= mode_of(body) & (mode & 0o444) >> 2
+    if large:
+        return StoredFile(source=Path(path), size=status.st_size, mode=mode)
     return shared.setdefault((body, mode), File(body, mode))
 
 
-def _file_mode(status: os.stat_result, usual: int) -> int:
-    """The owner's bits, for all users: which other bits a checkout has depends on its machine's umask. A file that starts like a program is
-    executable in any case."""
-    mode = 0o755 if status.st_mode & stat.S_IXUSR else usual
-    return mode if status.st_mode & stat.S_IWUSR else mode & 0o555
+def _others_read(directory: Path) -> bool:
+    """Whether other users may read anything in it. If not, a umask took their bits from all, and these say nothing."""
+    return any(
+        os.lstat(os.path.join(folder, name)).st_mode & stat.S_IROTH
+        for folder, folders, files in os.walk(directory)
+        for name in (*files, *folders)
+        if not os.path.islink(os.path.join(folder, name))
+    )
 
 
-def _directory_mode(status: os.stat_result) -> int:
-    closed = [own for own in (stat.S_IRUSR, stat.S_IWUSR, stat.S_IXUSR) if not status.st_mode & own]
-    return DIRECTORY_MODE & ~sum(own | own >> 3 | own >> 6 for own in closed)
+def _bits(status: os.stat_result, *, spread: bool) -> int:
+    """Permission bits that do not depend on the umask of a checkout's machine: whether the group may write does. `spread`: all have the owner's."""
+    mode = status.st_mode & 0o777
+    if spread:
+        own = mode & 0o700
+        return (own | own >> 3 | own >> 6) & 0o755
+    return mode if mode & stat.S_IWOTH else mode & 0o755
 
 
-def _followed(directory: Path, path: Path, relative: str) -> AnyFile:
-    top = (directory / relative.partition("/")[0]).resolve()
+def _followed(directory: Path, path: Path, relative: str, *, spread: bool) -> AnyFile:
+    top = (directory / _folder(relative)).resolve()
     try:
         reached = path.resolve(strict=True)
     except (OSError, RuntimeError):
         raise ValueError(f"{relative} is a link that leads to no file") from None
-    if "/" not in relative or not reached.is_relative_to(top) or not reached.is_file():
+    if not reached.is_relative_to(top) or not reached.is_file():
         raise ValueError(
             f"{relative} is a link that does not lead to a file of its folder: put the file there instead"
         )
-    return _file(str(reached), reached.stat(), {})
+    return _file(str(reached), reached.stat(), {}, relative, spread=spread)
+
+
+def _folder(relative: str) -> str:
+    """The folder that a link may not leave; empty for the whole task."""
+    return top_of(relative) if "/" in relative else ""

@@ -34,6 +34,34 @@ async def placed_files_arrive_with_their_bytes_and_modes(provider: Provider) -> 
 
 
 @check()
+async def placed_links_and_directories_arrive_at_the_start_and_later(provider: Provider) -> None:
+    links = {"/app/l": "d", "/tests/l": "d", "/solution/deep/l": "../d"}
+    modes = {"/app/d": 0o700, "/tests/d": 0o755, "/solution/d": 0o700, "/app/s": 0o777}
+    show = "cd {} && readlink l && stat -c %a d"
+
+    async def look(sandbox: Sandbox) -> None:
+        for place, expected in (("/app", "d\n700\n"), ("/tests", "d\n755\n")):
+            require(
+                await output(sandbox, show.format(sandbox.path(place))) == expected, f"{place} has others"
+            )
+        of_solution = await output(
+            sandbox, f"cd {sandbox.path('/solution')} && readlink deep/l && test -d d && ls d"
+        )
+        require(of_solution == "../d\n", of_solution)
+        found = await sandbox.changed()
+        require(
+            not (found.links or found.directories or found.deleted),
+            f"what was placed counts as changed: {found}",
+        )
+
+    async with provider.open(SandboxSpec(links=links, modes=modes)) as sandbox:
+        await look(sandbox)
+    async with provider.open(SandboxSpec()) as sandbox:
+        await sandbox.put({}, links=links, modes=modes)
+        await look(sandbox)
+
+
+@check()
 async def what_a_program_wrote_can_be_read_up_to_a_size(provider: Provider) -> None:
     async with provider.open(SandboxSpec()) as sandbox:
         await output(sandbox, f"printf 12345 >out; printf log >{sandbox.path('/logs/l')}")

@@ -37,6 +37,11 @@ _POLL_INTERVAL_S = 0.1
 _KEPT = 64
 
 
+def _readable(mode: int) -> int:
+    """The bits of what is root's here, so that no program changes it: what the owner may read, all may."""
+    return mode | (mode >> 6 & 0o5) * 0o11
+
+
 class ProgramState:
     """The supervisor's state of a program: its output so far, and its result."""
 
@@ -185,7 +190,7 @@ class Supervisor:
         for location in message.get("bound", ()):  # read-only for programs: owned by root, not by them
             self.place(location).mkdir(parents=True, exist_ok=True)
         for base, parts, mode, size in message["files"]:
-            file = File(body[at : at + size], mode)
+            file = File(body[at : at + size], mode if base in WRITABLE else _readable(mode))
             at += size
             owner = self.owner if base in WRITABLE else (0, 0) if self.owner is not None else None
             tree.write(self.place(base), parts, file, owner)
@@ -207,7 +212,7 @@ class Supervisor:
             if base == WORK:
                 self.placed["/".join(parts)] = artifacts.PlacedEntry.link(target)
         for base, parts, mode in sorted(modes, key=lambda entry: entry[1], reverse=True):
-            tree.permit(self.place(base), parts, mode)
+            tree.permit(self.place(base), parts, mode if base in WRITABLE else _readable(mode))
         for base, parts, target in message.get("links", ()):
             link = self.place(base).joinpath(*parts)
             link.parent.mkdir(parents=True, exist_ok=True)

@@ -187,8 +187,14 @@ class PodSandbox:
                 await stream.aclose()
                 await self.channel.tell({"op": "close", "stream": number})
 
-    async def put(self, files: Mapping[str, AnyFile]) -> None:
-        await self.place(files)
+    async def put(
+        self,
+        files: Mapping[str, AnyFile],
+        *,
+        links: Mapping[str, str] | None = None,
+        modes: Mapping[str, int] | None = None,
+    ) -> None:
+        await self.place(files, modes=modes, work_links=links)
 
     async def place(
         self,

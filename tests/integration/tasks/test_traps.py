@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.tasks import app
 from orchestrator.probing import ProbeRun
 from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.bundle import EMPTY
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.probes import PROBES, probe
 from orchestrator.tasks.suite import generate
@@ -41,7 +42,7 @@ def a_task(example: Example, middle: str, files: Mapping[str, str]) -> Task:
 
 async def paid(task: Task, command: str) -> float | None:
     probe_run = ProbeRun(task, BubblewrapProvider(), SECTION, 10.0)
-    return (await probe_run.judged(await probe_run.attempt(lambda _: (command, {}), LIMITS))).reward
+    return (await probe_run.judged(await probe_run.attempt(lambda _: (command, EMPTY), LIMITS))).reward
 
 
 @pytest.mark.anyio

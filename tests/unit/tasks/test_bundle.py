@@ -14,6 +14,8 @@ from orchestrator.tasks.artifacts import packed, with_artifacts
 from orchestrator.tasks.bundle import Bundle, BundleLimits
 from orchestrator.tasks.harbor import Task, load
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES, PART_BYTES, BlobFile, Packed, Unpacker, pack
+from orchestrator.tasks.multi_step import steps_of
+from orchestrator.tasks.read_directory import read_directory
 from orchestrator.tasks.sources import each
 from sandboxes.base import AnyFile, File, Limits, StoredFile
 from sandboxes.bubblewrap import BubblewrapProvider
@@ -94,6 +96,101 @@ def test_a_dockerfile_copies_links_and_empty_directories(tmp_path: Path) -> None
         == environment.files["/app/in/bin/run"]
         == File(b"no interpreter line\n", 0o755)
     )
+
+
+def test_modes_are_those_of_the_author_and_not_of_a_umask(tmp_path: Path) -> None:
+    places = ("environment/files", "steps/one/workdir", "tests/x", "solution/x", "steps/one/tests/x")
+    modes = {
+        "private": 0o600,
+        "script": 0o644,
+        "program": 0o750,
+        "all": 0o666,
+        "group": 0o664,
+        "bits": 0o4755,
+    }
+
+    def found(umask: int) -> dict[str, dict[str, int]]:
+        directory = tmp_path / f"{umask:o}"
+        before = os.umask(umask or 0o022)
+        for place in places:
+            (directory / place / "closed").mkdir(parents=True)
+            for name, mode in modes.items():
+                (directory / place / name).write_text("#!/bin/sh\n")
+                (directory / place / name).chmod(mode & ~umask)
+            (directory / place / "closed").chmod(0o700)
+            (directory / place / "shared").mkdir()
+            (directory / place / "shared").chmod(0o1777 & ~umask)
+        os.umask(before)
+        bundle = read_directory(directory)
+        return {
+            place: {
+                **{name: bundle.files[f"{place}/{name}"].mode for name in modes},
+                **{name: bundle.directories.get(f"{place}/{name}", 0o755) for name in ("closed", "shared")},
+            }
+            for place in places
+        }
+
+    kept = {
+        "private": 0o600,
+        "script": 0o644,
+        "program": 0o750,
+        "all": 0o666,
+        "group": 0o644,
+        "bits": 0o755,
+        "closed": 0o700,
+        "shared": 0o777,
+    }
+    usual = {
+        "private": 0o700,
+        "script": 0o755,
+        "program": 0o750,
+        "all": 0o777,
+        "group": 0o755,
+        "bits": 0o755,
+        "closed": 0o700,
+        "shared": 0o777,
+    }
+    for place, known in found(0).items():
+        agents = place in ("environment/files", "steps/one/workdir")
+        # A program among the tests can be started in any case.
+        assert known == (kept if agents else usual), place
+    for known in found(0o077).values():
+        assert (known["private"] & 0o044, known["closed"], known["shared"]) == (0o044, 0o755, 0o755)
+
+
+def test_links_and_empty_directories_travel_in_tests_and_solutions_and_work_directories(
+    tmp_path: Path,
+) -> None:
+    steps = {
+        "task.toml": b'[[steps]]\nname = "one"\n',
+        "steps/one/instruction.md": b"do it",
+        "tests/data/a": b"a",
+    }
+    Task.from_files({**steps, "tests/test.sh": BASE["tests/test.sh"], "solution/solve.sh": b"true"}).write(
+        tmp_path
+    )
+    for folder in ("tests", "solution", "steps/one/workdir", "steps/one/tests"):
+        (tmp_path / folder / "empty").mkdir(parents=True)
+        (tmp_path / folder / "here").symlink_to("empty")
+    (tmp_path / "steps/one/workdir/a").write_text("a")
+    (tmp_path / "steps/one/workdir/to-a").symlink_to("a")
+    (tmp_path / "README").write_text("about")
+    (tmp_path / "README.md").symlink_to("README")
+    task = load(tmp_path)
+    assert task == Task.from_message(json.loads(json.dumps(task.to_message())))
+    assert task.files["README.md"].data == b"about"
+    (step,) = steps_of(task)
+    assert step.placed.links == {"here": "empty", "to-a": "a"} and step.placed.directories == {"empty": 0o755}
+    tests, solution = step.task.tests_bundle, step.task.solution_bundle
+    assert (tests.links, tests.directories) == ({"here": "empty"}, {"empty": 0o755})
+    assert (solution.links, solution.directories) == ({"/solution/here": "empty"}, {"/solution/empty": 0o755})
+    after = step.over(task.environment(None))
+    assert after.links == {"/app/here": "empty", "/app/to-a": "a"} and after.modes == {"/app/empty": 0o755}
+    (tmp_path / "steps/one/workdir/out").symlink_to("../tests/here")
+    with pytest.raises(
+        ValueError, match=r"steps/one/workdir/out is a link to '\.\./tests/here', which leads out of"
+    ):
+        load(tmp_path)
 
 
 def test_a_link_among_the_tests_becomes_a_copy_of_its_file(tmp_path: Path) -> None:
