@@ -20,6 +20,7 @@ from orchestrator.contracts.ids import unb64
 from orchestrator.runner.collect import declared, run_hooks
 from orchestrator.runner.grade import Grade, grade
 from orchestrator.runner.healthcheck import until_healthy
+from orchestrator.runner.left_elsewhere import left_elsewhere
 from orchestrator.runner.open_sandbox import open_sandbox
 from orchestrator.runner.prepare import prepare
 from orchestrator.runner.step_grades import numbers_of, work_of
@@ -321,6 +322,8 @@ class ProbeRun:
         most = limits_of(self._section, memory_bytes=None)
         sources = with_convention(settings.artifacts, step.task.tests_files())
         collected = await declared(sandbox, sources, most)
+        seen = {*self.pristine.files, *(file.path for file in collected)}
+        elsewhere = await left_elsewhere(self._provider, sandbox, seen)
         changed = await sandbox.changed(most)
         answer = result.stdout.decode(errors="replace")
         answer = answer if answer_bytes(answer) <= INLINE_BYTES else ""
@@ -334,7 +337,7 @@ class ProbeRun:
         over = too_much(changed, collected, answer, most)
         return Left(
             answer=answer,
-            artifacts=() if over else [*packed(changed), *collected],
+            artifacts=() if over else [*packed(changed), *collected, *elsewhere],
             ended=over or ended,
             wall_s=result.wall_s,
             exit_code=result.exit_code,

@@ -1,0 +1,49 @@
+"""What a reference solution leaves where the tests do not see it: files outside of the work directory, and running processes.
+
+The tests run in a fresh sandbox. Where they give such a solution 0, this is why, or may be. Agents leave such things, too (settings, caches), so only
+the solution is looked at.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+from orchestrator.contracts.events import ArtifactFile
+from orchestrator.contracts.states import Left
+from orchestrator.tasks.artifacts import SHOWN_PATH
+from sandboxes.base import HOME, Provider, Sandbox, SandboxError
+
+LIST_S: Final = 30.0
+MOST: Final = 20
+OUTSIDE: Final = "lies outside of the work directory"
+ENDED: Final = "still ran, was ended"
+_FILES: Final = f'for place in "$@"; do find "$place" -type f 2>/dev/null | head -n {MOST}; done'
+_PROCESSES: Final = (
+    'for one in /proc/[0-9]*; do case "$one" in /proc/1|/proc/$$|/proc/$PPID) continue ;; esac; '
+    '[ -O "$one" ] && { tr "\\0" " " <"$one/cmdline"; echo; } 2>/dev/null; done; exit 0'
+)
+
+
+async def left_elsewhere(
+    provider: Provider, sandbox: Sandbox, seen: Collection[str]
+) -> Sequence[ArtifactFile]:
+    """At most `MOST` of each, before the sandbox's processes are ended. `seen`: absolute paths that the tests get in any case. Nothing without
+    isolation: other users' files and processes are not the solution's."""
+    if not provider.isolated:
+        return []
+    try:
+        places = [sandbox.path(HOME), sandbox.path("/tmp")]
+        files = await sandbox.exec(["sh", "-c", _FILES, "sh", *places], timeout_s=LIST_S, cwd="/")
+        processes = await sandbox.exec(["sh", "-c", _PROCESSES], timeout_s=LIST_S, cwd="/")
+    except SandboxError:  # what the attempt left names it
+        return []
+    paths = [path for path in _lines(files.stdout) if path not in seen][:MOST]
+    commands = [each for each in _lines(processes.stdout) if each.strip()][:MOST]
+    return [_behind(path, OUTSIDE) for path in paths] + [_behind(each, ENDED) for each in commands]
+
+
+def _behind(name: str, why: str) -> ArtifactFile:
+    return ArtifactFile(path=name.strip()[:SHOWN_PATH], body=None, kind=Left.BEHIND, why=why)
+
+
+def _lines(output: bytes) -> list[str]:
+    return output.decode(errors="replace").splitlines()
