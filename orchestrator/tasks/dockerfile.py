@@ -274,6 +274,25 @@ _IDLE = re.compile(
 """Entry points that start nothing."""
 
 
+def user_of(text: str) -> str:
+    """The user that the last stage of a Dockerfile names by USER, without its group; empty for none and for root, who is not at work in a sandbox.
+    ValueError for one that a variable names."""
+    stages: dict[str, str] = {}
+    user, alias = "", ""
+    for line, logical in _logical_lines(text):
+        name, _, rest = logical.partition(" ")
+        if found := _STAGE.match(logical):
+            user, alias = stages.get(found[1].lower(), ""), (found[2] or "").lower()
+        elif name.upper() == "USER":
+            user = rest.strip().partition(":")[0]
+            if "$" in user:
+                raise ValueError(
+                    f"{_AT}line {line}: USER {quoted(user)} is not honoured: write the name itself, or [agent].user in task.toml"
+                )
+        stages[alias] = user
+    return "" if user in ("root", "0") else user
+
+
 def check_entrypoint(text: str) -> None:
     """ValueError, one sentence, if the last stage of a Dockerfile has an ENTRYPOINT that starts something: no sandbox runs it."""
     stages: dict[str, Instruction | None] = {}

@@ -32,6 +32,7 @@ from orchestrator.tasks.dockerfile import (
     check_growth,
     expand,
     parse,
+    user_of,
 )
 from orchestrator.tasks.reserved import PREFIX
 from orchestrator.tasks.sizes import (
@@ -63,6 +64,7 @@ from sandboxes.base import (
     StoredFile,
 )
 from sandboxes.images import recipe
+from sandboxes.users import refusal
 
 DOCKERFILE: Final = "Dockerfile"
 IGNORE: Final = ".dockerignore"
@@ -197,6 +199,13 @@ def read_or_build(context: Bundle, bases: Collection[str] | None, *, named: bool
     return Environment(files={}, build=built)
 
 
+def image_user(context: Bundle, found: Environment, table: Mapping[str, Any]) -> str:
+    """The user that the Dockerfile of an environment that is built names; empty for none. `table`: its `[environment]`."""
+    if found.build is None or "docker_image" in table:
+        return ""
+    return user_of(context.files[DOCKERFILE].data.decode(errors="replace"))
+
+
 def builds_where_needed(provider: Provider | type[Provider]) -> bool:
     """Whether a provider with `containers` uses its own system for a task that needs no image."""
     return bool(getattr(provider, "only_where_needed", False))
@@ -213,7 +222,9 @@ def has_side_services(provider: Provider | type[Provider]) -> bool:
 
 
 def check_services(found: Environment, provider: Provider | type[Provider]) -> None:
-    """ValueError if the environment needs side services and the provider has none."""
+    """ValueError if the environment needs side services and the provider has none, or names a user in its Dockerfile whom it does not have."""
+    if (why := refusal(provider, found.user)) is not None:
+        raise ValueError(f"environment/Dockerfile: USER {found.user} is not honoured: {why}")
     if found.services and not has_side_services(provider):
         names = ", ".join(each.name for each in found.services)[:200]
         raise ValueError(

@@ -34,6 +34,7 @@ from orchestrator.tasks.environment import (
     Environment,
     build_context,
     configured,
+    image_user,
     of_image,
     read_environment,
     read_or_build,
@@ -222,7 +223,8 @@ class Task:
         )
         variables = {**found.env, **composed.env, **variables_of(table)}
         check_variables(variables, "the environment of the task's programs")
-        return replace(found, env=variables, services=composed.services, user=self.settings.agent_users[0])
+        user = self.settings.agent_users[0] or found.user
+        return replace(found, env=variables, services=composed.services, user=user)
 
     @cached_property
     def composed(self) -> Composed:
@@ -239,7 +241,7 @@ class Task:
         user = self.settings.verifier.user
         if table is self.settings.environment and not self.settings.verifier.is_separate:
             found = self.environment(bases, containers=containers, where_needed=where_needed)
-            return replace(found, user=user)
+            return replace(found, user=user or image_user(context, found, self.settings.environment))
         composed = NOTHING
         if "docker_image" not in table and f"{TESTS}{DOCKERFILE}" in self.files:
             context = self.bundle.below(TESTS)
@@ -258,7 +260,7 @@ class Task:
             raise ValueError(str(error).replace(CONTEXT, TESTS)) from error
         variables = {**found.env, **composed.env, **variables_of(table)}
         check_variables(variables, "the environment of the tests")
-        return replace(found, env=variables, services=composed.services, user=user)
+        return replace(found, env=variables, services=composed.services, user=user or found.user)
 
     def _environment(
         self,
@@ -284,7 +286,7 @@ class Task:
             )
         else:
             found = read_environment(context, bases)
-        return configured(found, table, variables_of(table))
+        return replace(configured(found, table, variables_of(table)), user=image_user(context, found, table))
 
     @property
     def _names_users(self) -> bool:

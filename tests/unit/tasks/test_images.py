@@ -90,3 +90,38 @@ def test_a_provider_builds_images_only_with_a_directory_for_them() -> None:
 def test_a_setting_that_cannot_be_is_named(table: dict[str, object], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         ImagesSection(**table)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "user"),
+    [
+        ("FROM debian:12\nRUN useradd bob\nUSER bob:staff\n", "bob"),
+        ("FROM debian:12\nUSER 1234\nRUN true\nUSER root\n", ""),
+        ("FROM debian:12 AS one\nUSER bob\nFROM one\nRUN true\n", "bob"),
+        ("FROM debian:12 AS one\nUSER bob\nFROM debian:12\nRUN true\n", ""),
+    ],
+)
+def test_the_user_of_a_dockerfile_runs_agent_and_tests_unless_the_settings_name_another(
+    dockerfile: str, user: str
+) -> None:
+    task = a_task(dockerfile)
+    assert task.environment(BASES, containers=True).user == user
+    assert task.verification(BASES, containers=True).user == user
+    toml = b'[agent]\nuser = "agent"\n[verifier]\nuser = "root"\n'
+    named = task.with_file("task.toml", toml)
+    assert named.environment(BASES, containers=True).user == "agent"
+    assert named.verification(BASES, containers=True).user == "root"
+
+
+def test_a_user_of_a_dockerfile_that_sandboxes_do_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(
+        ValueError, match="environment/Dockerfile: USER bob is not honoured: a user of its own needs"
+    ):
+        check_admissible(a_task("FROM debian:12\nRUN useradd bob\nUSER bob\n"), ON)
+    with pytest.raises(
+        ValueError, match=r"Dockerfile line 3: USER '\$WHO' is not honoured: write the name itself"
+    ):
+        a_task("FROM debian:12\nARG WHO=bob\nUSER $WHO\n").environment(BASES, containers=True)
