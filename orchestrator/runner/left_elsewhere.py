@@ -9,10 +9,10 @@ from typing import Final
 
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.states import Left
+from orchestrator.runner.collect import LIST_S
 from orchestrator.tasks.artifacts import SHOWN_PATH
 from sandboxes.base import HOME, Provider, Sandbox, SandboxError
 
-LIST_S: Final = 30.0
 MOST: Final = 20
 OUTSIDE: Final = "lies outside of the work directory"
 ENDED: Final = "still ran, was ended"

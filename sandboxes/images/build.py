@@ -27,7 +27,7 @@ from sandboxes import tree
 from sandboxes.base import BuildEntry, File, ImageRefused, SandboxError, StoredFile
 from sandboxes.build_context import context_digest, write_context
 from sandboxes.images import caged, export, oci, recipe
-from sandboxes.images.caged import BUILD_S, Caged, Log, own
+from sandboxes.images.caged import BUILD_KEY, Caged, Log, own
 from sandboxes.images.oci import Description
 from sandboxes.images.settings import ImageSettings
 from sandboxes.images.store import Image, ImageStore, UnknownImage
@@ -323,7 +323,7 @@ class Builder:
                 binds=[(storage, "/storage", False), *own_binds, *binds],
                 env={"HOME": "/storage", "TMPDIR": "/var/tmp", "BUILDAH_ISOLATION": "chroot", **(env or {})},
                 time_s=most_s,
-                time_from="build_timeout_sec" if most_s == self._task_s else BUILD_S,
+                time_from="build_timeout_sec" if most_s == self._task_s else BUILD_KEY,
                 disk_mb=self._settings.build_mb,
                 grows=storage,
                 network=network,

@@ -29,7 +29,7 @@ _KEPT, _MOST_OUTPUT, _MESSAGE = 16_384, 64 << 20, 800
 _HOME = str(Path(__file__).resolve().parents[2])
 _SUBIDS = Path("/etc/subuid")
 _TUN = Path("/dev/net/tun")
-BUILD_S: Final = "sandbox.images.build_s"
+BUILD_KEY: Final = "sandbox.images.build_s"
 Log = Callable[[str], None]
 
 
@@ -44,7 +44,7 @@ class Caged:
     binds: Sequence[tuple[Path, str, bool]]
     env: Mapping[str, str] = field(default_factory=dict)
     time_s: float
-    time_from: str = BUILD_S
+    time_from: str = BUILD_KEY
     disk_mb: int
     grows: Path
     network: bool = True
