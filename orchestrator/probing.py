@@ -236,7 +236,7 @@ class ProbeRun:
         ended = False
         works = left.steps if left.earlier else (left,) * len(self._steps)
         for step, judging, each in zip(self._steps, self._judging, works, strict=False):
-            work = work_of(step, each.answer, each.artifacts)
+            work = work_of(step, each.answer, each.artifacts, self.pristine)
             tests = order({**work.tests, WORD_FILE: File(self.word.encode())})
             grade_ = await grade(
                 self._provider,

@@ -7,7 +7,6 @@ are not followed. A missing source is not an error: the tests decide what its ab
 import posixpath
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final
 
@@ -169,6 +168,4 @@ def _inside(source: ArtifactSource, path: str, root: str) -> str | None:
     inside = source.source + path[len(root) :]
     if posixpath.normpath(inside) != inside or not any(inside.startswith(f"{place}/") for place in COLLECTED):
         return None
-    relative = path[len(root) :].lstrip("/")
-    parts = [relative, *relative.split("/")]
-    return None if any(fnmatchcase(part, pattern) for pattern in source.exclude for part in parts) else inside
+    return None if source.excludes(path[len(root) :].lstrip("/")) else inside

@@ -174,7 +174,8 @@ class Episode:
         left = [file for file in self.artifacts if file.step == step.number]
         what = f"the tests of a step of rollout {self.lease.rollout_id}"
         try:
-            work = work_of(step, outcome.answer or "", left, await self.worker.files.left(left))
+            stored = await self.worker.files.left(left)
+            work = work_of(step, outcome.answer or "", left, self.pristine, stored)
             found = await grade_step(self.worker, step, work, drawn, what)
         except (PathRefused, ValueError, OSError, SandboxError) as error:
             log.warning("step.not_graded", step=step.name, error=str(error))

@@ -9,6 +9,7 @@ from orchestrator.runner.grade import Grade, GradedWork, grade
 from orchestrator.runner.worker import Worker, verification_of
 from orchestrator.runtime.liveness import current
 from orchestrator.tasks.artifacts import NOTHING
+from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.key_values import REWARD
 from orchestrator.tasks.multi_step import TaskStep
 from orchestrator.tasks.network import access, of_tests
@@ -17,14 +18,19 @@ from sandboxes.base import AnyFile
 
 
 def work_of(
-    step: TaskStep, answer: str, artifacts: Sequence[ArtifactFile], stored: Mapping[str, AnyFile] = NOTHING
+    step: TaskStep,
+    answer: str,
+    artifacts: Sequence[ArtifactFile],
+    environment: Environment,
+    stored: Mapping[str, AnyFile] = NOTHING,
 ) -> GradedWork:
-    """What the tests of a step get. The answer may be among the artifacts. `stored`: the content of those that lie in blobs, by path."""
+    """What the tests of a step get. The answer may be among the artifacts. `environment`: the agent's. `stored`: the content of those that lie in
+    blobs, by path."""
     task = step.task
     left = [file for file in artifacts if file.kind is not Left.ANSWER]
     return GradedWork(
         answer=answer,
-        artifacts=task.seen_by_tests(left),
+        artifacts=task.seen_by_tests(left, environment),
         stored=stored,
         tests=(tests := task.tests_bundle).files,
         tests_links=tests.links,

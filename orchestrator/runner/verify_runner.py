@@ -38,7 +38,7 @@ from orchestrator.runner.judging import seed
 from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runner.outcome import LOG_BYTES
 from orchestrator.runner.step_grades import grade_step, work_of
-from orchestrator.runner.worker import Worker, WorkerSettings, open_worker
+from orchestrator.runner.worker import Worker, WorkerSettings, environment_of, open_worker
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
 from orchestrator.tasks.harbor import Task
@@ -177,7 +177,8 @@ class VerifyRunner:
     async def _graded_step(
         self, verdict: VerdictReached, step: TaskStep, answer: str, artifacts: list[ArtifactFile]
     ) -> VerdictReached:
-        work = work_of(step, answer, artifacts, await self._worker.files.left(artifacts))
+        environment = environment_of(step.task, self._worker)
+        work = work_of(step, answer, artifacts, environment, await self._worker.files.left(artifacts))
         drawn = seed(verdict.run, verdict.rollout, verdict.attempt, work.tests)
         what = f"the tests of rollout {verdict.rollout}"
         try:

@@ -24,6 +24,7 @@ from orchestrator.tasks.sizes import check_variables, dockerfile_text, read_task
 from orchestrator.tasks.users import of_steps, unknown
 from orchestrator.tasks.users import refusals as user_refusals
 from orchestrator.tasks.verdict import shell_options
+from orchestrator.tasks.work_dir import begins_in
 from sandboxes.base import Provider
 from sandboxes.shell_lines import flaw
 
@@ -78,8 +79,9 @@ def check_admissible(task: Task, sandbox: SandboxSection, place: str = "") -> No
         )
         if environment.build is not None and "docker_image" not in task.settings.environment:
             check_entrypoint(dockerfile_text(task.files[path := f"{CONTEXT}{DOCKERFILE}"], path))
-        if environment.build is None:
-            for problem in (each for step in steps for each in places(step.task.settings.artifacts)):
+        built, begins = environment.build is not None, begins_in(environment)
+        for step in steps:
+            for problem in places(step.task.settings.artifacts, begins, built=built):
                 raise ValueError(problem)
     except ValueError as error:
         raise ValueError(f"{place or f'task {task.name}'}: {error}") from error

@@ -6,6 +6,7 @@ An artifact appears in verification at its own path. `destination` only says whe
 
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
@@ -39,6 +40,12 @@ class ArtifactSource(BaseModel):
     def is_collected(self) -> bool:
         """Whether it lies outside of the work directory, whose changes the tests see anyway."""
         return any(self.source == place or self.source.startswith(f"{place}/") for place in COLLECTED)
+
+    def excludes(self, relative: str) -> bool:
+        """Whether a pattern leaves out a path below the source, or a directory above it."""
+        parts = relative.split("/")
+        named = [*parts, *("/".join(parts[:end]) for end in range(2, len(parts) + 1))]
+        return any(fnmatchcase(part, pattern) for pattern in self.exclude for part in named)
 
 
 class CollectHook(BaseModel):
@@ -117,38 +124,55 @@ def _artifact_flaws(table: Any) -> Iterator[str]:
         yield f"of the service {MAIN}: files are taken from the agent's sandbox, not {quoted(table['service'])}"
     if not isinstance(exclude, list) or not all(isinstance(pattern, str) for pattern in exclude):
         yield "a list of tables whose exclude is a list of patterns"
-    elif exclude and not ArtifactSource(source=posixpath.normpath(source)).is_collected:
-        yield "without exclude in the work directory, whose changes all reach the tests"
 
 
 def only_declared(
-    left: Sequence[ArtifactFile], declared: tuple[ArtifactSource, ...], work_dir: str
+    left: Sequence[ArtifactFile], declared: tuple[ArtifactSource, ...], begins: str | None, *, built: bool
 ) -> list[ArtifactFile]:
-    """What of an attempt's files the tests of the mode `separate` get: the declared ones. `work_dir`: the agent's, as its sources name it."""
-    roots = [root for artifact in declared if (root := _in_work(artifact, work_dir)) is not None]
+    """What of an attempt's files the tests of the mode `separate` get: the declared ones. `begins`: where the agent's programs begin, None: not
+    known; `built`: in an image."""
+    roots = [
+        (root, artifact)
+        for artifact in declared
+        if (root := _in_work(artifact, begins, built=built)) is not None
+    ]
     return [
         file
         for file in left
         if file.kind == Left.COLLECTED
-        or any(root == "." or file.path == root or file.path.startswith(f"{root}/") for root in roots)
+        or any(
+            file.path == root or root == "." or file.path.startswith(f"{root}/")
+            for root, artifact in roots
+            if not artifact.excludes("" if file.path == root else posixpath.relpath(file.path, root))
+        )
     ]
 
 
-def _in_work(artifact: ArtifactSource, work_dir: str) -> str | None:
-    """The path of an artifact relative to the work directory, "." for itself; None: it is elsewhere."""
-    inside = posixpath.join(work_dir, artifact.source)
-    for top in dict.fromkeys((WORK, work_dir)):
+def _in_work(artifact: ArtifactSource, begins: str | None, *, built: bool) -> str | None:
+    """The path of an artifact relative to the work directory, "." for itself; None: it is elsewhere. An image's work directory is its WORKDIR, which
+    sandboxes also show as `/app`; without an image it is `/app`, and programs may begin below it."""
+    tops = dict.fromkeys((begins or WORK, WORK)) if built else (WORK,)
+    inside = posixpath.normpath(posixpath.join(begins or WORK, artifact.source))
+    for top in tops:
         if inside == top or inside.startswith(f"{top}/"):
             return posixpath.relpath(inside, top)
     return None
 
 
-def places(declared: tuple[ArtifactSource, ...]) -> Iterator[str]:
-    """Sentences about artifacts that no file of the agent can be at, where no image is built."""
+def places(declared: tuple[ArtifactSource, ...], begins: str | None, *, built: bool) -> Iterator[str]:
+    """Sentences about artifacts that no file of the agent can be at, or that lie in a work directory that only the image can tell. Arguments as for
+    `only_declared`."""
     for artifact in declared:
-        inside = posixpath.join(WORK, artifact.source)
-        if not artifact.is_collected and inside != WORK and not inside.startswith(f"{WORK}/"):
+        if artifact.is_collected or _in_work(artifact, begins, built=built) is not None:
+            continue
+        wrong = f"task.toml: artifacts has {quoted(artifact.source)}: files can be taken from"
+        if begins is None:
             yield (
-                f"task.toml: artifacts has {quoted(artifact.source)}: files can be taken from {WORK}, {CONVENTION} and /tmp alone, "
+                f"{wrong} {CONVENTION}, /tmp and the work directory alone, and the Dockerfile does not say which that is: "
+                "write it into [environment].workdir, or copy the file with a command of [[verifier.collect]]"
+            )
+        else:
+            yield (
+                f"{wrong} {begins if built else WORK}, {CONVENTION} and /tmp alone, "
                 "write it there, or copy it with a command of [[verifier.collect]]"
             )

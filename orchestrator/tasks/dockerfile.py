@@ -73,7 +73,7 @@ class DockerfileError(ValueError):
 def parse(text: str) -> list[Instruction]:
     """The instructions in order. DockerfileError for unknown or unreadable ones."""
     found, wrong = [], []
-    for line, logical in _logical_lines(text):
+    for line, logical in logical_lines(text):
         if logical.split(None, 1)[0].upper() in NO_EFFECT:
             continue
         try:
@@ -85,7 +85,7 @@ def parse(text: str) -> list[Instruction]:
     return found
 
 
-def _logical_lines(text: str) -> list[tuple[int, str]]:
+def logical_lines(text: str) -> list[tuple[int, str]]:
     """(line, text) of each instruction: without comments, blank lines and here-documents, continuation lines joined."""
     found: list[tuple[int, str]] = []
     start = 0  # the line of an instruction that goes on
@@ -227,12 +227,22 @@ def _referred(found: re.Match[str], quote: str, variables: Mapping[str, str]) ->
 _VALUE_OF = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
+def variables_in(instruction: Instruction) -> list[tuple[str, str | None]]:
+    """The names and values, as written, of an ENV or ARG; None: an ARG without a value. ValueError for a quote without its end."""
+    words = split(instruction, instruction.rest)
+    if instruction.name == "ENV" and words and "=" not in words[0]:
+        return [(words[0], instruction.rest[len(words[0]) :].strip())]
+    pairs = [word.partition("=") for word in words]
+    return [(name, value if equals else None) for name, equals, value in pairs]
+
+
 def check_growth(text: str) -> None:
     """TooLarge if ENV and ARG of a Dockerfile that is built could give a variable more than it may have. The bound adds the lengths of what a value
     names, and expands nothing."""
     sizes: dict[str, int] = {}
     for here, pairs in _assignments(text):
-        for variable, value in pairs:
+        for variable, given in pairs:
+            value = given or ""
             size = len(value) + sum(sizes.get(found[1], 0) for found in _VALUE_OF.finditer(value))
             if size > VARIABLE_BYTES:
                 raise TooLarge(f"{here.at} gives {cut(variable, 60)} {_TOO_LONG}")
@@ -248,21 +258,18 @@ def variables_set(text: str) -> Iterator[tuple[Instruction, str]]:
             yield from ((here, variable) for variable, _ in pairs)
 
 
-def _assignments(text: str) -> Iterator[tuple[Instruction, list[tuple[str, str]]]]:
+def _assignments(text: str) -> Iterator[tuple[Instruction, list[tuple[str, str | None]]]]:
     """Each ENV and ARG, with its names and values as written."""
-    for line, logical in _logical_lines(text):
+    for line, logical in logical_lines(text):
         name, *others = logical.split(None, 1)
         rest = others[0] if others else ""
         here = Instruction(line=line, name=name.upper(), rest=rest, words=(), flags={}, is_json=False)
         if here.name not in ("ENV", "ARG") or not rest:
             continue
         try:
-            words = split(here, rest)
+            pairs = variables_in(here)
         except ValueError:  # a build refuses it as well
             continue
-        pairs = [word.partition("=")[::2] for word in words]
-        if here.name == "ENV" and "=" not in words[0]:
-            pairs = [(words[0], rest)]
         yield here, pairs
 
 
@@ -279,7 +286,7 @@ def user_of(text: str) -> str:
     ValueError for one that a variable names."""
     stages: dict[str, str] = {}
     user, alias = "", ""
-    for line, logical in _logical_lines(text):
+    for line, logical in logical_lines(text):
         name, _, rest = logical.partition(" ")
         if found := _STAGE.match(logical):
             user, alias = stages.get(found[1].lower(), ""), (found[2] or "").lower()
@@ -293,11 +300,17 @@ def user_of(text: str) -> str:
     return "" if user in ("root", "0") else user
 
 
+def stage_of(line: str) -> tuple[str, str]:
+    """(the image, the name of the stage) of a FROM, in lower case; both empty for one that cannot be read."""
+    found = _STAGE.match(line)
+    return (found[1].lower(), (found[2] or "").lower()) if found is not None else ("", "")
+
+
 def check_entrypoint(text: str) -> None:
     """ValueError, one sentence, if the last stage of a Dockerfile has an ENTRYPOINT that starts something: no sandbox runs it."""
     stages: dict[str, Instruction | None] = {}
     last, alias = None, ""
-    for line, logical in _logical_lines(text):
+    for line, logical in logical_lines(text):
         name, _, rest = logical.partition(" ")
         if found := _STAGE.match(logical):
             last, alias = stages.get(found[1].lower()), (found[2] or "").lower()

@@ -16,7 +16,6 @@ one sentence each.
 """
 
 import json
-import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -47,6 +46,7 @@ from orchestrator.tasks.plain_text import as_plain_text, startable
 from orchestrator.tasks.read_directory import Shared, read_directory
 from orchestrator.tasks.settings import TaskSettings, parse_settings, variables_of
 from orchestrator.tasks.sizes import check_variables, read_task_toml
+from orchestrator.tasks.work_dir import begins_in
 from sandboxes.artifacts import stays
 from sandboxes.base import WORK, AnyFile
 from sandboxes.text_files import text_of
@@ -294,12 +294,12 @@ class Task:
         users = (*self.settings.agent_users, self.settings.verifier.user)
         return any(own(user) is None and not user.isdecimal() for user in users)
 
-    def seen_by_tests(self, left: Sequence[ArtifactFile]) -> Sequence[ArtifactFile]:
-        """What of an attempt's files the tests get: all, or in the mode `separate` the declared artifacts."""
+    def seen_by_tests(self, left: Sequence[ArtifactFile], environment: Environment) -> Sequence[ArtifactFile]:
+        """What of an attempt's files the tests get: all, or in the mode `separate` the declared artifacts. `environment`: the agent's."""
         if not self.settings.verifier.is_separate:
             return left
-        work_dir = posixpath.join(WORK, str(self.settings.environment.get("workdir") or ""))
-        return only_declared(left, self.settings.artifacts, work_dir)
+        built = environment.build is not None
+        return only_declared(left, self.settings.artifacts, begins_in(environment), built=built)
 
     @property
     def tests_bundle(self) -> Bundle:

@@ -186,7 +186,9 @@ _COLLECT: Final[Mapping[str, Key]] = {
 _ARTIFACT: Final[Mapping[str, Key]] = {
     "artifacts.source": _honoured(says="a path, absolute or in the work directory"),
     "artifacts.destination": _no_effect("where Harbor keeps a copy"),
-    "artifacts.exclude": _honoured(says="patterns of names or relative paths below source"),
+    "artifacts.exclude": _honoured(
+        says="patterns of names or relative paths below source; in the mode `shared` the tests get all changes of the work directory"
+    ),
     "artifacts.service": _honoured(
         says="`main`; another one is refused: files are taken from the agent's sandbox"
     ),
@@ -252,7 +254,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "source": _no_effect(),
     "artifacts": _honoured(
         artifacts_must,
-        "files or directories below `/logs/artifacts` or `/tmp` that the tests see at their own paths, next to all changes of the work directory",
+        "files or directories of the work directory, `/logs/artifacts` or `/tmp`, which the tests see at their own paths; other places are refused",
     ),
     **_ARTIFACT,
     **_STEPS,

@@ -89,7 +89,6 @@ def test_a_task_that_asks_for_nothing_else_is_taken(toml: str) -> None:
         ('artifacts = ["/home/agent/x"]', "artifacts has '/home/agent/x': files can be taken from"),
         ('artifacts = ["/logs/verifier"]', "artifacts has '/logs/verifier': files can be taken from"),
         ('artifacts = [{source = "/tmp/x", service = "db"}]', "artifacts must be of the service main"),
-        ('artifacts = [{source = "out", exclude = ["a"]}]', "artifacts must be without exclude in the work directory"),
         ('artifacts = [{destination = "out"}]', "artifacts must be a list of artifacts, each with a `source`"),
         ('artifacts = [{source = "out", sources = 1}]', "artifacts must be a list of tables with source, destination, exclude and service"),
         ('[[verifier.collect]]\nservice = "main"', "[verifier].collect.command is missing"),

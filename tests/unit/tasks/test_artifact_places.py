@@ -1,0 +1,99 @@
+"""Where artifacts of a task can lie: in the work directory of its image or of the sandbox's own system, and in two places outside of it."""
+
+import pytest
+
+from orchestrator.contracts.events import ArtifactFile
+from orchestrator.settings.providers import ImagesSection
+from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.work_dir import begins_in, workdir_of
+
+IMAGES = SandboxSection(images=ImagesSection(directory="/srv/images"))
+SEPARATE = '[verifier]\nenvironment_mode = "separate"\n'
+LEFT = [ArtifactFile(path=path, body="") for path in ("out.txt", "sub/out.txt", "sub/a.log", "other")]
+
+
+def a_task(toml: str, dockerfile: str = "") -> Task:
+    files = {"task.toml": toml.encode(), "instruction.md": b"do it", "tests/test.sh": b"true"}
+    return Task.from_files(files | ({"environment/Dockerfile": dockerfile.encode()} if dockerfile else {}))
+
+
+def seen(task: Task, *, images: bool = True) -> list[str]:
+    environment = task.environment(
+        SandboxSection().base_images if not images else ("debian:12",), containers=images, where_needed=True
+    )
+    return [file.path for file in task.seen_by_tests(LEFT, environment)]
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "work"),
+    [
+        ("FROM debian:12\nRUN true\nWORKDIR /srv/w", "/srv/w"),
+        ("FROM debian:12\nRUN true\nWORKDIR /srv\nWORKDIR w/", "/srv/w"),
+        ("FROM debian:12\nARG TOP=/srv\nENV W=${TOP}/w\nWORKDIR $W\nRUN true", "/srv/w"),
+        ('ARG TOP=/srv\nFROM debian:12\nARG TOP\nWORKDIR "$TOP/w"', "/srv/w"),
+        ("FROM debian:12 AS a\nWORKDIR /srv\nFROM debian:12\nFROM A\nWORKDIR w", "/srv/w"),
+        ("FROM scratch\nCOPY a /\nWORKDIR w", "/w"),
+        ("FROM a AS one\nWORKDIR /srv\nFROM b", None),
+        ("FROM debian:12\nWORKDIR $HOME/w", None),
+        ("FROM debian:12\nENV W=$HOME\nWORKDIR $W/w", None),
+        ("FROM debian:12\nENV W=/a\nENV W=$HOME\nWORKDIR $W", None),
+        ("FROM debian:12\nWORKDIR w", None),
+        ("FROM debian:12\nRUN <<E\nWORKDIR /no\nE\n", None),
+    ],
+)
+def test_the_work_directory_of_an_image_is_read_from_its_dockerfile(
+    dockerfile: str, work: str | None
+) -> None:
+    assert workdir_of(dockerfile) == work
+
+
+@pytest.mark.parametrize("source", ["/srv/w/out.txt", "out.txt", "/app/out.txt", "/srv/w/./out.txt"])
+def test_tests_of_their_own_get_artifacts_in_the_work_directory_of_the_image(source: str) -> None:
+    task = a_task(f'artifacts = ["{source}"]\n{SEPARATE}', "FROM debian:12\nRUN true\nWORKDIR /srv/w")
+    check_admissible(task, IMAGES)
+    assert seen(task) == ["out.txt"]
+
+
+def test_an_artifact_in_a_work_directory_below_app_is_relative_to_where_it_is_mounted() -> None:
+    toml = f'artifacts = ["/app/sub/out.txt"]\n{SEPARATE}'
+    assert seen(a_task(toml, "FROM debian:12\nRUN true\nWORKDIR /app/sub")) == ["out.txt"]
+    assert seen(a_task(toml, "FROM debian:12\nWORKDIR sub"), images=False) == ["sub/out.txt"]
+    toml = f'artifacts = ["out.txt"]\n{SEPARATE}'
+    assert seen(a_task(toml, "FROM debian:12\nWORKDIR sub"), images=False) == ["sub/out.txt"]
+
+
+def test_the_key_workdir_names_the_work_directory_that_a_dockerfile_does_not() -> None:
+    toml = f'artifacts = ["/srv/w/out.txt"]\n{SEPARATE}[environment]\nworkdir = "/srv/w"\n'
+    task = a_task(toml, "FROM debian:12\nRUN true")
+    check_admissible(task, IMAGES)
+    assert seen(task) == ["out.txt"]
+    assert begins_in(task.environment((), containers=True)) == "/srv/w"
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "says"),
+    [
+        (
+            "FROM debian:12\nRUN true\nWORKDIR /srv/w",
+            "artifacts has '/etc/x': files can be taken from /srv/w, /logs/artifacts and /tmp alone",
+        ),
+        ("FROM debian:12\nRUN true", "the Dockerfile does not say which that is: write it into"),
+        ("", "files can be taken from /app, /logs/artifacts and /tmp alone"),
+    ],
+)
+def test_an_artifact_that_cannot_be_collected_is_refused_with_the_places_that_can(
+    dockerfile: str, says: str
+) -> None:
+    for toml in ("", SEPARATE):
+        with pytest.raises(ValueError, match=says):
+            check_admissible(a_task(f'artifacts = ["/tmp/x", "/etc/x"]\n{toml}', dockerfile), IMAGES)
+
+
+def test_patterns_leave_out_files_of_the_work_directory() -> None:
+    table = 'artifacts = [{ source = ".", exclude = ["*.log", "other", "sub/out.txt"] }]\n'
+    task = a_task(table + SEPARATE)
+    check_admissible(task, SandboxSection())
+    assert seen(task) == ["out.txt"]
+    assert seen(a_task(table)) == [file.path for file in LEFT]
