@@ -84,6 +84,10 @@ class ImageRefused(ValueError):
     """Signals that a task's image cannot be built, or contains something that no sandbox accepts. The task's fault; one sentence names the cause."""
 
 
+class MissingBase(ImageRefused):
+    """Signals an image that a build begins with and that is not there."""
+
+
 class PathRefused(Exception):
     """Signals that a path inside is not a plain file that may cross the boundary. The program causes this."""
 
@@ -320,6 +324,9 @@ class SandboxSpec:
     that are left out of the image's work directory, with everything below them. `build_timeout_s`: seconds in which the image must be built; 0: the
     provider's own time.
 
+    `prebuilt`, next to `build`: a context that begins with an existing image. The provider takes this image where it has or gets it, and else makes
+    `build`, which may be the same.
+
     `image` is only for providers that keep images; others refuse it. It is the digest or the name of an image in the provider's store. Programs
     find it around the places above, read-only. Its ENV, WORKDIR and `without` apply as for `build`; `cwd` counts, and `/app` in it is WORKDIR.
 
@@ -342,6 +349,7 @@ class SandboxSpec:
     links: Mapping[str, str] = field(default_factory=dict)
     cwd: str = WORK
     build: Mapping[str, BuildEntry] | None = None
+    prebuilt: Mapping[str, BuildEntry] | None = None
     image: str = ""
     without: tuple[str, ...] = ()
     build_timeout_s: float = 0.0

@@ -111,15 +111,22 @@ class BubblewrapProvider:
             await anyio.to_thread.run_sync(self._prepare)
         ensure_running(self._root)
         join.begin()
+        instead = ""
         if self._images is not None and spec.build is not None:
-            image = await Builder(self._images, self.images, task_s=spec.build_timeout_s).built(spec.build)
-            spec = replace(spec, image=image.digest, build=None)
+            builder = Builder(self._images, self.images, task_s=spec.build_timeout_s)
+            if spec.prebuilt is None:
+                image = await builder.built(spec.build)
+            else:
+                image, instead = await builder.prebuilt_or_built(spec.prebuilt, spec.build)
+            spec = replace(spec, image=image.digest, build=None, prebuilt=None)
         with contextlib.ExitStack() as stack:
-            sandbox = self._sandbox(spec, stack)
+            sandbox = self._sandbox(spec, stack, instead)
             async with sandbox.opened():
                 yield sandbox
 
-    def _sandbox(self, spec: SandboxSpec, stack: contextlib.ExitStack) -> BubblewrapSandbox:
+    def _sandbox(
+        self, spec: SandboxSpec, stack: contextlib.ExitStack, instead: str = ""
+    ) -> BubblewrapSandbox:
         own_user = os.geteuid() == 0
         needs_nsenter = bool(spec.image) or own(spec.user) is None
         if needs_nsenter and shutil.which("nsenter") is None:
@@ -143,6 +150,7 @@ class BubblewrapProvider:
             owners=owners,
             image=image,
             layerings=self._layerings,
+            instead=instead,
         )
 
     @classmethod

@@ -86,7 +86,8 @@ class Environment:
 
     `links`: absolute path → target of a symbolic link; `modes`: permission bits of directories, by absolute path.
     `build` is the build context if the provider makes the image; the image then holds everything else, except `without`: absolute paths that
-    must be absent. `services`: side services next to it.
+    must be absent. `prebuilt`: a context that begins with the image that `docker_image` names, to be tried before `build`. `services`: side
+    services next to it.
     """
 
     files: Mapping[str, AnyFile]
@@ -94,6 +95,7 @@ class Environment:
     env: Mapping[str, str] = field(default_factory=dict)
     work_dir: str = WORK
     build: Mapping[str, BuildEntry] | None = None
+    prebuilt: Mapping[str, BuildEntry] | None = None
     without: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, int] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class Environment:
             directories=(*LOGS, *self.directories),
             cwd=self.work_dir,
             build=self.build,
+            prebuilt=self.prebuilt,
             without=self.without,
             limits=replace(limits, cpus=self.cpus),
             build_timeout_s=self.build_timeout_s,
@@ -265,16 +268,21 @@ def configured(found: Environment, table: Mapping[str, Any], variables: Mapping[
             raise ValueError(
                 f"task.toml: [environment].workdir must be a path of letters, digits and ._- where an image is built, got {quoted(workdir)}"
             )
-        dockerfile = found.build[DOCKERFILE]
-        assert isinstance(dockerfile, File | StoredFile)
-        longer = File(dockerfile.data + f"\nWORKDIR {path}\n".encode())
-        return replace(found, build={**found.build, DOCKERFILE: longer})
+        prebuilt = None if found.prebuilt is None else _in(path, found.prebuilt)
+        return replace(found, build=_in(path, found.build), prebuilt=prebuilt)
     if not _below(path, WORK) or any(_below(path, file) for file in found.files):
         raise ValueError(
             f"task.toml: [environment].workdir must be {WORK} or a directory below it, where the agent's work is, got {quoted(workdir)}"
         )
     made = {*found.directories, path} - {WORK}
     return replace(found, work_dir=path, directories=tuple(sorted(made)))
+
+
+def _in(work_dir: str, context: Mapping[str, BuildEntry]) -> dict[str, BuildEntry]:
+    """A build context whose image begins in a directory."""
+    dockerfile = context[DOCKERFILE]
+    assert isinstance(dockerfile, File | StoredFile)
+    return {**context, DOCKERFILE: File(dockerfile.data + f"\nWORKDIR {work_dir}\n".encode())}
 
 
 def _positive(value: object) -> float:

@@ -243,7 +243,9 @@ class Task:
             found = self.environment(bases, containers=containers, where_needed=where_needed)
             return replace(found, user=user or image_user(context, found, self.settings.environment))
         composed = NOTHING
-        if "docker_image" not in table and f"{TESTS}{DOCKERFILE}" in self.files:
+        if table is not self.settings.environment and "docker_image" in table:
+            context = self.bundle.below(TESTS)  # its Dockerfile makes this image
+        elif "docker_image" not in table and f"{TESTS}{DOCKERFILE}" in self.files:
             context = self.bundle.below(TESTS)
         elif "docker_image" not in table and "docker_image" in self.settings.environment:
             table, composed = (
@@ -273,9 +275,7 @@ class Task:
     ) -> Environment:
         image = table.get("docker_image")
         if isinstance(image, str):
-            found = replace(
-                _placed(self.bundle.below(ENVIRONMENT)), build=of_image(image, bases, containers=containers)
-            )
+            found = self._of_image(image, context, bases, containers=containers)
         elif DOCKERFILE not in context.files:
             found = _placed(self.bundle.below(ENVIRONMENT))
         elif containers:
@@ -287,6 +287,24 @@ class Task:
         else:
             found = read_environment(context, bases)
         return replace(configured(found, table, variables_of(table)), user=image_user(context, found, table))
+
+    def _of_image(
+        self, image: str, context: Bundle, bases: Collection[str] | None, *, containers: bool
+    ) -> Environment:
+        """The environment of an image that a Dockerfile, if there is one, makes as well: it stands for an image that cannot be had."""
+        if DOCKERFILE in context.files and containers:
+            prebuilt = of_image(image, bases, containers=True)
+            return Environment(files={}, build=build_context(context), prebuilt=prebuilt)
+        try:
+            prebuilt = of_image(image, bases, containers=containers)
+        except ValueError as missing:
+            if DOCKERFILE not in context.files:
+                raise
+            try:
+                return read_environment(context, bases)
+            except ValueError as error:
+                raise ValueError(f"{missing}; its Dockerfile cannot stand for it: {error}") from error
+        return replace(_placed(self.bundle.below(ENVIRONMENT)), build=prebuilt, prebuilt=prebuilt)
 
     @property
     def _names_users(self) -> bool:

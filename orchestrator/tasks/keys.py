@@ -128,7 +128,7 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
     ),
     "docker_image": _honoured(
         values.image,
-        "the image in place of environment/Dockerfile; where no image is built, refused unless `sandbox.base_images` names it",
+        "an image; where it cannot be had, its Dockerfile is built (environment/Dockerfile, for tests tests/Dockerfile), else the task is refused",
     ),
     "os": _refused("sandboxes run Linux", "linux"),
     "gpus": _refused("sandboxes have no GPU: remove it", 0),

@@ -35,6 +35,7 @@ from sandboxes.build_context import context_digest
 from sandboxes.container.content import DirectoryBounds, DirectoryContent, read, too_large
 from sandboxes.container.engine import LABEL, ROOT, Engine
 from sandboxes.disk_full import making
+from sandboxes.images import recipe
 from sandboxes.owner import Owner
 from sandboxes.users import Account, find
 
@@ -69,7 +70,8 @@ _SHORT = 1 << 20
 class Image:
     """`digest`: the engine's id of it, `sha256:…`.
 
-    `work`: the default working directory of its programs. `env`: its variables. `content`: the files of its work directory, by relative path."""
+    `work`: the default working directory of its programs. `env`: its variables. `content`: the files of its work directory, by relative
+    path. `instead`: what it is, if it stands for another image."""
 
     name: str
     digest: str = ""
@@ -79,6 +81,7 @@ class Image:
     links: Mapping[str, str] = field(default_factory=dict)
     directories: tuple[str, ...] = ()
     owners: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    instead: str = ""
 
 
 def digest(context: Mapping[str, BuildEntry]) -> str:
@@ -90,7 +93,7 @@ async def built(engine: Engine, root: Path, spec: SandboxSpec) -> Image:
     """The image of the spec's build context, built unless this engine has it, for sandboxes below `root`. ImageRefused if the context is at fault, if
     it is not built in the spec's time, or if its work directory holds more than a sandbox with these limits."""
     assert spec.build is not None
-    name = await made(engine, spec.build, spec.build_timeout_s)
+    name, instead = await _chosen(engine, spec)
     config = json.loads(await engine.must("image", "inspect", "--format={{json .Config}}", name))
     work = posixpath.normpath(config.get("WorkingDir") or WORK)
     if work == "/" or any(work == reserved or work.startswith(f"{reserved}/") for reserved in _TAKEN):
@@ -108,7 +111,32 @@ async def built(engine: Engine, root: Path, spec: SandboxSpec) -> Image:
         links=found.links,
         directories=tuple(found.directories),
         owners=found.owners,
+        instead=instead,
     )
+
+
+async def _chosen(engine: Engine, spec: SandboxSpec) -> tuple[str, str]:
+    """The name of the image of `prebuilt`, or where that cannot be had of `build`; and what it is, if it is the second."""
+    assert spec.build is not None
+    if spec.prebuilt is None:
+        return await made(engine, spec.build, spec.build_timeout_s), ""
+    written = spec.prebuilt["Dockerfile"]
+    assert isinstance(written, File)
+    (base,) = recipe.bases(recipe.read(written.data)[1])
+    instead = f"environment/Dockerfile in place of {base}"
+    own = f"{_NAME}:{digest(spec.build)}"
+    if spec.build != spec.prebuilt and not (await engine.call("image", "inspect", own)).returncode:
+        return own, instead  # it is not tried again whether the other one can be had by now
+    key = f"task.toml: docker_image = {base!r}"
+    try:
+        return await made(engine, spec.prebuilt, spec.build_timeout_s, key), ""
+    except ImageRefused as missing:
+        if spec.build == spec.prebuilt:
+            raise
+        try:
+            return await made(engine, spec.build, spec.build_timeout_s), instead
+        except ImageRefused as error:
+            raise ImageRefused(f"{missing}; and its Dockerfile in its place: {error}") from error
 
 
 async def image_id(engine: Engine, name: str) -> str:

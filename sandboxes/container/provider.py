@@ -222,7 +222,8 @@ class ContainerSandbox(DirectorySandbox):
 
     @property
     def system(self) -> str:
-        return self._image.digest or self._image.name
+        found = self._image.digest or self._image.name
+        return found + (f" ({self._image.instead})" if self._image.instead else "")
 
     @property
     def work(self) -> str:

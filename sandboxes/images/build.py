@@ -24,7 +24,7 @@ import anyio
 import anyio.to_thread
 
 from sandboxes import tree
-from sandboxes.base import BuildEntry, File, ImageRefused, SandboxError, StoredFile
+from sandboxes.base import BuildEntry, File, ImageRefused, MissingBase, SandboxError, StoredFile
 from sandboxes.build_context import context_digest, write_context
 from sandboxes.images import caged, export, oci, recipe
 from sandboxes.images.caged import BUILD_KEY, Caged, Log, own
@@ -110,7 +110,7 @@ class Builder:
             except UnknownImage:
                 continue
         wanted = table.get(short, short)
-        raise ImageRefused(
+        raise MissingBase(
             f"environment/Dockerfile: the base image {name} is not in {self._store.directory}: make it with `penstock images bootstrap {wanted}`"
             f" (Debian and Ubuntu), import an archive of it with `penstock images import FILE --name {wanted}`, or name another image for it in"
             " sandbox.images.bases"
@@ -123,6 +123,28 @@ class Builder:
         found = [self.base(name).digest for name in recipe.bases(stages)]
         hasher.update(FORMAT + json.dumps([found, sorted(self._settings.build_env.items())]).encode())
         return f"{AUTOMATIC}{hasher.hexdigest()[:32]}"
+
+    async def prebuilt_or_built(
+        self, prebuilt: Mapping[str, BuildEntry], context: Mapping[str, BuildEntry]
+    ) -> tuple[Image, str]:
+        """The image of `prebuilt`, or where the store lacks what that begins with the one of `context`; and what it is, if it is the second.
+        ImageRefused names the key docker_image."""
+        try:
+            return await self.built(prebuilt), ""
+        except MissingBase as error:
+            (name,) = recipe.bases(recipe.read(_dockerfile(prebuilt))[1])
+            missing = f"task.toml: docker_image: the image {name} is not in {self._store.directory}"
+            if context == prebuilt:
+                raise MissingBase(
+                    f"{missing}: import an archive of it with `penstock images import FILE --name {recipe.short_name(name)}`, name another image for"
+                    " it in sandbox.images.bases, or give the task a Dockerfile that makes it"
+                ) from error
+        try:
+            return await self.built(context), f"environment/Dockerfile in place of {name}"
+        except ImageRefused as error:
+            raise ImageRefused(
+                f"{missing}, and its Dockerfile cannot be built in its place: {error}"
+            ) from error
 
     async def built(self, context: Mapping[str, BuildEntry]) -> Image:
         """The image of a task's build context, built unless the store has it. ImageRefused if the context is at fault."""

@@ -81,7 +81,7 @@ class Layerings:
 
 
 class ImageSandbox(BubblewrapSandbox):
-    """`image` must stay in its store until the sandbox is closed."""
+    """`image` must stay in its store until the sandbox is closed. `instead`: what it is, if it stands for another image."""
 
     def __init__(
         self,
@@ -94,11 +94,13 @@ class ImageSandbox(BubblewrapSandbox):
         layerings: Layerings,
         users: Range | None = None,
         owners: Owners = OF_ROOT,
+        instead: str = "",
     ) -> None:
         super().__init__(root, spec, hierarchies, own_user=own_user, users=users)
         self._owners = owners
         self.image = image
         self._layerings = layerings
+        self._instead = instead
         self._layer: Layer | None = None
         self._absent = tuple(path.removeprefix(f"{WORK}/") for path in spec.without)
 
@@ -113,7 +115,7 @@ class ImageSandbox(BubblewrapSandbox):
 
     @property
     def system(self) -> str:
-        return self.image.reference
+        return self.image.reference + (f" ({self._instead})" if self._instead else "")
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
         return {**self.defaults(), **self.image.env, **self.spec.env, **env}

@@ -339,3 +339,33 @@ async def test_a_link_in_a_context_reaches_no_file_of_the_machine(directory: Pat
         return
     taken = image.root / "app/out"
     assert taken.is_symlink() or taken.read_text() != Path("/etc/hostname").read_text()
+
+
+async def test_the_image_that_a_task_names_is_used_where_it_is_and_its_dockerfile_built_where_it_is_not(
+    directory: Path,
+) -> None:
+    built, prebuilt = context("FROM base:1\nRUN echo built >/app/which"), context("FROM named:1\n")
+    spec = SandboxSpec(build=built, prebuilt=prebuilt)
+    async with BubblewrapProvider(images=settings(directory)).open(spec) as sandbox:
+        assert (await sandbox.exec(["cat", "which"])).stdout == b"built\n"
+        assert (system_of(sandbox) or "").endswith(" (environment/Dockerfile in place of named:1)")
+    named = await builder(directory).built(context("FROM base:1\nRUN echo named >/app/which"))
+    store = settings(directory).store()
+    assert store is not None
+    store.name("named:1", named)
+    async with BubblewrapProvider(images=settings(directory)).open(spec) as sandbox:
+        assert (await sandbox.exec(["cat", "which"])).stdout == b"named\n"
+        assert "(" not in (system_of(sandbox) or "")
+
+
+async def test_an_image_that_cannot_be_had_is_named_by_its_key(directory: Path) -> None:
+    absent = context("FROM absent:1\n")
+    with pytest.raises(
+        ImageRefused, match=r"^task.toml: docker_image: the image absent:1 is not in .*: import"
+    ):
+        await builder(directory).prebuilt_or_built(absent, absent)
+    with pytest.raises(
+        ImageRefused,
+        match=r"^task.toml: docker_image: the image absent:1 .* cannot be built in its place: .*gone:1",
+    ):
+        await builder(directory).prebuilt_or_built(absent, context("FROM gone:1\nRUN true"))

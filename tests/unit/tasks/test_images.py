@@ -125,3 +125,48 @@ def test_a_user_of_a_dockerfile_that_sandboxes_do_not_have_is_refused(
         ValueError, match=r"Dockerfile line 3: USER '\$WHO' is not honoured: write the name itself"
     ):
         a_task("FROM debian:12\nARG WHO=bob\nUSER $WHO\n").environment(BASES, containers=True)
+
+
+def named(image: str, dockerfile: str, table: str = "environment", where: str = "environment") -> Task:
+    files = {
+        "task.toml": f'[{table}]\ndocker_image = "{image}"\n'.encode(),
+        "instruction.md": b"do it",
+        "tests/test.sh": b"true",
+        "environment/Dockerfile": b"FROM debian:12\nCOPY a /app/",
+        "environment/a": b"a",
+        "environment/files/b": b"b",
+    }
+    return Task.from_files(files | {f"{where}/Dockerfile": dockerfile.encode()})
+
+
+def test_a_dockerfile_stands_for_the_image_that_a_task_names_where_that_cannot_be_had() -> None:
+    found = named("a/x:1", "FROM debian:12\nCOPY a /app/").environment(BASES, containers=True)
+    assert found.build is not None and set(found.build) == {"Dockerfile", "a", "files/b"}
+    assert found.prebuilt == {"Dockerfile": File(b"FROM a/x:1\n")} and found.files == {}
+    task = named("a/x:1", "FROM debian:12\nCOPY a /app/")
+    check_admissible(task, SandboxSection())
+    assert set(task.environment(BASES).files) == {"/app/a"}
+    assert set(named("debian:12", "FROM y").environment(BASES).files) == {"/app/b"}
+
+
+def test_a_dockerfile_that_cannot_stand_for_an_image_is_named_after_the_key() -> None:
+    with pytest.raises(
+        ValueError, match=r"docker_image = 'a/x:1'.*; its Dockerfile cannot stand for it: .* RUN"
+    ):
+        check_admissible(named("a/x:1", "FROM debian:12\nRUN true"), SandboxSection())
+
+
+def test_the_image_of_tests_is_made_by_their_own_dockerfile() -> None:
+    task = named("a/x:1", "FROM debian:12\nCOPY test.sh /", table="verifier.environment", where="tests")
+    found = task.verification(BASES, containers=True)
+    assert found.build is not None and set(found.build) == {"Dockerfile", "test.sh"}
+    assert found.prebuilt == {"Dockerfile": File(b"FROM a/x:1\n")}
+
+
+def test_a_work_directory_of_its_own_is_that_of_the_image_and_of_its_dockerfile() -> None:
+    task = named('a/x:1"\nworkdir = "/srv/w', "FROM debian:12")
+    found = task.environment(BASES, containers=True)
+    assert found.build is not None and found.prebuilt is not None
+    for context in (found.build, found.prebuilt):
+        written = context["Dockerfile"]
+        assert isinstance(written, File) and written.data.endswith(b"\nWORKDIR /srv/w\n")

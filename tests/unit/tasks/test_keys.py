@@ -196,8 +196,10 @@ def test_variables_and_the_work_directory_of_the_settings_hold_above_those_of_th
 
 def test_an_image_stands_for_the_dockerfile_and_its_work_directory_and_cores_are_the_tasks() -> None:
     toml = '[environment]\ndocker_image = "debian:12"\nworkdir = "/srv/a"\ncpus = 1.5\nbuild_timeout_sec = 30'
-    found = task(toml, **{"environment/Dockerfile": b"FROM x", "environment/files/a": b"1"})
+    found = task(toml, **{"environment/files/a": b"1"})
     built = found.environment(None, containers=True)
+    assert built.build == built.prebuilt
+    found = task(toml, **{"environment/Dockerfile": b"FROM x", "environment/files/a": b"1"})
     assert built.build == {"Dockerfile": File(b"FROM debian:12\n\nWORKDIR /srv/a\n")} and set(
         built.files
     ) == {"/app/a"}
