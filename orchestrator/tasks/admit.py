@@ -67,6 +67,7 @@ def check_admissible(task: Task, sandbox: SandboxSection, place: str = "") -> No
             )
             for problem in unknown(tests, "[verifier]"):
                 raise ValueError(problem)
+            begins_in(tests)
             check_variables({**tests.env, **settings.verifier.env}, "the environment of tests/test.sh")
         environment = task.environment(
             sandbox.base_images, containers=provider.containers, where_needed=builds_where_needed(provider)

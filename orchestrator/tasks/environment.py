@@ -56,6 +56,7 @@ from sandboxes.base import (
     BuildEntry,
     File,
     Folder,
+    ImageRefused,
     Limits,
     Link,
     Provider,
@@ -64,6 +65,7 @@ from sandboxes.base import (
     StoredFile,
 )
 from sandboxes.images import recipe
+from sandboxes.images.adapt import work_directory
 from sandboxes.users import refusal
 
 DOCKERFILE: Final = "Dockerfile"
@@ -263,11 +265,17 @@ def configured(found: Environment, table: Mapping[str, Any], variables: Mapping[
     if not isinstance(workdir, str) or not workdir:
         return found
     path = posixpath.normpath(posixpath.join("/", workdir))
+    if path in ("/", "//"):  # as for an image whose WORKDIR is /
+        path = WORK
     if found.build is not None:
         if not _PLAIN.fullmatch(path):
             raise ValueError(
                 f"task.toml: [environment].workdir must be a path of letters, digits and ._- where an image is built, got {quoted(workdir)}"
             )
+        try:
+            work_directory(path)
+        except ImageRefused as error:
+            raise ValueError(f"task.toml: [environment].workdir = {quoted(workdir)}: {error}") from error
         prebuilt = None if found.prebuilt is None else _in(path, found.prebuilt)
         return replace(found, build=_in(path, found.build), prebuilt=prebuilt)
     if not _below(path, WORK) or any(_below(path, file) for file in found.files):

@@ -28,6 +28,8 @@ MOST_STEPS: Final = 32
 STEP_NAME: Final = 'a name of 1 to 64 characters for a directory: without < > : " / \\ | ? *, dots or spaces at its end, or control characters'
 _NOT_IN_NAMES: Final = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]')
 _DEVICES: Final = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[1-9¹²³])", re.IGNORECASE)
+_OF_THE_MACHINE: Final = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
+"""Harbor's pattern of a value that is a variable of the machine."""
 _IMAGE: Final = re.compile(r"[a-zA-Z0-9][\w.\-/:@]{0,511}", re.ASCII)
 
 
@@ -37,8 +39,12 @@ def number(value: Any) -> str | None:
 
 
 def whole(value: Any) -> str | None:
-    known = isinstance(value, int) and not isinstance(value, bool)
-    return None if known and value > 0 else "a whole number above 0"
+    return None if _is_whole(value) and value > 0 else "a whole number above 0"
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether Harbor reads a value as a whole number: 2048.0 is one."""
+    return type(value) is int or (type(value) is float and value.is_integer())
 
 
 def seconds(value: Any) -> str | None:
@@ -61,7 +67,7 @@ def pause(value: Any) -> str | None:
 
 
 def retries(value: Any) -> str | None:
-    return None if type(value) is int and 1 <= value <= 1000 else "a whole number from 1 to 1000"
+    return None if _is_whole(value) and 1 <= value <= 1000 else "a whole number from 1 to 1000"
 
 
 def size(value: Any) -> str | None:
@@ -175,6 +181,13 @@ def hosts(value: Any) -> str | None:
     return None
 
 
+def default(text: str) -> str | None:
+    """The value of a variable, as Harbor reads it where the machine has none of that name: the default of `${NAME:-default}`, any other text as it
+    is. None: `${NAME}`, which has no value."""
+    found = _OF_THE_MACHINE.fullmatch(text)
+    return text if found is None else found[2]
+
+
 def variables(value: Any) -> str | None:
     if not isinstance(value, dict):
         return "a table of variables"
@@ -187,7 +200,10 @@ def variables(value: Any) -> str | None:
             return f"a table of texts: write the value of {name} in quotes"
         if "\0" in text:
             return f"a table of texts without NUL characters, {name} has one"
-        if "${" in text:
-            return f"a table of values: {name} is {quoted(text)}, and nothing of the machine's own variables reaches a sandbox"
+        if default(text) is None:
+            return (
+                f"a table of values: {name} is {quoted(text)}, and nothing of the machine's own variables reaches a sandbox: "
+                "write the value, or ${…:-value}"
+            )
     total = sum(len(name.encode()) + len(text.encode()) + 2 for name, text in value.items())
     return None if total <= ENV_TABLE_BYTES else f"at most {ENV_TABLE_BYTES // 1024} KB in all"

@@ -6,7 +6,7 @@ ignored. `[metadata]` is the author's own table. A refused key is accepted if it
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 from itertools import islice
@@ -35,7 +35,8 @@ class Treatment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """`says`: details; for a refused key, why it is refused, and what to do. `asks_nothing`: accepted values of a refused key. `must`: check of an
+    """`says`: details; for a refused key, why it is refused, and what to do. `asks_nothing`: accepted values of a refused key, with `any_case` in
+    upper and lower case. `must`: check of an
     accepted key's value. `holds`: the value is a table with further keys, or a list of such tables; `needs`: keys without which such a table is
     refused."""
 
@@ -43,6 +44,7 @@ class Key:
     says: str = ""
     must: ValueCheck | None = None
     asks_nothing: tuple[Any, ...] = ()
+    any_case: bool = False
     holds: Literal["table", "tables"] | None = None
     needs: tuple[str, ...] = ()
 
@@ -103,10 +105,14 @@ def _below(table: str, keys: Mapping[str, Key]) -> dict[str, Key]:
     return {f"{table}.{name}": key for name, key in keys.items()}
 
 
+_NO_URL: Final = (
+    "agents are given servers that run in their sandbox, and none by URL: give a command that starts it"
+)
 _ENVIRONMENT: Final[Mapping[str, Key]] = {
     "env": _honoured(values.variables, "for agent and tests, above the Dockerfile's ENV"),
     "workdir": _honoured(
-        values.path, "as WORKDIR, above that of the Dockerfile; `/app` or below it where no image is built"
+        values.path,
+        "as WORKDIR, above that of the Dockerfile; `/` is `/app`; no place of sandboxes (`/tmp`); without an image `/app` or below it",
     ),
     "memory_mb": _honoured(
         values.whole,
@@ -130,7 +136,7 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
         values.image,
         "an image; where it cannot be had, its Dockerfile is built (environment/Dockerfile, for tests tests/Dockerfile), else the task is refused",
     ),
-    "os": _refused("sandboxes run Linux", "linux"),
+    "os": replace(_refused("sandboxes run Linux", "linux"), any_case=True),
     "gpus": _refused("sandboxes have no GPU: remove it", 0),
     "gpu_types": _refused("sandboxes have no GPU: remove it", []),
     "tpu": _refused("sandboxes have no TPU: remove it"),
@@ -141,11 +147,9 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
         must=extras.servers_must,
     ),
     "mcp_servers.name": _honoured(extras.is_name, "1 to 64 letters, digits, _ and -"),
-    "mcp_servers.transport": _refused(
-        "sandboxes have no network: give the server as a command", extras.STDIO
-    ),
-    "mcp_servers.url": _refused("sandboxes have no network: give the server as a command"),
-    "mcp_servers.headers": _refused("sandboxes have no network: remove it"),
+    "mcp_servers.transport": _refused(_NO_URL, extras.STDIO),
+    "mcp_servers.url": _refused(_NO_URL),
+    "mcp_servers.headers": _refused(f"{_NO_URL}, without headers"),
     "mcp_servers.command": _honoured(values.command, "a program, without a shell"),
     "mcp_servers.args": _honoured(extras.arguments, "its arguments"),
     "skills_dir": _honoured(
@@ -274,7 +278,7 @@ KEYS: Final[Mapping[str, Key]] = {
     ),
     **_below("agent", _network("the agent's (`[environment]`'s)")),
     **_below("environment", _ENVIRONMENT),
-    "verifier.timeout_sec": _honoured(says="seconds of one run of test.sh (300)"),
+    "verifier.timeout_sec": _honoured(says="seconds of one run of test.sh (600)"),
     "verifier.env": _honoured(values.variables, "for tests/test.sh alone"),
     "verifier.performance": _honoured(
         values.component, "ours: the number of reward.json that is the reward (`reward`, or the only one)"
@@ -387,6 +391,10 @@ def _write(name: str, value: Any) -> str:
 
 def _stands(key: Key, value: Any) -> bool:
     """Whether the value of a refused key requests nothing."""
+    if key.any_case and isinstance(value, str):
+        value = value.lower()
+    if type(value) is float and value.is_integer():  # a whole number to Harbor
+        value = int(value)
     return any(type(value) is type(nothing) and value == nothing for nothing in key.asks_nothing)
 
 

@@ -35,7 +35,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from orchestrator.contracts.ids import is_name
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.collected import ArtifactSource, CollectHook, hooks, sources
-from orchestrator.tasks.key_values import REWARD, min_reward, step_name
+from orchestrator.tasks.key_values import REWARD, default, min_reward, step_name
 from orchestrator.tasks.keys import FREE, TABLES
 from orchestrator.tasks.sizes import TooLarge, read_task_toml
 from sandboxes.users import is_user
@@ -75,7 +75,8 @@ def _phrasing(value: object) -> int | None:
 def _texts(value: object) -> dict[str, str]:
     """The valid variables. Tasks accepted before this check may have invalid ones."""
     items = value.items() if isinstance(value, dict) else ()
-    return {name: text for name, text in items if isinstance(text, str) and "\0" not in name + text}
+    known = {name: text for name, text in items if isinstance(text, str) and "\0" not in name + text}
+    return {name: found for name, text in known.items() if (found := default(text)) is not None}
 
 
 def _user(value: object) -> str:
@@ -158,7 +159,7 @@ class VerifierLimits(_Networked):
     """Budget of one run of `tests/test.sh`, in seconds, and variables for it. `performance`: the name of the reward among several named numbers.
     `environment`: the table of an environment of its own. `user`: who runs it, empty: the sandbox's own user."""
 
-    timeout_sec: Seconds = 300.0
+    timeout_sec: Seconds = 600.0
     performance: Annotated[str, BeforeValidator(lambda value: value if isinstance(value, str) else "")] = ""
     env: Variables = {}
     environment_mode: Word = None

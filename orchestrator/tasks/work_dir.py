@@ -5,7 +5,8 @@ from typing import Any
 
 from orchestrator.tasks.dockerfile import Instruction, expand, logical_lines, stage_of, variables_in
 from orchestrator.tasks.environment import DOCKERFILE, Environment
-from sandboxes.base import WORK, File, StoredFile
+from sandboxes.base import File, StoredFile
+from sandboxes.images.adapt import work_directory
 
 
 class _Unknown(Exception):
@@ -23,13 +24,14 @@ class _Variables(dict[str, str]):
 
 
 def begins_in(environment: Environment) -> str | None:
-    """The directory in which programs of an environment begin, as they see it. None: that of a base image, which is not known here."""
+    """The directory in which programs of an environment begin, as they see it. None: that of a base image, which is not known here.
+    ImageRefused for one that a sandbox needs itself."""
     if environment.build is None:
         return environment.work_dir
     dockerfile = environment.build[DOCKERFILE]
     assert isinstance(dockerfile, File | StoredFile)
     work = workdir_of(dockerfile.data.decode(errors="replace"))
-    return WORK if work == "/" else work
+    return None if work is None else work_directory(work)
 
 
 def workdir_of(text: str) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import posixpath
 import re
 import tarfile
 import tempfile
@@ -21,8 +20,6 @@ import anyio.to_thread
 
 from sandboxes import procfs, tree
 from sandboxes.base import (
-    HOME,
-    PLACED,
     WORK,
     BuildEntry,
     File,
@@ -35,7 +32,7 @@ from sandboxes.build_context import context_digest
 from sandboxes.container.content import DirectoryBounds, DirectoryContent, read, too_large
 from sandboxes.container.engine import LABEL, ROOT, Engine
 from sandboxes.disk_full import making
-from sandboxes.images import recipe
+from sandboxes.images import adapt, recipe
 from sandboxes.owner import Owner
 from sandboxes.users import Account, find
 
@@ -44,22 +41,6 @@ GRACE_S = 20.0
 """For an engine to clean up after a build that took too long."""
 MARK = "PENSTOCK_BUILD"
 _AGAIN_S = 0.2
-_TAKEN = (
-    HOME,
-    *PLACED,
-    "/logs",
-    "/tmp",
-    "/bin",
-    "/sbin",
-    "/lib",
-    "/lib64",
-    "/usr",
-    "/etc",
-    "/proc",
-    "/dev",
-    "/sys",
-    "/run",
-)
 _NAME = "localhost/penstock-task"
 _READER = "reader:"
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -95,11 +76,7 @@ async def built(engine: Engine, root: Path, spec: SandboxSpec) -> Image:
     assert spec.build is not None
     name, instead = await _chosen(engine, spec)
     config = json.loads(await engine.must("image", "inspect", "--format={{json .Config}}", name))
-    work = posixpath.normpath(config.get("WorkingDir") or WORK)
-    if work == "/" or any(work == reserved or work.startswith(f"{reserved}/") for reserved in _TAKEN):
-        raise ImageRefused(
-            f"environment/Dockerfile: WORKDIR {work} is taken: choose {WORK}, or another directory of its own"
-        )
+    work = adapt.work_directory(config.get("WorkingDir") or "")
     env = dict(pair.split("=", 1) for pair in config.get("Env") or ())
     found = await _content(engine, root, name, work, DirectoryBounds.of(spec.limits))
     return Image(

@@ -97,3 +97,28 @@ def test_patterns_leave_out_files_of_the_work_directory() -> None:
     check_admissible(task, SandboxSection())
     assert seen(task) == ["out.txt"]
     assert seen(a_task(table)) == [file.path for file in LEFT]
+
+
+@pytest.mark.parametrize("work", ["/tmp/x", "/usr", "/logs", "/home/agent", "/proc/x", "/etc"])
+def test_a_work_directory_that_no_sandbox_can_have_is_refused_before_an_image_is_built(work: str) -> None:
+    key = a_task(f'[environment]\nworkdir = "{work}"\n', "FROM debian:12\nRUN true")
+    with pytest.raises(
+        ValueError, match=r"\[environment\]\.workdir = .*: WORKDIR .* is taken by the sandbox itself"
+    ):
+        check_admissible(key, IMAGES)
+    with pytest.raises(ValueError, match=r"WORKDIR .* is taken by the sandbox itself"):
+        check_admissible(a_task("", f"FROM debian:12\nRUN true\nWORKDIR {work}"), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("work", "begins"), [("/", "/app"), ("/usr/src/app", "/usr/src/app"), ("/root", "/root")]
+)
+def test_a_work_directory_that_a_build_takes_is_admitted(work: str, begins: str) -> None:
+    for toml, line in (
+        (f'[environment]\nworkdir = "{work}"\n', "RUN true"),
+        ("", f"WORKDIR {work}\nRUN true"),
+    ):
+        task = a_task(toml, f"FROM debian:12\n{line}")
+        check_admissible(task, IMAGES)
+        assert begins_in(task.environment((), containers=True)) == begins
+    check_admissible(a_task('[environment]\nworkdir = "/"\n'), SandboxSection())

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.publish import PublishOptions
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.settings import parse_settings
+from orchestrator.tasks.settings import parse_settings, variables_of
 
 
 def test_an_empty_file_means_the_defaults() -> None:
@@ -15,7 +15,7 @@ def test_an_empty_file_means_the_defaults() -> None:
         60.0,
         None,
     )
-    assert settings.verifier.timeout_sec == 300.0
+    assert settings.verifier.timeout_sec == 600.0
 
 
 def test_a_task_written_for_harbor_is_read() -> None:
@@ -128,3 +128,11 @@ def test_a_task_without_a_domain_is_of_the_one_that_the_run_gives_its_category()
         published, _ = PublishOptions(domains=domains).event(Task.from_files(files))
         assert published == domain
     assert parse_settings('[metadata]\ncategory = "games"').model_dump()["metadata"]["category"] == "games"
+
+
+def test_variables_mean_what_they_mean_to_harbor_on_a_machine_that_has_none_of_theirs() -> None:
+    values = {"A": "pre ${FOO}", "B": "${FOO:-b:-c}", "C": "${FOO:-}", "D": "${A}${B}", "E": "${"}
+    table = ", ".join(f'{name} = "{text}"' for name, text in values.items())
+    settings = parse_settings(f"[environment]\nenv = {{{table}}}\n[verifier]\nenv = {{{table}}}\n")
+    wanted = {**values, "B": "b:-c", "C": ""}
+    assert variables_of(settings.environment) == wanted == settings.verifier.env
