@@ -219,7 +219,8 @@ def check(
         tasks, more = _built(found, tasks, section)
         problems += more
     with busy("read their tests"):
-        traps = [(task.name, trap) for task in tasks for trap in traps_of(task)]
+        places = {id(task): place for place, task in found}
+        traps = [(task.called(places[id(task)]), trap) for task in tasks for trap in traps_of(task)]
     if as_json:
         warnings = [
             {

@@ -16,6 +16,8 @@ one sentence each.
 """
 
 import json
+import os
+import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -181,6 +183,11 @@ class Task:
         """`[metadata].name`, `[task].name`, or one made from the content hash."""
         given = self.settings.metadata.name or self.settings.task.name
         return given or f"task-{self.content_hash[:12]}"
+
+    def called(self, place: str) -> str:
+        """Its name for people who have it at `place`, a directory or a line of a file: its own, or that of the directory."""
+        given = self.settings.metadata.name or self.settings.task.name
+        return given or posixpath.basename(os.path.abspath(place)) or self.name
 
     @property
     def is_multi_step(self) -> bool:

@@ -83,7 +83,11 @@ async def known_report(candidate: Candidate, provider: Provider, options: Option
     report = await candidate.records.find(candidate.found.content_hash)
     if report is None or report.provider != provider.name or report.times < options.times:
         return None
-    return replace(report, place=candidate.place) if finished(report, options.until) else None
+    return (
+        replace(report, place=candidate.place, name=candidate.found.called(candidate.place))
+        if finished(report, options.until)
+        else None
+    )
 
 
 def finished(report: TaskReport, until: Level) -> bool:

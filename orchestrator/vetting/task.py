@@ -96,7 +96,7 @@ class _Vet:
         )  # fmt: skip
         return TaskReport(
             place=self._place,
-            name=task.name if task else self._place,
+            name=task.called(self._place) if task else self._place,
             sha256=task.content_hash if task else "",
             provider=self._provider.name,
             times=self._options.times,

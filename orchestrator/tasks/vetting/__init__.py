@@ -2,6 +2,7 @@
 
 findings.py     what a control finds, and the name of each fault
 outcomes.py     oracle, nothing, flaky: rewards of repeated runs → findings
+remedies.py    reasons → what to do
 conditions.py   what the flaky runs vary: draws, orders of tests, clocks, time zones
 secrets.py      what only the solution and the hidden tests contain
 forms.py        the texts in a file: plain, base64, hex, compressed, reversed

@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.tasks.vetting.conditions import PLAIN, Condition
 from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.remedies import OUTSIDE, remedy_of, writes_outside
 
 EXACT: Final = 1e-9
 
@@ -25,13 +26,17 @@ def oracle_findings(plain: Sequence[Outcome], maximum: float) -> list[Finding]:
     """The solution earns `maximum` in every plain run. Rewards that differ among the plain runs belong to `flaky`."""
     without = [run for run in plain if run.reward is None]
     if without and len(without) == len(plain):
-        says = f"the solution gets no verdict: {without[0].reason}"
-        return [Finding(control=Control.ORACLE, fault=Fault.ORACLE_HAS_NO_VERDICT, says=says)]
+        says, remedy = f"the solution gets no verdict: {without[0].reason}", remedy_of(without[0].reason)
+        return [Finding(control=Control.ORACLE, fault=Fault.ORACLE_HAS_NO_VERDICT, says=says, remedy=remedy)]
     rewards = {run.reward for run in plain}
     if len(rewards) == 1 and not _same(plain[0].reward, maximum):
-        because = f": {plain[0].reason}" if plain[0].reason else ""
-        says = f"the solution earns {plain[0].reward:g} and not {maximum:g}{because}"
-        return [Finding(control=Control.ORACLE, fault=Fault.ORACLE_FAILS, says=says)]
+        reason = plain[0].reason
+        because = f": {OUTSIDE}" if writes_outside(reason) else ""
+        because += f": {reason.strip()}" if reason else ""
+        says, remedy = f"the solution earns {plain[0].reward:g} and not {maximum:g}{because}", ""
+        if writes_outside(reason):
+            remedy = remedy_of(reason)
+        return [Finding(control=Control.ORACLE, fault=Fault.ORACLE_FAILS, says=says, remedy=remedy)]
     return []
 
 
@@ -43,8 +48,13 @@ def nothing_findings(plain: Sequence[Outcome]) -> list[Finding]:
         says = f"the untouched environment earns {paid[0].reward:g}"
         return [Finding(control=Control.NOTHING, fault=Fault.NOTHING_PAYS, says=says)]
     if without and len(without) == len(plain):
-        says = f"the untouched environment gets no verdict: {without[0].reason}"
-        return [Finding(control=Control.NOTHING, fault=Fault.NOTHING_HAS_NO_VERDICT, says=says)]
+        says, remedy = (
+            f"the untouched environment gets no verdict: {without[0].reason}",
+            remedy_of(without[0].reason),
+        )
+        return [
+            Finding(control=Control.NOTHING, fault=Fault.NOTHING_HAS_NO_VERDICT, says=says, remedy=remedy)
+        ]
     return []
 
 
