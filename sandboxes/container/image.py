@@ -33,6 +33,7 @@ from sandboxes.container.content import DirectoryBounds, DirectoryContent, read,
 from sandboxes.container.engine import LABEL, ROOT, Engine
 from sandboxes.disk_full import making
 from sandboxes.images import adapt, recipe
+from sandboxes.images.complaint import complaint
 from sandboxes.owner import Owner
 from sandboxes.users import Account, find
 
@@ -158,8 +159,8 @@ async def _build(
             f"{what}: the image is not built by {engine.settings.engine} within {timeout_s:g} s (build_timeout_sec)"
         )
     if result.returncode:
-        complaint = " ".join(result.stderr.decode(errors="replace").split())[-800:]
-        raise ImageRefused(f"{what} cannot be built by {engine.settings.engine}: {complaint}")
+        said = b"\n".join((result.stdout, result.stderr)).decode(errors="replace")
+        raise ImageRefused(complaint(f"{what.rstrip(',')}: its build by {engine.settings.engine}", said))
 
 
 def _pack(archive: tarfile.TarFile, path: str, entry: BuildEntry) -> None:

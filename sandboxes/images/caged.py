@@ -19,13 +19,14 @@ import anyio.to_thread
 
 from sandboxes.base import ImageRefused, SandboxError
 from sandboxes.images.cage import FAILED, RANGE, RESOLVER
+from sandboxes.images.complaint import at_step, complaint
 from sandboxes.tools import bwrap
 from sandboxes.tree import TreeUsage
 
 FIRST_USER = 0x6000_0000
 """Root's builds have the users from here on: far above system and human users, and below those of sandboxes."""
 _POLL_S = 1.0
-_KEPT, _MOST_OUTPUT, _MESSAGE = 16_384, 64 << 20, 800
+_KEPT, _MOST_OUTPUT = 16_384, 64 << 20
 _HOME = str(Path(__file__).resolve().parents[2])
 _SUBIDS = Path("/etc/subuid")
 _TUN = Path("/dev/net/tun")
@@ -191,18 +192,12 @@ async def run(task: Caged, log: Log | None = None) -> str:
             await process.aclose()
     text = tail.decode(errors="replace")
     if ended_by:
-        raise ImageRefused(f"{task.what} {ended_by}")
+        raise ImageRefused(f"{task.what} {ended_by}{at_step(text)}")
     if process.returncode == FAILED and "cannot be shut off" in text:
         raise SandboxError(text.strip().splitlines()[-1])
     if process.returncode:
-        raise ImageRefused(f"{task.what} failed: {_end(text)}")
+        raise ImageRefused(complaint(task.what, text))
     return text
-
-
-def _end(text: str) -> str:
-    """The end of a program's output on one line: what came after the last step of a build began."""
-    last = text.rfind("\nSTEP ")
-    return " ".join((text if last < 0 else text[last + 1 :]).split())[-_MESSAGE:]
 
 
 def _used(directory: Path) -> int:

@@ -220,7 +220,7 @@ async def test_two_services_at_one_port_are_refused_by_the_second_ones_own_words
 async def test_an_image_that_cannot_be_had_is_the_tasks_mistake_and_names_the_service() -> None:
     absent = store(build={"Dockerfile": File(b"FROM localhost/absent:1\n")}, shown="localhost/absent:1")
     with pytest.raises(
-        ImageRefused, match="the image of the service db, localhost/absent:1, cannot be built by podman: "
+        ImageRefused, match="the image of the service db, localhost/absent:1: its build by podman failed"
     ):
         async with ContainerProvider().open(SandboxSpec(services=(absent,))):
             pass

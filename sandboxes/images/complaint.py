@@ -1,0 +1,57 @@
+"""Why a build failed, from its output: one sentence with the step, then the last lines that it printed."""
+
+import re
+from typing import Final
+
+_STEP: Final = re.compile(r"^STEP (\d+/\d+): (.*)$", re.MULTILINE)
+_ERROR: Final = re.compile(
+    r'^Error: building at STEP "(?P<step>.*)": (?:while running runtime: )?(?P<why>.*)$', re.MULTILINE
+)
+_NOISE: Final = re.compile(r"^(Error: building at STEP .*|subprocess exited with status \d+)$")
+_SHOWN, _MESSAGE = 120, 800
+_LINES: Final = 12
+_HINTS: Final = (
+    (
+        re.compile(r"--mount=\S*type=(secret|ssh)\b"),
+        "a build gets no secrets: remove the mount, or give all builds a file by sandbox.images.build_files",
+    ),
+    (
+        re.compile(
+            r"could not resolve|temporary failure (in name resolution|resolving)|name or service not known|network is unreachable",
+            re.IGNORECASE,
+        ),
+        "a host could not be reached: sandbox.images.build_env names mirrors of packages",
+    ),
+    (
+        re.compile(r"no space left on device", re.IGNORECASE),
+        "the disk is full: free space, or name another one in sandbox.images.directory",
+    ),
+)
+
+
+def complaint(what: str, text: str) -> str:
+    """The sentence about a failed program whose output ends with `text`. `what`: how the sentence begins."""
+    last = next(reversed(list(_STEP.finditer(text))), None)
+    shown = text if last is None else text[last.end() :]
+    error = _ERROR.search(shown)
+    step = error["step"] if error is not None else last[2] if last is not None else ""
+    says = f"{what} failed" + (f" at {_short(step)}" if step else "")
+    if error is not None:
+        says += f" ({error['why'].strip()})"
+    for pattern, hint in _HINTS:
+        if pattern.search(f"{step}\n{shown}"):
+            says += f"; {hint}"
+            break
+    lines = [line.strip() for line in shown.splitlines() if line.strip() and not _NOISE.match(line.strip())]
+    said = " | ".join(lines[-_LINES:])[-_MESSAGE:]
+    return says + (f"; its last lines: {said}" if said else "")
+
+
+def at_step(text: str) -> str:
+    """Where a build was that a limit ended, for the end of a sentence; empty: it had not begun."""
+    last = next(reversed(list(_STEP.finditer(text))), None)
+    return "" if last is None else f" at {_short(last[2])}"
+
+
+def _short(step: str) -> str:
+    return step if len(step) <= _SHOWN else f"{step[:_SHOWN]}…"

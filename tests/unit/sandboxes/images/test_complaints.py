@@ -1,0 +1,52 @@
+"""What a failed build says: one sentence that names the step, then its last lines."""
+
+import pytest
+
+from sandboxes.images.complaint import at_step, complaint
+
+WHAT = "environment/Dockerfile: its build"
+SECRET = "RUN --mount=type=secret,id=tok cat /run/secrets/tok"
+
+
+def output(step: str, *said: str, error: str = "exit status 1") -> str:
+    lines = [
+        "STEP 1/4: FROM base",
+        f"STEP 2/4: {step}",
+        *said,
+        f'Error: building at STEP "{step}": while running runtime: {error}',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def test_a_failed_step_is_named_with_its_last_lines() -> None:
+    text = output("RUN make", "gcc -c a.c", "a.c:1: error: no", "subprocess exited with status 2")
+    assert (
+        complaint(WHAT, text)
+        == f"{WHAT} failed at RUN make (exit status 1); its last lines: gcc -c a.c | a.c:1: error: no"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "said", "hint"),
+    [
+        (SECRET, "cat: can't open '/run/secrets/tok'", "a build gets no secrets: remove the mount"),
+        ("RUN --mount=type=ssh git clone x", "no", "a build gets no secrets: remove the mount"),
+        ("RUN apt-get update", "Temporary failure resolving 'deb.debian.org'", "a host could not be reached"),
+        ("COPY a /", "write: no space left on device", "the disk is full"),
+    ],
+)
+def test_a_common_cause_is_named_before_the_lines(step: str, said: str, hint: str) -> None:
+    found = complaint(WHAT, output(step, said))
+    assert found.startswith(f"{WHAT} failed at {step} (exit status 1); {hint}")
+    assert found.endswith(f"; its last lines: {said}")
+
+
+def test_long_steps_and_long_outputs_are_cut() -> None:
+    found = complaint(WHAT, output(f"RUN echo {'a' * 9000}", *(f"line {n}" for n in range(5000))))
+    assert len(found) < 1200 and found.endswith("line 4999")
+
+
+def test_an_output_without_a_step_is_shown_as_it_is() -> None:
+    assert complaint("making it", "E: no\n") == "making it failed; its last lines: E: no"
+    assert complaint("making it", "") == "making it failed"
+    assert (at_step(""), at_step("x\nSTEP 2/3: RUN sleep 8\n")) == ("", " at RUN sleep 8")
