@@ -159,8 +159,8 @@ async def _build(
             f"{what}: the image is not built by {engine.settings.engine} within {timeout_s:g} s (build_timeout_sec)"
         )
     if result.returncode:
-        said = b"\n".join((result.stdout, result.stderr)).decode(errors="replace")
-        raise ImageRefused(complaint(f"{what.rstrip(',')}: its build by {engine.settings.engine}", said))
+        printed = b"\n".join((result.stdout, result.stderr)).decode(errors="replace")
+        raise ImageRefused(complaint(f"{what.rstrip(',')}: its build by {engine.settings.engine}", printed))
 
 
 def _pack(archive: tarfile.TarFile, path: str, entry: BuildEntry) -> None:

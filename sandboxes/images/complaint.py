@@ -43,12 +43,12 @@ def complaint(what: str, text: str) -> str:
             says += f"; {hint}"
             break
     lines = [line.strip() for line in shown.splitlines() if line.strip() and not _NOISE.match(line.strip())]
-    said = " | ".join(lines[-_LINES:])[-_MESSAGE:]
-    return says + (f"; its last lines: {said}" if said else "")
+    printed = " | ".join(lines[-_LINES:])[-_MESSAGE:]
+    return says + (f"; its last lines: {printed}" if printed else "")
 
 
 def at_step(text: str) -> str:
-    """Where a build was that a limit ended, for the end of a sentence; empty: it had not begun."""
+    """The step that a limit ended, for the end of a sentence; empty: no step ran."""
     last = next(reversed(list(_STEP.finditer(text))), None)
     return "" if last is None else f" at {_short(last[2])}"
 

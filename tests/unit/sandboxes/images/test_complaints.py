@@ -8,11 +8,11 @@ WHAT = "environment/Dockerfile: its build"
 SECRET = "RUN --mount=type=secret,id=tok cat /run/secrets/tok"
 
 
-def output(step: str, *said: str, error: str = "exit status 1") -> str:
+def output(step: str, *printed: str, error: str = "exit status 1") -> str:
     lines = [
         "STEP 1/4: FROM base",
         f"STEP 2/4: {step}",
-        *said,
+        *printed,
         f'Error: building at STEP "{step}": while running runtime: {error}',
     ]
     return "\n".join(lines) + "\n"
@@ -27,7 +27,7 @@ def test_a_failed_step_is_named_with_its_last_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "said", "hint"),
+    ("step", "printed", "hint"),
     [
         (SECRET, "cat: can't open '/run/secrets/tok'", "a build gets no secrets: remove the mount"),
         ("RUN --mount=type=ssh git clone x", "no", "a build gets no secrets: remove the mount"),
@@ -35,10 +35,10 @@ def test_a_failed_step_is_named_with_its_last_lines() -> None:
         ("COPY a /", "write: no space left on device", "the disk is full"),
     ],
 )
-def test_a_common_cause_is_named_before_the_lines(step: str, said: str, hint: str) -> None:
-    found = complaint(WHAT, output(step, said))
+def test_a_common_cause_is_named_before_the_lines(step: str, printed: str, hint: str) -> None:
+    found = complaint(WHAT, output(step, printed))
     assert found.startswith(f"{WHAT} failed at {step} (exit status 1); {hint}")
-    assert found.endswith(f"; its last lines: {said}")
+    assert found.endswith(f"; its last lines: {printed}")
 
 
 def test_long_steps_and_long_outputs_are_cut() -> None:

@@ -41,7 +41,7 @@ def test_a_reward_that_is_not_valid_has_the_remedy_for_its_cause(
 
 
 @pytest.mark.parametrize("text", ["100", "-1", "nan", "1 of 1"])
-def test_a_text_that_is_no_reward_has_a_remedy_other_than_to_write_0_first(text: str) -> None:
+def test_a_text_that_cannot_be_a_reward_has_a_remedy_other_than_to_write_0_first(text: str) -> None:
     with pytest.raises(ValueError, match="reward") as flaw:
         parse_reward(text)
     (finding,) = oracle_findings([Outcome(reward=None, reason=NoVerdict.REWARD.of(flaw.value))], 1.0)
