@@ -79,9 +79,16 @@ class EvaluationRequest:
 
     def submission(self, version: int, task: Task) -> str:
         """An id made of the request's options, so that the same evaluation never runs twice."""
+        return f"{self.prefix(version)}{self.measured(task)}"
+
+    def prefix(self, version: int) -> str:
+        return f"eval:{self.suite}:{version}:"
+
+    def measured(self, task: Task) -> str:
+        """What is measured: the same on every version of a suite."""
         how = f"{self.rollouts}{'g' if self.greedy else ''}"
         scaffold = f":{self.scaffold}" if self.scaffold else ""
-        return f"eval:{self.suite}:{version}:{how}{scaffold}:{task.content_hash[:24]}"
+        return f"{how}{scaffold}:{task.content_hash[:24]}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +120,7 @@ class EvaluationClient:
         async with self.engine.connect() as connection:
             version = await self._version(connection, request.version)
             resolved(version)
-            await self._same(connection, request, version, tasks)
+            await self._same(connection, request, tasks)
             done, total = await evaluation_counts(connection, self.run_id, request.suite, version)
         if done < total or total < len({task.content_hash for task in tasks}):
             await self._servable(version)
@@ -179,18 +186,18 @@ class EvaluationClient:
         return wanted
 
     async def _same(
-        self, connection: AsyncConnection, request: EvaluationRequest, version: int, tasks: Sequence[Task]
+        self, connection: AsyncConnection, request: EvaluationRequest, tasks: Sequence[Task]
     ) -> None:
-        """Refuse a suite and version that already hold other tasks or options: they would be mixed into one figure."""
-        requested = {request.submission(version, task) for task in tasks}
-        found = await evaluated_submissions(connection, self.run_id, request.suite, version)
+        """Refuse a suite that holds other tasks or options, on any version: they would be mixed into one figure or one curve."""
+        requested = {request.measured(task) for task in tasks}
         # A person may have retried dead groups (`penstock dead retry`).
-        if others := sorted({tried(each) for each in found} - requested):
-            raise ArgumentError(
-                "suite",
-                f"{quoted(request.suite)} was evaluated on version {version} with other tasks or options ({len(others)} groups, "
-                f"such as {others[0]}): give this one another name",
-            )
+        for version, submission in await evaluated_submissions(connection, self.run_id, request.suite):
+            if tried(submission).removeprefix(request.prefix(version)) not in requested:
+                raise ArgumentError(
+                    "suite",
+                    f"{quoted(request.suite)} was evaluated on version {version} with other tasks or options "
+                    f"(such as {submission}): give this one another name",
+                )
 
     async def _servable(self, version: int) -> None:
         """Return once a rollout server serves the version, or servers are reserved. ConfigurationError if none serves it in `SERVED_S`."""

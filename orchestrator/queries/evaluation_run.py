@@ -63,16 +63,16 @@ async def served_versions(connection: AsyncConnection, run_id: int) -> Sequence[
 
 
 async def evaluated_submissions(
-    connection: AsyncConnection, run_id: int, suite: str, version: int
-) -> list[str]:
-    """The submission of every group that was accepted for the suite on that version."""
-    query = select(groups.c.submission).where(
-        groups.c.run_id == run_id,
-        groups.c.purpose == Purpose.EVAL,
-        groups.c.label == suite,
-        groups.c.pinned_version == version,
+    connection: AsyncConnection, run_id: int, suite: str
+) -> list[tuple[int, str]]:
+    """(version, submission) of every group that was accepted for the suite, in their order."""
+    query = (
+        select(groups.c.pinned_version, groups.c.submission)
+        .where(groups.c.run_id == run_id, groups.c.purpose == Purpose.EVAL, groups.c.label == suite)
+        .where(groups.c.pinned_version.is_not(None))
+        .order_by(groups.c.group_id)
     )
-    return list(await connection.scalars(query))
+    return [(row.pinned_version, row.submission) for row in await connection.execute(query)]
 
 
 async def evaluation_counts(

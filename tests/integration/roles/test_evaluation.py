@@ -148,6 +148,15 @@ async def test_other_tasks_or_options_under_the_same_name_are_refused(stage: Sta
                 await bench(stage).evaluate(others, request)
         more = await bench(stage).evaluate(suite("a", "b", "c"), EvaluationRequest(suite="held", version=3))
     assert more.scored == 3, "a suite that grew is gone on with"
+    await stage.serves(4)
+    for request in (
+        EvaluationRequest(suite="held", version=4, scaffold="oracle"),
+        EvaluationRequest(suite="held", version=4, rollouts=2),
+    ):
+        with pytest.raises(
+            ConfigurationError, match="was evaluated on version 3 with other tasks or options"
+        ):
+            await bench(stage).evaluate(suite("a", "b", "c"), request)
 
 
 async def test_a_dead_group_that_was_tried_again_counts_as_its_newest_try_and_the_same_command_goes_on(
