@@ -8,6 +8,7 @@ reads its drain orders (pool.drain_requests).
 """
 
 import hashlib
+import math
 import os
 import socket
 import time
@@ -56,7 +57,8 @@ class LoopReport(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReport:
     """One process. `silent_s`: time since its last report, on the database's clock; `stopped`: it reported its end. `draining`: it is ordered
-    to take no new work; `holds`: its remaining work per draining item (pool.draining); `code`: its code version, None: not reported."""
+    to take no new work; `holds`: its remaining work per draining item (pool.draining); `code`: its code version, None: not reported; `up_s`: time
+    since its first report."""
 
     host: str
     process: str
@@ -67,6 +69,7 @@ class ProcessReport:
     draining: bool = False
     holds: Mapping[str, int] = field(default_factory=dict)
     code: str | None = None
+    up_s: float = math.inf
 
     @property
     def kind(self) -> str:
@@ -197,8 +200,9 @@ def loop_reports(dog: Watchdog, now: float) -> Any:
 async def present(connection: AsyncConnection, run_id: int) -> list[ProcessReport]:
     """Every process of the run that reported within the last day, by name."""
     silent = func.extract("epoch", func.clock_timestamp() - processes.c.last_seen)
+    up = func.extract("epoch", func.clock_timestamp() - processes.c.started)
     rows = await connection.execute(
-        select(processes, silent.label("silent"))
+        select(processes, silent.label("silent"), up.label("up"))
         .where(processes.c.run_id == run_id, silent < FORGOTTEN_S)
         .order_by(processes.c.host, processes.c.process)
     )
@@ -207,6 +211,7 @@ async def present(connection: AsyncConnection, run_id: int) -> list[ProcessRepor
             ProcessReport,
             row,
             silent_s=float(row.silent),
+            up_s=float(row.up),
             loops=msgspec.convert(row.loops, list[LoopReport]),
             draining=row.draining is not None,
             holds=row.holds or {},

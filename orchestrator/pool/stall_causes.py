@@ -7,8 +7,11 @@
 | such a process is silent for too long | the process |
 | the stage is late, and no such process runs | the missing process |
 | the stage is late, and all of them live and rest | the lost message: nothing reaches them |
+
+Lateness and silence begin at the start of the orchestrator at the earliest: the time in which the run was down is not counted.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +59,9 @@ def stall_causes(
 ) -> dict[str, StallCause]:
     """Causes by stage; stages in order have none."""
     named = {}
+    up_s = _up(processes)
     for stage in found:
+        stage = replace(stage, late_s=min(stage.late_s, up_s))
         if stage.open and (stall_cause := _stall_cause(stage, processes, no_progress_s)) is not None:
             named[stage.name] = stall_cause
     return named
@@ -91,6 +96,14 @@ def _eased(stage: BacklogStage, processes: Sequence[ProcessReport]) -> BacklogSt
     return replace(stage, late_s=0.0, held=obstacle if waiting_slots else "every slot is busy")
 
 
+def _up(processes: Sequence[ProcessReport]) -> float:
+    """Time since the run's newest orchestrator started, infinite without one."""
+    return min(
+        (each.up_s for each in processes if each.kind == "orchestrator" and not each.stopped),
+        default=math.inf,
+    )
+
+
 def _living(stage: BacklogStage, processes: Sequence[ProcessReport]) -> list[ProcessReport]:
     kind, _ = TAKEN_ON[stage.name]
     return [process for process in processes if process.kind == kind and not process.stopped]
@@ -110,8 +123,8 @@ def _stall_cause(
     stage: BacklogStage, processes: Sequence[ProcessReport], no_progress_s: float
 ) -> StallCause | None:
     kind, names = TAKEN_ON[stage.name]
-    living = _living(stage, processes)
-    responsive = [process for process in living if process.silent_s <= no_progress_s]
+    living, up_s = _living(stage, processes), _up(processes)
+    responsive = [process for process in living if min(process.silent_s, up_s) <= no_progress_s]
     loops = list(_responsible(stage, responsive))
     late = stage.late_s > no_progress_s
 
@@ -171,11 +184,11 @@ def describe(process: ProcessReport, loop: LoopReport) -> str:
 
 def stuck(processes: Sequence[ProcessReport], no_progress_s: float) -> list[str]:
     """Every loop of a living process that is stuck or has ended, and every silent process, for any stage."""
-    found = []
+    found, up_s = [], _up(processes)
     for process in processes:
         if process.stopped:
             continue
-        if process.silent_s > no_progress_s:
+        if min(process.silent_s, up_s) > no_progress_s:
             found.append(
                 f"the {process.process} (pid {process.pid} on {process.host}) has not reported for {process.silent_s:.0f} s"
             )

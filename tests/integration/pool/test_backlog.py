@@ -1,6 +1,7 @@
 """The unfinished work of a run, its lateness, and the responsible process: from rows, without a scan of finished work."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -292,7 +293,8 @@ async def test_a_process_says_in_its_row_what_its_loops_do(engine: AsyncEngine) 
     async with engine.connect() as connection:
         (found,) = await present(connection, run.run_id)
     (line,) = found.loops
-    assert (found.process, found.kind, found.stopped) == ("runner", "runner", False) and found.silent_s < 60
+    assert (found.process, found.kind, found.stopped) == ("runner", "runner", False)
+    assert found.silent_s < 60 and found.up_s < 60
     assert (line.name, line.item, line.waits_for) == (
         "heartbeat",
         "rollout 3\ufffd",
@@ -342,6 +344,16 @@ def test_the_stall_cause_is_named_in_one_sentence(
     assert {name: stall_cause.sentence for name, stall_cause in named.items()} == (
         {stage.name: sentence} if sentence else {}
     )
+
+
+@pytest.mark.parametrize("processes", [[], [process("runner", silent_s=3600.0)]])
+def test_the_time_in_which_the_run_was_down_holds_nothing_up(processes: list[ProcessReport]) -> None:
+    def orchestrator(up_s: float) -> ProcessReport:
+        return replace(process("orchestrator"), up_s=up_s)
+
+    assert stall_causes([LATE], [orchestrator(LIMIT_S / 2), *processes], LIMIT_S) == {}
+    assert stuck([orchestrator(LIMIT_S / 2), *processes], LIMIT_S) == []
+    assert "lease" in stall_causes([LATE], [orchestrator(LIMIT_S * 2), *processes], LIMIT_S)
 
 
 def test_a_runner_without_a_free_slot_holds_nothing_up() -> None:
