@@ -147,16 +147,14 @@ def publish(
         if status is SubmissionStatus.REJECTED
     }
     unanswered = len({event.submission for _, event in prepared}) - len(answers)
+    accepted, already = len(answers) - len(rejected), len(stays - rejected.keys())
     if as_json:
-        typer.echo(
-            json.dumps(
-                {"accepted": len(answers) - len(rejected), "rejected": rejected, "unanswered": unanswered}
-            )
-        )
+        counts = {"accepted": accepted, "already": already, "rejected": rejected, "unanswered": unanswered}
+        typer.echo(json.dumps(counts))
     else:
-        typer.echo(
-            f"{len(answers) - len(rejected)} accepted, {len(rejected)} rejected, {unanswered} unanswered"
-        )
+        new = [f"{accepted - already} accepted"] * (accepted > already or not already)
+        old = [f"{already} accepted already"] * (already > 0)
+        typer.echo(", ".join([*new, *old, f"{len(rejected)} rejected", f"{unanswered} unanswered"]))
         by_reason: dict[tuple[str, bool], list[str]] = {}
         for submission, reason in rejected.items():
             by_reason.setdefault((reason, submission in stays), []).append(submission)

@@ -299,11 +299,11 @@ async def test_published_tasks_are_accepted_once_and_rejections_are_reported(
             ).run
         )
         publish = partial(invoke, "tasks", "publish", str(home / "suite"), "-c", str(home), "--json")
-        for _ in range(2):
+        for already in (0, 3):
             done = await anyio.to_thread.run_sync(publish)
             assert (done.exit_code, json.loads(done.stdout)) == (
                 0,
-                {"accepted": 3, "rejected": {}, "unanswered": 0},
+                {"accepted": 3, "already": already, "rejected": {}, "unanswered": 0},
             )
         assert (await query(database_url, "SELECT count(*)::int FROM groups")).rows == [(3,)]
         alone = ("--group-size", "1", "--label", "x")
@@ -313,6 +313,8 @@ async def test_published_tasks_are_accepted_once_and_rejections_are_reported(
         (reason,) = set(answer["rejected"].values())
         assert reason.startswith("group_size is 1: a training group")
         publish = partial(invoke, "tasks", "publish", str(home / "suite"), "-c", str(home))
+        same = await anyio.to_thread.run_sync(publish)
+        assert same.stdout == "3 accepted already, 0 rejected, 0 unanswered\n"
         again = await anyio.to_thread.run_sync(partial(publish, *alone))
         assert again.stdout == "0 accepted, 3 rejected, 0 unanswered\n"
         assert (
