@@ -12,13 +12,18 @@ import hashlib
 import os
 import socket
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.bus.address_file import named_file
+from orchestrator.bus.base import BusError
+from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.contracts.ids import check_name, is_name
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.deploy.embedded.own_urls import embedded_nats, embedded_postgres
+from orchestrator.pool.address import address_of
+from orchestrator.runtime.environment import named
 from orchestrator.runtime.metrics import SUFFIX, Target
 from orchestrator.settings.config import FILE, Config, load
 from sandboxes.owned import sockets_root
@@ -134,11 +139,28 @@ class Home:
         """The file with overrides; service URLs from the file, the environment, else the embedded services that run here."""
         config = load(self.file, self.overrides)
         services = config.services
+        self._check_url("database_url", services.database_url, address_of)
+        if named_file(services.nats_url) is None:  # the address that `penstock up` writes
+            from orchestrator.bus.link import urls_of  # the driver takes time to import
+
+            self._check_url("nats_url", services.nats_url, urls_of)
         found = {
             "database_url": embedded_postgres(self.layout, services.database_url) or services.database_url,
             "nats_url": embedded_nats(self.layout, services.nats_url) or services.nats_url,
         }
         return config.model_copy(update={"services": services.model_copy(update=found)})
+
+    def _check_url(self, key: str, url: str, parse: Callable[[str], object]) -> None:
+        """ConfigurationError for a URL that cannot be read, by the name under which a person wrote it."""
+        variable = key.upper()
+        try:
+            if url:
+                parse(url)
+        except (PenstockError, BusError) as error:
+            origin = variable if named(variable) == url else f"{self.file}: services.{key}"
+            fault = str(error).removeprefix(f"{variable} ").removeprefix(f"{origin} ")
+            between = " " if str(error).startswith(variable) else ": "
+            raise ConfigurationError(f"{origin}{between}{fault}") from None
 
     def connected(self) -> Config:
         """`config()`, or ConfigurationError if a service is neither named nor was ever started here."""

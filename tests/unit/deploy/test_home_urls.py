@@ -1,0 +1,42 @@
+"""A URL of a service that cannot be read is refused where the configuration is read, by the name under which a person wrote it."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.main import app
+from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.deploy.home import Home
+
+BAD = [
+    ("database_url", "postgres//x@db/x", "is not a PostgreSQL URL"),
+    ("nats_url", "http://db:4222", "is not a URL of NATS"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_services(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.delenv("NATS_URL", raising=False)
+
+
+@pytest.mark.parametrize(("key", "url", "fault"), BAD)
+def test_a_wrong_url_of_the_file_is_refused_by_its_key(
+    tmp_path: Path, key: str, url: str, fault: str
+) -> None:
+    (tmp_path / "penstock.toml").write_text(f"[services]\n{key} = {url!r}\n")
+    with pytest.raises(ConfigurationError, match=rf"penstock\.toml: services\.{key} {fault}"):
+        Home.at(tmp_path).config()
+    shown = CliRunner().invoke(app, ["config", "-c", str(tmp_path)])
+    assert shown.exit_code != 0 and key.upper() not in shown.output
+
+
+@pytest.mark.parametrize(("key", "url", "fault"), BAD)
+def test_a_wrong_url_of_the_environment_is_refused_by_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, url: str, fault: str
+) -> None:
+    (tmp_path / "penstock.toml").write_text("")
+    monkeypatch.setenv(key.upper(), url)
+    with pytest.raises(ConfigurationError, match=rf"^{key.upper()} {fault}"):
+        Home.at(tmp_path).config()
