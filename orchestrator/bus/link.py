@@ -112,7 +112,8 @@ class Link:
                 f"the NATS server at {self._places} runs without JetStream: start it with -js and a store directory"
             )
         raise BusUnavailable(
-            f"NATS does not answer at {self._places} ({str(refused or '') or 'no reply'}): start it there, or check NATS_URL"
+            f"NATS does not answer at {self._places} ({str(refused or '') or 'no reply'}): "
+            "start it (`penstock up -c RUN` does, where it is embedded) or check services.nats_url and NATS_URL"
         )
 
     def _login_refused(self) -> str:

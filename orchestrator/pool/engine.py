@@ -160,7 +160,7 @@ def refusal(error: BaseException, address: Address, role: Role = Role.OWNER) -> 
         )
     return ServiceError(
         f"PostgreSQL at {address.place} cannot be used ({type(cause).__name__}: {message}); "
-        "start it (`penstock up` does, where it is embedded) or check DATABASE_URL"
+        "start it (`penstock up -c RUN` does, where it is embedded) or check services.database_url and DATABASE_URL"
     )
 
 

@@ -321,7 +321,9 @@ async def test_leaving_while_the_server_is_dead_is_quick_and_silent(directory: P
 
 async def test_a_server_that_does_not_answer_is_one_sentence_without_the_password() -> None:
     port = free_port()
-    with pytest.raises(BusUnavailable, match=f"does not answer at 127.0.0.1:{port}.*start it") as caught:
+    with pytest.raises(
+        BusUnavailable, match=f"does not answer at 127.0.0.1:{port}.*start it .*services.nats_url"
+    ) as caught:
         async with NatsBus.connect(f"nats://secret@127.0.0.1:{port}", patience_s=0.2):
             pass
     assert "secret" not in str(caught.value)
