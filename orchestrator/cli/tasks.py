@@ -153,8 +153,8 @@ def publish(
         typer.echo(json.dumps(counts))
     else:
         new = [f"{accepted - already} accepted"] * (accepted > already or not already)
-        old = [f"{already} accepted already"] * (already > 0)
-        typer.echo(", ".join([*new, *old, f"{len(rejected)} rejected", f"{unanswered} unanswered"]))
+        earlier = [f"{already} accepted already"] * (already > 0)
+        typer.echo(", ".join([*new, *earlier, f"{len(rejected)} rejected", f"{unanswered} unanswered"]))
         by_reason: dict[tuple[str, bool], list[str]] = {}
         for submission, reason in rejected.items():
             by_reason.setdefault((reason, submission in stays), []).append(submission)
