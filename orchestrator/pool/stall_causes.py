@@ -99,7 +99,7 @@ def _eased(stage: BacklogStage, processes: Sequence[ProcessReport]) -> BacklogSt
 def _up(processes: Sequence[ProcessReport]) -> float:
     """Time since the run's newest orchestrator started, infinite without one."""
     return min(
-        (each.up_s for each in processes if each.kind == "orchestrator" and not each.stopped),
+        (each.up_s for each in processes if each.kind == ProcessRole.ORCHESTRATOR and not each.stopped),
         default=math.inf,
     )
 
