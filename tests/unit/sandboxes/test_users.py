@@ -158,7 +158,9 @@ async def test_everything_ends_with_the_sandbox_whatever_user_it_has(root: Path)
             os.stat(f"/proc/{pid}").st_uid - record.uid for pid in procfs.owned_by(record.uid, record.users)
         }
         assert owners == {0, 1}, "process 1 and the program are two users"
-    await eventually(lambda: not list(procfs.owned_by(record.uid, record.users)))  # a killed process takes a moment to end
+    await eventually(
+        lambda: not list(procfs.owned_by(record.uid, record.users))
+    )  # a killed process takes a moment to end
 
 
 _OWNER = """
