@@ -255,8 +255,8 @@ def test_a_row_that_is_too_wide_for_a_table_stands_upright(
 
     monkeypatch.setattr("orchestrator.cli.pool.query", answered)
     monkeypatch.setattr("orchestrator.cli.tables.looked_at", lambda: True)
-    for variable in ("DATABASE_URL", "NATS_URL"):
-        monkeypatch.setenv(variable, "x")
+    monkeypatch.setenv("DATABASE_URL", "postgresql://127.0.0.1:1/x")
+    monkeypatch.setenv("NATS_URL", "nats://127.0.0.1:1")
     monkeypatch.setenv("COLUMNS", "80")
     output = penstock("sql", "-c", str(directory), "select 1").out
     assert "a_long_column_8" in output and "\u2502" in output and output.endswith("1 row\n")
