@@ -46,7 +46,16 @@ from sandboxes.base import (
 from sandboxes.bubblewrap import check_spec
 from sandboxes.bubblewrap_sandbox import SOCKET_DIRECTORY
 from sandboxes.cleanup_daemon import ensure_running
-from sandboxes.container.engine import LABEL, ROOT, ContainerRun, Engine, Mount, error_text, write_profile
+from sandboxes.container.engine import (
+    ANY_PROCESSES,
+    LABEL,
+    ROOT,
+    ContainerRun,
+    Engine,
+    Mount,
+    error_text,
+    write_profile,
+)
 from sandboxes.container.image import Image, account, built, image_id, made, owners, reads
 from sandboxes.container.program import SCRIPT, ContainerProgram, Pipes, arguments
 from sandboxes.container.services import Placement, SideServices, holder_mounts, hosts_line, running_services
@@ -285,6 +294,12 @@ class ContainerSandbox(DirectorySandbox):
         return (self.uid + _OTHER_USER,) * 2 if self.uid >= 0 else None
 
     @property
+    def _has_own_user(self) -> bool:
+        """Whether the user of programs is this sandbox's alone. A named one is the same in every sandbox, and so is the kernel's count of its
+        processes: one sandbox would use up another's."""
+        return self.uid >= 0 and self.account is None
+
+    @property
     def _labels(self) -> Mapping[str, str]:
         return {LABEL: self.id, ROOT: str(self._root)}
 
@@ -297,7 +312,7 @@ class ContainerSandbox(DirectorySandbox):
             name=name,
             image=self._image.name,
             user=f"{user}:{user}",
-            own_user=self.uid >= 0,
+            own_user=self._has_own_user,
             limits=self.limits,
             mounts=mounts,
             labels=self._labels,
@@ -343,7 +358,8 @@ class ContainerSandbox(DirectorySandbox):
         part = None
         try:
             part = session.part(directory.name)
-            words = arguments(directory.name, self.limits.processes, cwd, argv)
+            processes = self.limits.processes if self._has_own_user or self.uid < 0 else ANY_PROCESSES
+            words = arguments(directory.name, processes, cwd, argv)
             command = self._engine.exec(session.name, f"{uid}:{gid}", SCRIPT, words)
             # Engines pass ignored signals on.
             launch = entering([*self._engine.command, *command], _client_env())

@@ -138,7 +138,7 @@ async def test_a_service_whose_image_cannot_be_had_is_the_tasks_mistake_by_its_n
         found = await verdict(rig, a_task(files))
         assert (found.reward, found.failure_class) == (None, "infra_failure")
         assert found.reason.startswith(
-            "task: the image of the service db, localhost/absent:1, cannot be built"
+            "task: the image of the service db, localhost/absent:1: its build by podman failed at FROM localhost/absent:1"
         )
 
 

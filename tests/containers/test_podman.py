@@ -129,6 +129,18 @@ async def test_a_named_user_of_an_image_has_its_own_files_and_no_others(user: st
         assert set((await sandbox.changed()).added) == {"mine/new"}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have other users")
+async def test_sandboxes_of_one_named_user_do_not_use_up_each_others_processes() -> None:
+    spec = SandboxSpec(user="4321", limits=Limits(processes=24))
+    many = "for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do sleep 600 >&- 2>&- & done; echo started"
+    async with ContainerProvider().open(spec) as first, ContainerProvider().open(spec) as second:
+        for sandbox in (first, second):
+            result = await sandbox.exec(["sh", "-c", many])
+            assert (result.stdout, result.stderr) == (b"started\n", b""), result
+        refused = await second.exec(["sh", "-c", many])
+        assert b"fork" in refused.stderr.lower(), refused
+
+
 async def test_users_that_a_container_cannot_have_are_one_sentence() -> None:
     for user, sentence in (
         ("root", "their root would be this machine's"),
