@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import msgspec
-from scaffolds.find import is_path, known
+from scaffolds.find import file_of, is_path, known
 
 from orchestrator.blobs.send import Progress, send_blobs
 from orchestrator.bus import subjects
@@ -98,6 +98,7 @@ def read_purpose(text: str) -> Purpose:
 
 def offered_scaffold(scaffold: str, shares: Mapping[str, float], file: Path) -> str:
     """The name under which the run of `file` knows `scaffold`: registered, or in its shares; a path is searched here, then next to the file.
+    A directory and the file in it that defines its scaffold are the same.
 
     Raises ArgumentError if it knows none.
     """
@@ -105,9 +106,12 @@ def offered_scaffold(scaffold: str, shares: Mapping[str, float], file: Path) -> 
     found = [scaffold]
     if is_path(scaffold):
         found += [str(Path(scaffold).resolve()), str((file.parent / scaffold).resolve())]
+    by_file = {file_of(name): name for name in known_here}
     for name in found:
         if name in known_here:
             return name
+        if file_of(name) in by_file:
+            return by_file[file_of(name)]
     location = Path(scaffold.rpartition(":")[0] if ".py:" in scaffold else scaffold)
     if is_path(scaffold) and location.exists():
         raise ArgumentError(

@@ -55,6 +55,15 @@ def _at(path: Path) -> Scaffold:
     return _in_file(files[0], "")
 
 
+def file_of(name: str) -> str:
+    """The file that defines the scaffold of a path: of a directory its scaffold.toml or its only Python file. Any other name stays."""
+    path = Path(name)
+    if not is_path(name) or not path.is_dir():
+        return name
+    found = [path / TOML] if (path / TOML).exists() else sorted(path.glob("*.py"))
+    return str(found[0]) if len(found) == 1 else name
+
+
 def is_path(name: str) -> bool:
     """Whether `name` is a path to a scaffold instead of a registered name."""
     return "/" in name or name.endswith((".toml", ".py"))

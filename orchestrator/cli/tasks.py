@@ -162,6 +162,9 @@ def publish(
             subject = submissions[0] if len(submissions) == 1 else f"{len(submissions)} tasks"
             stays_note = " (answered earlier, and that stays: use another --label)" if old else ""
             typer.echo(plain(f"  {subject}: {reason}{stays_note}"), err=True)
+        if already and (scaffold is not None or group_size):
+            note = "what was accepted already keeps its scaffold and group size: publish it again with another --label"
+            typer.echo(note, err=True)
         if domain is None and (domain_note := renamed(tasks)):
             typer.echo(plain(domain_note), err=True)
     if rejected or unanswered:

@@ -279,6 +279,29 @@ def test_a_scaffold_next_to_the_configuration_is_found_from_any_directory(tmp_pa
     assert offered_scaffold(scaffold, {scaffold: 0.0}, file) == scaffold
 
 
+@pytest.mark.parametrize("defines", ["scaffold.toml", "mine.py"])
+def test_a_directory_and_the_file_that_defines_its_scaffold_are_the_same(
+    tmp_path: Path, defines: str
+) -> None:
+    directory, file = tmp_path / "mine", tmp_path / "penstock.toml"
+    directory.mkdir()
+    (directory / defines).touch()
+    whole, part = str(directory), str(directory / defines)
+    for known in (whole, part):
+        for given in (whole, part, "mine/", f"mine/{defines}"):
+            assert offered_scaffold(given, {known: 0.0}, file) == known
+
+
+def test_a_directory_with_two_python_files_is_none_of_them(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("one.py", "two.py"):
+        (tmp_path / "mine" / name).touch()
+    with pytest.raises(ValueError, match="mine: the run does not have it"):
+        offered_scaffold(
+            str(tmp_path / "mine"), {str(tmp_path / "mine/one.py"): 0.0}, tmp_path / "penstock.toml"
+        )
+
+
 @pytest.mark.anyio
 async def test_published_tasks_are_accepted_once_and_rejections_are_reported(
     home: Path, database_url: str, nats_server: EmbeddedNats
@@ -314,7 +337,9 @@ async def test_published_tasks_are_accepted_once_and_rejections_are_reported(
         assert reason.startswith("group_size is 1: a training group")
         publish = partial(invoke, "tasks", "publish", str(home / "suite"), "-c", str(home))
         same = await anyio.to_thread.run_sync(publish)
-        assert same.stdout == "3 accepted already, 0 rejected, 0 unanswered\n"
+        assert (same.stdout, same.stderr) == ("3 accepted already, 0 rejected, 0 unanswered\n", "")
+        other = await anyio.to_thread.run_sync(partial(publish, "--scaffold", "oracle"))
+        assert "keeps its scaffold and group size: publish it again with another --label" in other.stderr
         again = await anyio.to_thread.run_sync(partial(publish, *alone))
         assert again.stdout == "0 accepted, 3 rejected, 0 unanswered\n"
         assert (
