@@ -133,8 +133,7 @@ def test_the_tree_does_not_hold(kind: str) -> None:
 
 
 def test_every_registered_plug_in_loads() -> None:
-    groups = ("penstock.scaffolds", "penstock.context_policies", "penstock.sandboxes", "penstock.policies")
-    for group in groups:
+    for group in ("penstock.scaffolds", "penstock.context_policies", "penstock.sandboxes"):
         found = entry_points(group=group)
         assert found, f"nothing is registered in {group}"
         for entry in found:

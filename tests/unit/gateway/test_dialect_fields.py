@@ -3,18 +3,22 @@
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_params
 from openai.types.chat import completion_create_params
 from openai.types.responses import input_token_count_params, response_create_params
+from scaffolds.base import Wire as Wired
 
+from orchestrator.gateway.http.bodies import DIALECTS
 from orchestrator.gateway.http.dialects.fields import FIELDS, Treatment, described
 from orchestrator.gateway.messages.requests import CallRule, CompletionRequest
 from orchestrator.gateway.problems import Problem
+from orchestrator.scaffold_check.seen import _ENDINGS, wire_of
 from tests.unit.gateway.dialect_rig import ANTHROPIC, CHAT, COMMAND, RESPONSES, Wire
+from tests.unit.gateway.dialect_rig import WIRES as RIG
 
 GUIDE = Path(__file__).parents[3] / "ops/guides/wires.md"
 WIRES = {wire.dialect.name: wire for wire in (CHAT, RESPONSES, ANTHROPIC)}
@@ -126,6 +130,26 @@ def test_settings_of_the_run_labels_and_hints_are_taken(wire: str) -> None:
             assert (request.turns, request.rule, request.left_out) == (plain.turns, plain.rule, 0), name
         if field.treatment is Treatment.STRIPPED:
             assert read(wire, **{name: [{"type": "url"}]}).left_out == 1
+
+
+def test_every_wire_is_declared_documented_and_in_the_rig_of_these_tests() -> None:
+    names = {dialect.name for dialect in DIALECTS}
+    places = {
+        "Wire of agents/scaffolds/base.py": set(get_args(Wired)),
+        "_ENDINGS of orchestrator/scaffold_check/seen.py": set(_ENDINGS.values()),
+        "FIELDS of orchestrator/gateway/http/dialects/fields.py": set(FIELDS),
+        "WIRES of tests/unit/gateway/dialect_rig.py": {wire.dialect.name for wire in RIG} | {"native"},
+        "DOCUMENTED above": {*DOCUMENTED, "native"},
+    }
+    assert {place: names ^ known for place, known in places.items() if names != known} == {}
+    guide = GUIDE.read_text(encoding="utf-8")
+    for dialect in DIALECTS:
+        assert all(wire_of(f"/s/token{path}") == dialect.name for path in dialect.paths), (
+            f"{dialect.name}: write the end of its paths into _ENDINGS of orchestrator/scaffold_check/seen.py"
+        )
+        assert dialect.name == "native" or all(f"`{path}`" in guide for path in dialect.paths), (
+            f"{dialect.name}: ops/guides/wires.md lacks its routes {', '.join(dialect.paths)}"
+        )
 
 
 @pytest.mark.parametrize("wire", WIRES)

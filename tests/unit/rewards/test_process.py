@@ -1,6 +1,8 @@
 """Process signals, one by one."""
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from orchestrator.contracts.marks import ParseStatus
 from orchestrator.rewards import signals
 from orchestrator.rewards.actions import ParsedAction, RecordedStep, ToolCall
 from orchestrator.rewards.signals import SIGNALS
+from orchestrator.settings.reward import PROCESS
 
 ENGLISH = "We list the files first and count the lines of each one, then add the numbers."
 CHINESE = "我们先列出所有文件，然后数一下每个文件有多少行，最后把数字加起来。"
@@ -146,3 +149,13 @@ def test_no_text_of_a_policy_holds_up_those_who_pay_for_it(piece: str) -> None:
     for signal in SIGNALS.values():
         signal(step, [step])
     assert time.process_time() - began < 2.0  # work that grows with the square of the text takes about ten
+
+
+def test_the_guide_has_a_row_for_each_signal_with_its_default() -> None:
+    guide = (Path(__file__).parents[3] / "ops/guides/rewards.md").read_text(encoding="utf-8")
+    _, _, table = guide.partition("| signal | default |")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table.partition("\n\n")[0], re.M))
+    paid = {name: f"{PROCESS[name].weight:g} per {PROCESS[name].per}" for name in PROCESS}
+    assert rows == {name: paid.get(name, "off") for name in SIGNALS}, (
+        "ops/guides/rewards.md, Process: write the rows of SIGNALS with the defaults of orchestrator/settings/reward.py"
+    )

@@ -1,13 +1,15 @@
 """Policies by name."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import GroupState
-from orchestrator.scheduling.queue_policies import Greedy, Windowed, queue_policy
+from orchestrator.scheduling.queue_policies import BUILT_IN, Greedy, Windowed, queue_policy
 from orchestrator.scheduling.window import QueueRow
+from orchestrator.settings.config import QueueSection
 
 ROWS = [
     QueueRow(3, GroupState.READY),
@@ -17,13 +19,22 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "taken"), [("fifo", [3]), ("windowed", [3, 5]), ("greedy", [3, 5, 9])], ids=lambda x: str(x)
-)
-def test_each_built_in_policy_takes_its_own_share_of_the_same_rows(name: str, taken: list[int]) -> None:
+TAKEN = {"fifo": [3], "windowed": [3, 5], "greedy": [3, 5, 9]}
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_each_built_in_policy_takes_its_own_share_of_the_same_rows(name: str) -> None:
     policy = queue_policy(name, capacity=8, fraction=0.5)
     needed = policy.rows_needed(8)
-    assert policy.takeable(ROWS, 8) == policy.takeable(ROWS[:needed], 8) == taken
+    assert name in TAKEN, f"{name}: write what it takes of ROWS into TAKEN"
+    assert policy.takeable(ROWS, 8) == policy.takeable(ROWS[:needed], 8) == TAKEN[name]
+
+
+def test_the_key_names_each_built_in_policy() -> None:
+    says = QueueSection.model_fields["policy"].description or ""
+    assert [name for name in BUILT_IN if not re.search(rf"\b{name}\b", says)] == [], (
+        "name them in the sentence of queue.policy in orchestrator/settings/config.py"
+    )
 
 
 def test_the_windowed_policy_has_a_window_of_the_fraction() -> None:

@@ -162,13 +162,16 @@ def test_every_key_has_the_scope_that_is_written_here() -> None:
             name = f"{section}.{key}"
             marked[scope_of(Config, name)].setdefault(section, set()).add(key)
             assert is_process_key(name) == (scope_of(Config, name) is PROCESS)
-    whole = {section for section, keys in OF_THE_PROCESS.items() if keys == ALL}
-    assert not whole & set(marked[Scope.RUN])
-    assert {name: keys for name, keys in marked[Scope.PROCESS].items() if name not in whole} == {
-        name: set(keys.split()) for name, keys in OF_THE_PROCESS.items() if name not in whole
-    }
-    assert whole <= set(marked[Scope.PROCESS])
-    assert marked[Scope.RUN] == {name: set(keys.split()) for name, keys in OF_THE_RUN.items()}
+    for scope, written in ((PROCESS, OF_THE_PROCESS), (Scope.RUN, OF_THE_RUN)):
+        whole = {section for section, keys in written.items() if keys == ALL}
+        other = Scope.RUN if scope is PROCESS else PROCESS
+        assert whole <= set(marked[scope]) and not whole & set(marked[other])
+        found = {f"{name}.{key}" for name, keys in marked[scope].items() if name not in whole for key in keys}
+        here = {f"{name}.{key}" for name, keys in written.items() if keys != ALL for key in keys.split()}
+        assert found == here, (
+            f"write new keys of the {scope} into the table above, or mark them PROCESS: {sorted(found - here)}; "
+            f"remove what is none, or no longer one: {sorted(here - found)}"
+        )
 
 
 def test_a_key_inside_a_table_has_the_scope_of_the_table_and_one_that_is_not_known_that_of_its_section() -> (

@@ -1,12 +1,16 @@
 """Every loss on three tokens by hand, loss and gradient, and the properties common to all."""
 
+import inspect
 import math
+import re
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, get_args
 
 import pytest
 import torch
 
-from orchestrator.settings.trainer import RATIO_BOUNDS
+from orchestrator.settings.trainer import RATIO_BOUNDS, LossName
 from trainer.loss.base import Loss, Tokens, check_bounds
 from trainer.loss.choose import BOUNDED, UNBOUNDED, make_loss
 from trainer.loss.cispo import Cispo
@@ -16,6 +20,9 @@ from trainer.loss.gspo import Gspo
 from trainer.loss.reinforce import Reinforce
 from trainer.loss.sft import Sft
 
+GUIDE: Final = Path(__file__).parents[3] / "ops/guides/losses.md"
+SETTINGS: Final = "orchestrator/settings/trainer.py"
+NAMES: Final = (*BOUNDED, *UNBOUNDED)
 THIRDS = (1 / 3, 1 / 3, 1 / 3)
 RATIOS = (1.0, 1.25, 0.5)
 SIGNS = (1.0, 1.0, -2.0)
@@ -128,7 +135,7 @@ def test_the_surrogate_cuts_only_what_already_moved_the_wanted_way(loss: Loss) -
     assert gradient == pytest.approx([1.5, -0.5]) and clipped == [False, False]
 
 
-@pytest.mark.parametrize("name", [*BOUNDED, *UNBOUNDED])
+@pytest.mark.parametrize("name", NAMES)
 def test_at_ratio_one_every_policy_gradient_is_that_of_reinforce(name: str) -> None:
     loss = make_loss(name, 0.9, 1.1)
     _, gradient, clipped = by_ratio(loss, (1.0, 1.0, 1.0))
@@ -136,7 +143,7 @@ def test_at_ratio_one_every_policy_gradient_is_that_of_reinforce(name: str) -> N
     assert gradient == pytest.approx(expected) and clipped == [False] * 3
 
 
-@pytest.mark.parametrize("name", [*BOUNDED, *UNBOUNDED])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_a_token_far_from_its_anchor_leaves_the_gradient_finite(name: str, sign: float) -> None:
     far = ([-1.0, -1.0, -800.0], [-800.0, -1.0, -1.0], (sign, 1.0, sign))
@@ -144,7 +151,7 @@ def test_a_token_far_from_its_anchor_leaves_the_gradient_finite(name: str, sign:
     assert math.isfinite(loss) and all(math.isfinite(value) for value in gradient)
 
 
-@pytest.mark.parametrize("name", [*BOUNDED, *UNBOUNDED])
+@pytest.mark.parametrize("name", NAMES)
 def test_without_tokens_the_loss_is_zero(name: str) -> None:
     none = torch.zeros(0, requires_grad=True)
     value = make_loss(name, 0.8, 1.2)(
@@ -169,12 +176,37 @@ def test_bounds_that_are_not_absolute_ratios_around_one_are_refused(
 
 
 def test_an_unknown_loss_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="'ppo'; known: cispo, grpo, dapo, gspo, reinforce, sft"):
+    with pytest.raises(ValueError, match=f"'ppo'; known: {', '.join(NAMES)}"):
         make_loss("ppo", 0.0, 5.0)
 
 
 @pytest.mark.parametrize("name", BOUNDED)
 def test_the_configuration_has_the_bounds_of_the_formulas(name: str) -> None:
-    made = {"cispo": Cispo(), "grpo": Grpo(), "dapo": Dapo(), "gspo": Gspo()}[name]
+    assert name in RATIO_BOUNDS, (
+        f"{name}: write its bounds into RATIO_BOUNDS of {SETTINGS}, else it has those of cispo"
+    )
     check_bounds(*RATIO_BOUNDS[name])
-    assert make_loss(name, *RATIO_BOUNDS[name]) == made
+    assert make_loss(name, *RATIO_BOUNDS[name]) == type(make_loss(name, 0.8, 1.2))()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loss_has_its_value_its_example_that_is_repeated_here_and_its_row(name: str) -> None:
+    assert name in get_args(LossName), f"{name}: add it to LossName of {SETTINGS}"
+    formula = inspect.getmodule(type(make_loss(name, 0.8, 1.2)))
+    assert "\nExample" in (inspect.getdoc(formula) or ""), (
+        f"{name}: give an example of three tokens in the docstring of its file"
+    )
+    assert any(test.startswith(f"test_{name}_by_hand") for test in globals()), (
+        f"{name}: repeat the example of its docstring here, in test_{name}_by_hand"
+    )
+    bounds = f"{RATIO_BOUNDS[name][0]:g} … {RATIO_BOUNDS[name][1]:g}" if name in RATIO_BOUNDS else "none"
+    assert re.search(rf"^\| `{name}` \| [^|]+ \| {bounds} \|", GUIDE.read_text(encoding="utf-8"), re.M), (
+        f"{name}: ops/guides/losses.md, The formulas, lacks its row: | `{name}` | its term | {bounds} | … |"
+    )
+
+
+def test_the_configuration_names_no_other_loss() -> None:
+    assert set(get_args(LossName)) == set(NAMES), (
+        "name the others in BOUNDED or UNBOUNDED of trainer/loss/choose.py"
+    )
+    assert set(RATIO_BOUNDS) == set(BOUNDED), f"RATIO_BOUNDS of {SETTINGS} is for losses with bounds alone"
