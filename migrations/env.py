@@ -34,8 +34,8 @@ from orchestrator.pool.reader_rights import end_in_the_way
 from orchestrator.pool.rights import check_schema, no_place
 from orchestrator.pool.tables import metadata
 from orchestrator.pool.transact import sentence
-from orchestrator.runtime.environment import named
 from orchestrator.runtime.failpoints import boundary
+from orchestrator.runtime.unreachable import named_url, of_key, remember
 
 # Hidden from autogenerate: each run creates its partitions.
 PARTITION = re.compile(r"(steps|step_routes|trained_steps|messages|prompts)_\d+")
@@ -160,7 +160,10 @@ def _upgrade(url: str) -> None:
 
 
 try:
-    url = context.config.get_main_option("sqlalchemy.url") or named("DATABASE_URL")
+    if url := context.config.get_main_option("sqlalchemy.url"):
+        remember(url, of_key("sqlalchemy.url", context.config.config_file_name or "the configuration"))
+    else:
+        url = named_url("DATABASE_URL")
 except ConfigurationError as error:
     raise CommandError(str(error)) from None
 if not url:

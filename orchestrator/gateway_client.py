@@ -24,6 +24,7 @@ from orchestrator.contracts.errors import InfraFailure, PenstockError, PolicyFai
 from orchestrator.contracts.events import StepMark, StepTimings
 from orchestrator.contracts.marks import ParseStatus, ReplyFinish
 from orchestrator.runtime.backoff import backoff
+from orchestrator.runtime.unreachable import cause_of, origin_of
 from orchestrator.settings.timeouts import timeouts
 
 Message = dict[str, Any]  # OpenAI's chat form: role, content, reasoning_content, tool_calls, tool_call_id
@@ -233,11 +234,15 @@ class _Client:
                     return _answer(status, raw)
                 problem = raw.decode(errors="replace")[:200]
             except (aiohttp.ClientError, OSError) as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = cause_of(
+                    error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+                ) or str(error)
             wait = next(waits)
             if anyio.current_time() - started + wait > timeouts().gateway_patience_s:
+                origin = origin_of(self._url)
+                advice = "start it, or correct its URL" if origin is None else origin.advice()
                 raise GatewayAway(
-                    f"the gateway at {self._url} does not answer ({problem}); is it running?"
+                    f"the gateway at {self._url} does not answer ({problem}): {advice}"
                 ) from None
             await anyio.sleep(wait)
             retries += 1

@@ -17,11 +17,11 @@ from typing import Any
 import anyio
 
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.runtime.environment import named
 from orchestrator.runtime.gc_tuning import collect_seldom, keep_loaded
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.metrics import Target, measuring, served
 from orchestrator.runtime.streams import ending_signals, guard
+from orchestrator.runtime.unreachable import named_url
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
 from orchestrator.settings.timeouts import from_argument
 from trainer.ranks.rank_env import (
@@ -93,7 +93,7 @@ def main() -> int:
     parser = options()
     arguments = parser.parse_args()
     try:
-        url = named("DATABASE_URL")
+        url = named_url("DATABASE_URL")
         place = place_given(os.environ)
     except ValueError as error:
         parser.error(str(error))

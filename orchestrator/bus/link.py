@@ -30,6 +30,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.backoff import backoff
 from orchestrator.runtime.liveness import track_loop
 from orchestrator.runtime.metrics import BusMetrics, measured
+from orchestrator.runtime.unreachable import cause_of, origin_of
 from orchestrator.settings.timeouts import timeouts
 
 log = structlog.get_logger(__name__)
@@ -78,6 +79,8 @@ class Link:
         self._servers = len(urls)
         self._named = url
         self._file = named_file(url)
+        # Why the client could not connect: the error that it raises does not say.
+        self._last_error: Exception | None = None
         self._has_login = any(map(login_of, urls))
         self._name = name
         self._on_up = on_up  # called after each reconnection, not after the first connection
@@ -112,17 +115,30 @@ class Link:
                 f"the NATS server at {self._places} runs without JetStream: start it with -js and a store directory"
             )
         raise BusUnavailable(
-            f"NATS does not answer at {self._places} ({str(refused or '') or 'no reply'}): "
-            "start it (`penstock up -c RUN` does, where it is embedded) or check services.nats_url and NATS_URL"
+            f"NATS does not answer at {self._places} ({self._cause(refused)}): {self._advice()}"
         )
 
+    def _advice(self) -> str:
+        if (origin := origin_of(self._named)) is not None:
+            return origin.advice()
+        return "start it (`penstock up -c RUN` does, where it is embedded) or check services.nats_url and NATS_URL"
+
+    def _cause(self, error: Exception | None) -> str:
+        if isinstance(error, nats.errors.NoServersError):
+            error = self._last_error or error
+        if error is None or isinstance(error, nats.errors.TimeoutError):
+            return "no reply"
+        return cause_of(error) or str(error).removeprefix("nats: ") or "no reply"
+
     def _login_refused(self) -> str:
+        origin = origin_of(self._named)
+        where = "NATS_URL" if origin is None else origin.source
         if self._has_login:
             return (
-                f"the NATS server at {self._places} refuses the login in NATS_URL: check its user and password, or its token, "
+                f"the NATS server at {self._places} refuses the login in {where}: check its user and password, or its token, "
                 "in which / : @ and % are written %2F, %3A, %40 and %25"
             )
-        return f"the NATS server at {self._places} requires a login, and NATS_URL has none: write user:password@ or token@ before the host"
+        return f"the NATS server at {self._places} requires a login, and {where} has none: write user:password@ or token@ before the host"
 
     async def run(self) -> None:
         """Dial again whenever the connection is lost."""
@@ -190,6 +206,7 @@ class Link:
             connection.lose()
 
         async def failed(error: Exception) -> None:
+            self._last_error = error
             log.debug("nats_error", error=repr(error))
 
         try:

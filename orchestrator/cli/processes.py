@@ -16,6 +16,7 @@ from orchestrator.deploy.home import Home
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.metrics import measuring, served
 from orchestrator.runtime.streams import ending_signals
+from orchestrator.runtime.unreachable import Origin, of_directory, remember
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
 from orchestrator.settings.config import Config
 from orchestrator.settings.timeouts import use
@@ -174,7 +175,11 @@ def runner(
         raise ConfigurationError(
             f"--gateway-socket belongs to one gateway on this host, and {len(named)} are named: leave it out"
         )
-    first, *other_gateways = named or (_read(home.gateway_url_file),)
+    for url in gateway or ():
+        remember(url, Origin("--gateway", "correct that option"))
+    first, *other_gateways = named or (
+        remember(_read(home.gateway_url_file), of_directory(home.file.parent)),
+    )
     settings = RunnerSettings(
         worker=_worker(home, name, lambda resolved: resolved.rollout.slots),
         gateway_url=first,

@@ -20,6 +20,7 @@ from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.unreachable import for_child
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -160,7 +161,7 @@ def export_from(home: Home, out: Path, options: Sequence[str]) -> dict[str, obje
     config = home.connected()
     arguments = ["--run", config.run.name, "--model", config.policy.model, "--out", str(out), *options]
     output = torch_process(
-        "trainer.sft.export", arguments, environment={"DATABASE_URL": config.services.database_url}
+        "trainer.sft.export", arguments, environment=for_child("DATABASE_URL", config.services.database_url)
     )
     found: dict[str, object] = json.loads(output.splitlines()[-1])
     return found

@@ -16,6 +16,7 @@ from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
 from orchestrator.cli.sft import torch_process
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.unreachable import for_child
 from orchestrator.settings.timeouts import to_argument
 
 app = typer.Typer(invoke_without_command=True)
@@ -58,7 +59,8 @@ def trainer(
         arguments += ["--train-steps", str(train_steps)]
     if retry:
         arguments.append("--retry")
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "DATABASE_URL": resolved.services.database_url}
+    url = for_child("DATABASE_URL", resolved.services.database_url)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **url}
     # The process becomes the trainer: its signals and its exit status are the trainer's own.
     os.execve(sys.executable, [sys.executable, "-m", "trainer", *arguments], env)
 
@@ -92,7 +94,7 @@ def verify(
     arguments = ["--run", resolved.run.name, "--batch", str(batch), "--dtype", dtype, "--groups", str(groups)]
     arguments += ["--bf16"] if bf16 else []
     printed = torch_process(
-        "trainer.verify", arguments, environment={"DATABASE_URL": resolved.services.database_url}
+        "trainer.verify", arguments, environment=for_child("DATABASE_URL", resolved.services.database_url)
     )
     report: dict[str, Any] = json.loads(printed.splitlines()[-1])
     if as_json:
@@ -118,7 +120,7 @@ def tree(
     arguments = ["--run", resolved.run.name, "--batch", str(batch), "--svg", str(svg)]
     arguments += ["--train-step", str(train_step), "--groups", str(groups)]
     printed = torch_process(
-        "trainer.picture", arguments, environment={"DATABASE_URL": resolved.services.database_url}
+        "trainer.picture", arguments, environment=for_child("DATABASE_URL", resolved.services.database_url)
     )
     typer.echo(printed.splitlines()[-1])
 

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlencode
 
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.quote import quoted
+from orchestrator.runtime.unreachable import Origin, origin_of, remember
 from sandboxes.text_files import read_text
 
 DRIVERS: Final = ("postgresql", "postgres")
@@ -65,7 +66,7 @@ _PORT: Final = re.compile(r"[0-9]{1,5}")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """The content of a URL. `hosts`: (name or socket directory, port), several are tried in order; empty: the driver's choice, at `port`.
-    `options`: all its options, under libpq's names; `url`: the original URL, in libpq's form."""
+    `options`: all its options, under libpq's names; `url`: the original URL, in libpq's form; `origin`: what names it, if that is known."""
 
     hosts: tuple[tuple[str, int], ...]
     port: int | None
@@ -74,6 +75,7 @@ class Address:
     database: str | None
     options: Mapping[str, str] = field(repr=False)
     url: str = field(repr=False)
+    origin: Origin | None = field(default=None, repr=False, compare=False)
 
     @property
     def place(self) -> str:
@@ -127,7 +129,8 @@ class Address:
             options["port"] = str(self.port)
         if self.database:
             options["dbname"] = self.database
-        return f"postgresql://{quote(user, safe='')}:{quote(password, safe='')}@/?{urlencode(options, quote_via=quote)}"
+        url = f"postgresql://{quote(user, safe='')}:{quote(password, safe='')}@/?{urlencode(options, quote_via=quote)}"
+        return url if self.origin is None else remember(url, self.origin)
 
 
 def address_of(url: str) -> Address:
@@ -177,6 +180,7 @@ def address_of(url: str) -> Address:
         database=parameters.get("dbname"),
         options={name: value for name, value in options.items() if name not in (*_PLACE, *_UNUSED)},
         url=_libpq(location, given),
+        origin=origin_of(url),
     )
 
 

@@ -17,6 +17,7 @@ from orchestrator.contracts.errors import ServiceError
 from orchestrator.pool.address import Address, address_of
 from orchestrator.pool.rights import check_schema
 from orchestrator.pool.transact import passing
+from orchestrator.runtime.unreachable import cause_of
 from orchestrator.settings.timeouts import timeouts
 
 CLOSE_S = 5.0
@@ -42,6 +43,7 @@ class Role(StrEnum):
     READER = "penstock_reader"
 
 
+LOGIN_REFUSED, NO_DATABASE = "28", "3D000"  # a class of SQLSTATE, and one
 DRIVER = "postgresql+asyncpg://"  # the driver gets the server's address by arguments (address.py)
 
 
@@ -139,9 +141,7 @@ CANNOT_CONNECT = (
 def refusal(error: BaseException, address: Address, role: Role = Role.OWNER) -> ServiceError:
     """One sentence for a connection that Postgres, or the network, refused."""
     cause = error.orig if isinstance(error, DBAPIError) else error
-    message = (
-        str(cause).rpartition("'>: ")[2].partition("\n")[0] or "it does not answer"
-    )  # a time-out has no text
+    message = _first_line(cause)
     if role is not Role.OWNER and role.value in message:
         if "does not exist" in message:
             return ServiceError(
@@ -158,10 +158,37 @@ def refusal(error: BaseException, address: Address, role: Role = Role.OWNER) -> 
         return ServiceError(
             f"PostgreSQL at {address.place} refuses the options of the URL ({message}): correct or remove options= in DATABASE_URL"
         )
-    return ServiceError(
-        f"PostgreSQL at {address.place} cannot be used ({type(cause).__name__}: {message}); "
+    away = cause_of(cause) if cause is not None else None
+    refused = _refused(cause, address)
+    why = refused or away or message or "it does not answer"
+    advice = (
         "start it (`penstock up -c RUN` does, where it is embedded) or check services.database_url and DATABASE_URL"
+        if address.origin is None
+        else address.origin.advice(away=refused is None and away is not None)
     )
+    return ServiceError(f"PostgreSQL at {address.place} cannot be used ({why}): {advice}")
+
+
+def _refused(error: BaseException | None, address: Address) -> str | None:
+    """Why a server that answers cannot be used, where its own sentence is not enough."""
+    state = str(getattr(error, "sqlstate", None) or "")
+    if state[:2] == LOGIN_REFUSED:
+        return f"it refuses the login {address.user or 'of this user'}: {_first_line(error)}"
+    if state == NO_DATABASE:
+        return f"it has no database {address.database or address.user}"
+    if "rejected SSL upgrade" in str(error):
+        mode = address.options.get("sslmode", "prefer")
+        return (
+            "its answer is not PostgreSQL's"
+            if mode in ("allow", "prefer")
+            else f"it does not speak TLS, which sslmode={mode} asks for"
+        )
+    return None
+
+
+def _first_line(error: object) -> str:
+    """The server's own sentence, without the driver's name for it."""
+    return str(error).rpartition("'>: ")[2].partition("\n")[0]
 
 
 def _keep_alive() -> tuple[int, int]:

@@ -16,7 +16,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.numbers import INT8
 from orchestrator.contracts.quote import quoted
-from orchestrator.runtime.environment import named
+from orchestrator.runtime.unreachable import Origin, named_url, of_key, of_override, remember
 from orchestrator.settings.curriculum import (
     Count,
     Positive,
@@ -402,11 +402,20 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     services = raw.setdefault("services", {})
     if isinstance(services, dict):
         for key, variable in (("database_url", "DATABASE_URL"), ("nats_url", "NATS_URL")):
-            if not services.get(key) and (value := named(variable)):
+            if isinstance(value := services.get(key), str) and value:
+                remember(value, _origin(f"services.{key}", source, overrides))
+            elif not value and (value := named_url(variable)):
                 services[key] = value
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
         raise ConfigurationError(explain(error, source, overrides, _known)) from None
     _check_together(config, source)
+    for url in config.gateway.urls:
+        remember(url, _origin("gateway.urls", source, overrides))
     return config
+
+
+def _origin(key: str, source: str, overrides: Sequence[str]) -> Origin:
+    given = any(assignment.partition("=")[0].strip() == key for assignment in overrides)
+    return of_override(key) if given else of_key(key, source)

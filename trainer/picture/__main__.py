@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.runtime.unreachable import named_url
 
 
 def main() -> int:
@@ -22,7 +23,7 @@ def main() -> int:
     parser.add_argument("--train-step", type=int, default=1, help="which train step of the batch, from 1")
     parser.add_argument("--groups", type=int, default=0, help="only the first so many groups of it")
     options = parser.parse_args()
-    url = os.environ.get("DATABASE_URL", "")
+    url = named_url("DATABASE_URL")
     if not url:
         parser.error("DATABASE_URL is not set")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import

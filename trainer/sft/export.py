@@ -21,6 +21,7 @@ from orchestrator.contracts.states import Purpose
 from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.runs import get_run
 from orchestrator.queries.recorded import Selection, recorded, without_verdict
+from orchestrator.runtime.unreachable import named_url
 from trainer.sft.corpus import Demonstrations, tokenizer_digest
 from trainer.sft.samples import demonstrations_of
 
@@ -92,7 +93,7 @@ def main() -> int:
         "--min-performance", type=float, help="only rollouts with at least this performance, 0–1"
     )
     options = parser.parse_args()
-    url = os.environ.get("DATABASE_URL", "")
+    url = named_url("DATABASE_URL")
     if not url:
         parser.error("DATABASE_URL is not set")
     wanted = Selection(

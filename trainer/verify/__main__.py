@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.runtime.unreachable import named_url
 
 
 def main() -> int:
@@ -26,7 +27,7 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=0, help="only the first so many groups of a train step")
     parser.add_argument("--bf16", action="store_true", help="also what bfloat16 rounds, merged and alone")
     options = parser.parse_args()
-    url = os.environ.get("DATABASE_URL", "")
+    url = named_url("DATABASE_URL")
     if not url:
         parser.error("DATABASE_URL is not set")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import

@@ -19,7 +19,7 @@ from orchestrator.deploy.embedded.ports import LOOPBACK, free_port
 from orchestrator.deploy.embedded.postgres_binaries import OLDEST_MAJOR, find_binaries
 from orchestrator.deploy.embedded.service_sources import Source, Used, used
 from orchestrator.deploy.embedded.service_user import service_user
-from orchestrator.runtime.environment import named
+from orchestrator.runtime.unreachable import named_url
 from sandboxes.tools import OLDEST_BWRAP, bwrap, older
 
 GIB = 1024**3
@@ -41,7 +41,9 @@ def checks(directory: Path | None = None, services: tuple[Used, Used] | None = N
     those of a run (default: those that the environment names)."""
     root = directory if directory is not None else Path.cwd()
     if services is None:
-        services = used(RunLayout(root.absolute() / ".penstock"), named("DATABASE_URL"), named("NATS_URL"))
+        services = used(
+            RunLayout(root.absolute() / ".penstock"), named_url("DATABASE_URL"), named_url("NATS_URL")
+        )
     return [
         _python(),
         _bubblewrap(),

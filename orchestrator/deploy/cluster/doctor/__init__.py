@@ -27,6 +27,7 @@ from orchestrator.deploy.cluster.doctor.expected import Expected
 from orchestrator.deploy.embedded.doctor import DoctorCheck
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.queries.installation import run_id_of
+from orchestrator.runtime.unreachable import fix_of
 from orchestrator.settings.config import Config
 from sandboxes.base import Provider
 
@@ -54,7 +55,10 @@ async def examined(
     except PenstockError as error:
         found.append(
             DoctorCheck(
-                name="PostgreSQL", ok=False, detail=str(error), fix="start it, or correct DATABASE_URL"
+                name="PostgreSQL",
+                ok=False,
+                detail=str(error),
+                fix=fix_of(config.services.database_url, "DATABASE_URL"),
             )
         )
     found += await bus.checks(config.services.nats_url, expected, now)

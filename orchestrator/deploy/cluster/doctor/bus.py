@@ -15,6 +15,7 @@ from orchestrator.bus.subjects import STREAMS
 from orchestrator.deploy.cluster.doctor import clocks
 from orchestrator.deploy.cluster.doctor.expected import Expected
 from orchestrator.deploy.embedded.doctor import DoctorCheck
+from orchestrator.runtime.unreachable import fix_of
 
 PATIENCE_S = 3.0
 
@@ -50,7 +51,7 @@ async def checks(url: str, expected: Expected, now: Callable[[], float]) -> list
                 name="NATS",
                 ok=False,
                 detail=f"does not answer ({str(reason) or 'no reply'})",
-                fix="start it, or correct NATS_URL",
+                fix=fix_of(url, "NATS_URL"),
             )
         ]
     try:
