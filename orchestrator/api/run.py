@@ -37,7 +37,7 @@ from orchestrator.queries.submitted import SubmittedGroup, submitted_groups
 from orchestrator.settings.config import Config
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.sources import admissible, each, together
+from orchestrator.tasks.sources import Refusal, admissible, each, together
 from orchestrator.vetting.required import below, filed, kept
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Run:
             async with self._engine.connect() as connection:
                 rows = await kept(connection, self._stored.run_id, found)
             if problems := below(found, required, levels, rows):
-                raise ValueError(together(problems, "nothing is published"))
+                raise ValueError(together([(each,) for each in problems], "nothing is published"))
         events = [options.event(task, levels.get(task.content_hash)) for task in found]
         earlier: set[str] = set()
         async with self._bus() as bus:
@@ -298,7 +298,7 @@ class Run:
             raise ServiceError(str(error)) from error
 
 
-def _admissible(sources: Iterable[str | Path | Task], config: Config) -> tuple[list[Task], list[str]]:
+def _admissible(sources: Iterable[str | Path | Task], config: Config) -> tuple[list[Task], list[Refusal]]:
     found: list[tuple[str, Task | str]] = []
     limits = BundleLimits.of(config.tasks)
     for source in sources:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,7 +118,7 @@ def publish(
     with busy("read tasks"):
         tasks, problems = admissible(each(sources, BundleLimits.of(own.tasks)), own.sandbox)
         levels = filed(sources, verdicts)
-    problems += _below(own, tasks, levels)
+    problems += [(each,) for each in _below(own, tasks, levels)]
     if problems:
         if run.unknown is None:  # which keys of the file do not count
             print_notes(notes)
@@ -218,7 +219,7 @@ def check(
         tasks, problems = admissible(found, section)
     if build:
         tasks, more = _built(found, tasks, section)
-        problems += more
+        problems += [(each,) for each in more]
     with busy("read their tests"):
         places = {id(task): place for place, task in found}
         traps = [(task.called(places[id(task)]), trap) for task in tasks for trap in traps_of(task)]
@@ -230,7 +231,7 @@ def check(
             }
             for name, trap in traps
         ]  # fmt: skip
-        typer.echo(json.dumps({"tasks": len(tasks), "warnings": warnings, "problems": problems}))
+        typer.echo(json.dumps({"tasks": len(tasks), "warnings": warnings, "problems": [*chain(*problems)]}))
     else:
         for name, trap in traps:
             typer.echo(plain(f"{name}: {trap.file} line {trap.line}: {trap.rule} {trap.says}"))

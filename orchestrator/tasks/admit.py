@@ -1,6 +1,7 @@
 """Whether a run can take a task: checked before it is published and before it is accepted, never for a task accepted earlier."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 from orchestrator.contracts.network import NetworkMode
@@ -28,67 +29,99 @@ from orchestrator.tasks.work_dir import begins_in
 from sandboxes.base import Provider
 from sandboxes.shell_lines import flaw
 
+AnyProvider = Provider | type[Provider]
 COMPOSE_FILES: Final = (COMPOSE, "docker-compose.yml", "compose.yaml", "compose.yml")
 
 
 def check_admissible(task: Task, sandbox: SandboxSection, place: str = "") -> None:
     """ValueError, one sentence, if the task requests features that the run's sandboxes do not have. It names the task and the key of its settings,
     the file, or the line of its Dockerfile. `place`: where the task was read; it replaces the task's name."""
+    for fault in faults(task, sandbox):
+        raise ValueError(f"{place or f'task {task.name}'}: {fault}")
+
+
+def faults(task: Task, sandbox: SandboxSection) -> Iterator[str]:
+    """Why the run's sandboxes cannot take the task, one sentence each. Faults of its keys and files come first. Without any of these, its
+    environments are looked at: what they hold depends on the keys."""
+    own = list(dict.fromkeys(_of_keys_and_files(task, sandbox)))
+    yield from own or dict.fromkeys(_of_environments(task, sandbox))
+
+
+def _all(*parts: Callable[[], Iterable[str] | None]) -> Iterator[str]:
+    """The faults that each part gives, or raises as ValueError."""
+    for part in parts:
+        try:
+            yield from part() or ()
+        except ValueError as error:
+            yield str(error)
+
+
+def _of_keys_and_files(task: Task, sandbox: SandboxSection) -> Iterator[str]:
+    keys = list(_all(lambda: check_keys(task.files["task.toml"].data.decode())))
+    yield from keys
+    yield from _all(
+        lambda: _files(task),
+        lambda: contradictions(task.settings),
+        lambda: _reserved(task) if not keys else (),
+        lambda: of_steps(task.settings),
+        lambda: shortages(task.settings.environment, sandbox),
+    )
+
+
+def _of_environments(task: Task, sandbox: SandboxSection) -> Iterator[str]:
     provider = _provider(sandbox)
-    try:
-        check_keys(task.files["task.toml"].data.decode())
-        for problem in (
-            *_files(task),
-            *contradictions(task.settings),
-            *_reserved(task),
-            *of_steps(task.settings),
-            *shortages(task.settings.environment, sandbox),
-        ):
-            raise ValueError(problem)
-        steps = steps_of(task)
-        for problem in _unread_dockerfiles(task, steps):
-            raise ValueError(problem)
-        for step in steps:
-            table = (
-                "[verifier].environment" if step.name is None else f"step {step.name}: [verifier].environment"
-            )
-            settings = step.task.settings
-            for problem in (
-                *user_refusals(settings, provider),
-                *network_refusals(settings, sandbox, proxied=reaches_the_proxy(provider)),
-                *_verification(step),
-                *shortages(settings.judging, sandbox, table),
-            ):
-                raise ValueError(problem)
-            tests = step.task.verification(
-                sandbox.base_images,
-                containers=provider.containers,
-                where_needed=builds_where_needed(provider),
-            )
-            for problem in unknown(tests, "[verifier]"):
-                raise ValueError(problem)
-            begins_in(tests)
-            check_variables({**tests.env, **settings.verifier.env}, "the environment of tests/test.sh")
-        environment = task.environment(
-            sandbox.base_images, containers=provider.containers, where_needed=builds_where_needed(provider)
+    steps: list[TaskStep] = []
+    yield from _all(lambda: steps.extend(steps_of(task)), lambda: _unread_dockerfiles(task, steps))
+    for step in steps:
+        yield from _all(
+            partial(user_refusals, step.task.settings, provider),
+            partial(network_refusals, step.task.settings, sandbox, proxied=reaches_the_proxy(provider)),
+            partial(_verification, step),
+            partial(shortages, step.task.settings.judging, sandbox, _table(step)),
+            partial(_of_tests, step, sandbox, provider),
         )
-        for problem in unknown(environment, "[agent]"):
-            raise ValueError(problem)
-        check_services(environment, provider)
-        check_variables(
-            {**environment.env, **task.settings.solution.env}, "the environment of the reference solution"
-        )
-        if environment.build is not None and "docker_image" not in task.settings.environment:
-            check_entrypoint(dockerfile_text(task.files[path := f"{CONTEXT}{DOCKERFILE}"], path))
-        built, begins = environment.build is not None, begins_in(environment)
-        for step in steps:
-            for problem in places(step.task.settings.artifacts, begins, built=built):
-                raise ValueError(problem)
-    except ValueError as error:
-        raise ValueError(f"{place or f'task {task.name}'}: {error}") from error
+    yield from _all(lambda: _of_agent(task, steps, sandbox, provider))
 
 
-def _provider(sandbox: SandboxSection) -> Provider | type[Provider]:
+def _table(step: TaskStep) -> str:
+    return "[verifier].environment" if step.name is None else f"step {step.name}: [verifier].environment"
+
+
+def _of_tests(step: TaskStep, sandbox: SandboxSection, provider: AnyProvider) -> Iterator[str]:
+    tests = step.task.verification(
+        sandbox.base_images, containers=provider.containers, where_needed=builds_where_needed(provider)
+    )
+    yield from unknown(tests, "[verifier]")
+    begins_in(tests)
+    variables = {**tests.env, **step.task.settings.verifier.env}
+    check_variables(variables, "the environment of tests/test.sh")
+
+
+def _of_agent(
+    task: Task, steps: Sequence[TaskStep], sandbox: SandboxSection, provider: AnyProvider
+) -> Iterator[str]:
+    environment = task.environment(
+        sandbox.base_images, containers=provider.containers, where_needed=builds_where_needed(provider)
+    )
+    yield from unknown(environment, "[agent]")
+    solution = {**environment.env, **task.settings.solution.env}
+    built = environment.build is not None
+    path = f"{CONTEXT}{DOCKERFILE}"
+    yield from _all(
+        lambda: check_services(environment, provider),
+        lambda: check_variables(solution, "the environment of the reference solution"),
+        lambda: (
+            check_entrypoint(dockerfile_text(task.files[path], path))
+            if built and "docker_image" not in task.settings.environment
+            else None
+        ),
+    )
+    begins = begins_in(environment)
+    for step in steps:
+        yield from places(step.task.settings.artifacts, begins, built=built)
+
+
+def _provider(sandbox: SandboxSection) -> AnyProvider:
     """The run's provider, with its settings where they decide what it can do."""
     if sandbox.provider in (known := tables(sandbox)):
         found: Provider = plugins.provider(sandbox.provider, known)

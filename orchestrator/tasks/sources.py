@@ -4,11 +4,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.settings.sandbox import SandboxSection
-from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.admit import faults
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task, each_jsonl, load
 from orchestrator.tasks.misplaced import IMPORT, OLDER
 from orchestrator.tasks.read_directory import Shared
+
+Refusal = tuple[str, ...]
+"""The problems of one refused task, a sentence each, with its place."""
 
 
 def each(sources: Iterable[Path], limits: BundleLimits | None = None) -> Iterator[tuple[str, Task | str]]:
@@ -56,25 +59,26 @@ def read(sources: Iterable[Path], limits: BundleLimits | None = None) -> Iterato
 
 def admissible(
     found_at: Iterable[tuple[str, Task | str]], section: SandboxSection
-) -> tuple[list[Task], list[str]]:
-    """From the results of `each`: the tasks that a run with such sandboxes accepts, and a sentence for each of the others."""
-    tasks, problems = [], []
+) -> tuple[list[Task], list[Refusal]]:
+    """From the results of `each`: the tasks that a run with such sandboxes accepts, and the faults of each of the others, a sentence each."""
+    tasks: list[Task] = []
+    refused: list[Refusal] = []
     for location, found in found_at:
         if isinstance(found, str):
-            problems.append(found)
-            continue
-        try:
-            check_admissible(found, section, location)
-        except ValueError as error:
-            problems.append(str(error))
+            refused.append((found,))
+        elif problems := tuple(
+            f"{location or f'task {found.name}'}: {fault}" for fault in faults(found, section)
+        ):
+            refused.append(problems)
         else:
             tasks.append(found)
-    return tasks, problems
+    return tasks, refused
 
 
-def together(problems: Sequence[str], rest: str) -> str:
+def together(refused: Sequence[Refusal], rest: str) -> str:
     """All problems, each on a line of its own."""
-    if len(problems) == 1:
-        return problems[0]
-    lines = "".join(f"\n  {problem}" for problem in problems)
-    return f"{len(problems)} tasks cannot be taken, {rest}:{lines}"
+    lines = [problem for each in refused for problem in each]
+    if len(lines) == 1:
+        return lines[0]
+    tasks = "1 task" if len(refused) == 1 else f"{len(refused)} tasks"
+    return f"{tasks} cannot be taken, {rest}:" + "".join(f"\n  {line}" for line in lines)

@@ -1,0 +1,75 @@
+"""`penstock tasks check` names every fault of a task that can be seen by itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.admit import check_admissible, faults
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.sources import admissible, each, together
+
+BASE = {"task.toml": "", "instruction.md": "Do it.", "tests/test.sh": "echo 1 >/logs/verifier/reward.txt\n"}
+
+
+def a_task(toml: str = "", **files: str) -> Task:
+    return Task.from_files(
+        {path: text.encode() for path, text in {**BASE, "task.toml": toml, **files}.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("toml", "files", "named"),
+    [
+        ("", {}, []),
+        (
+            "[environment]\ncpus = 4096\nmemory_mb = 900000000\n",
+            {"trajectory.json": "{}"},
+            ["trajectory.json is not honoured", "memory_mb"],
+        ),
+        (
+            "[agent]\nnetwork_mode = 'public'\n",
+            {
+                "environment/Dockerfile": "FROM debian:12\nENV BASH_ENV=x HTTP_PROXY=y\n",
+                "trajectory.json": "{}",
+            },
+            ["trajectory.json is not honoured", "sets BASH_ENV", "sets HTTP_PROXY"],
+        ),
+        (
+            "[agent]\nnetwork_mode = 'public'\nuser = 'stranger'\n[verifier]\nnetwork_mode = 'public'\n",
+            {"environment/Dockerfile": "FROM nowhere:1\n"},
+            ["[agent].network_mode", "[verifier].network_mode", "FROM nowhere:1"],
+        ),
+    ],
+)
+def test_each_fault_of_a_task_is_named_once_and_the_first_one_refuses_it(
+    toml: str, files: dict[str, str], named: list[str]
+) -> None:
+    section = SandboxSection()
+    task = a_task(toml, **files)
+    found = list(faults(task, section))
+    for word in named:
+        assert sum(word in fault for fault in found) == 1, (word, found)
+    assert len(found) >= len(named) and len(found) == len(set(found)), found
+    if named:
+        with pytest.raises(ValueError, match="task ") as refused:
+            check_admissible(task, section)
+        assert str(refused.value).endswith(found[0])
+    else:
+        assert not found
+        check_admissible(task, section)
+
+
+def test_faults_of_several_tasks_are_lines_below_the_number_of_tasks(tmp_path: Path) -> None:
+    for name, toml in (("one", ""), ("two", "[agent]\nnetwork_mode = 'public'\nuser = 'stranger'\n")):
+        for path, text in {**BASE, "task.toml": toml, "trajectory.json": "{}"}.items():
+            target = tmp_path / name / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text)
+    (tmp_path / "two" / "trajectory.json").unlink()
+    tasks, refused = admissible(each([tmp_path]), SandboxSection())
+    assert not tasks and [len(each) for each in refused] == [1, 2], json.dumps(refused)
+    lines = together(refused, "nothing is published").splitlines()
+    assert lines[0] == "2 tasks cannot be taken, nothing is published:" and len(lines) == 4
+    assert all(f"  {tmp_path}/" in line for line in lines[1:])
