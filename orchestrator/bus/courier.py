@@ -48,9 +48,9 @@ class Courier:
         self,
         journal: Journal,
         bus: Bus,
+        *,
         confirm: Confirm,
         unsendable: Unsendable | None = None,
-        *,
         confirm_every_s: float = 0.5,
         linger_s: float = 0.03,
     ) -> None:

@@ -85,7 +85,7 @@ class _Stream:
 class MemoryDelivery:
     """See `Delivery`. Bound to the stream object it came from: after a wipe, settling it does nothing."""
 
-    def __init__(self, bus: "MemoryBus", stream: _Stream, consumer: _Consumer, stored: _Stored) -> None:
+    def __init__(self, bus: "MemoryBus", *, stream: _Stream, consumer: _Consumer, stored: _Stored) -> None:
         self._bus, self._stream, self._consumer, self._stored = bus, stream, consumer, stored
         self.deliveries = consumer.progress[stored.seq].deliveries
         self._done = False
@@ -335,7 +335,7 @@ class MemoryBus:
                     progress.deliveries += 1
                     progress.due = now + spec.ack_wait_s
                     consumer.progress[stored.seq] = progress
-                    found.append(MemoryDelivery(self, stream, consumer, stored))
+                    found.append(MemoryDelivery(self, stream=stream, consumer=consumer, stored=stored))
             if found:
                 return found
             change = self._change

@@ -237,11 +237,11 @@ class NatsBus:
         feed = Feed()
         puller = Puller(
             self._link,
-            self._watch,
-            consumer,
-            feed,
-            batch,
-            self._timing,
+            watch=self._watch,
+            consumer=consumer,
+            feed=feed,
+            batch=batch,
+            timing=self._timing,
             stream=self._stream_prefix + consumer.stream,
             subject_prefix=self._subject_prefix,
             bury=self.dead_letter,

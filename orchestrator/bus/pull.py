@@ -57,7 +57,7 @@ class NatsDelivery:
 
     __slots__ = ("_done", "_link", "_message", "deliveries", "stream", "subject")
 
-    def __init__(self, link: Link, stream: str, subject: str, message: Any) -> None:
+    def __init__(self, link: Link, *, stream: str, subject: str, message: Any) -> None:
         self._link, self._message = link, message
         self.stream, self.subject = stream, subject
         # $JS.ACK[.<domain>.<account>].<stream>.<consumer>.<deliveries>.…: 9 tokens, or 11 and more
@@ -117,12 +117,12 @@ class Puller:
     def __init__(
         self,
         link: Link,
+        *,
         watch: StreamWatch,
         consumer: Consumer,
         feed: Feed,
         batch: int,
         timing: Timing,
-        *,
         stream: str,
         subject_prefix: str,
         bury: Callable[[Delivery, str], Awaitable[None]],
@@ -242,7 +242,10 @@ class Puller:
 
     async def _deliver(self, message: Any) -> None:
         delivery = NatsDelivery(
-            self._link, self._consumer.stream, message.subject.removeprefix(self._subject_prefix), message
+            self._link,
+            stream=self._consumer.stream,
+            subject=message.subject.removeprefix(self._subject_prefix),
+            message=message,
         )
         if delivery.deliveries > self._consumer.max_deliver:
             await self._bury(delivery, undeliverable(delivery))
@@ -256,7 +259,9 @@ class Puller:
         while arrived.statistics().current_buffer_used:
             message = arrived.receive_nowait()
             if (message.headers or {}).get("Status") is None:
-                await NatsDelivery(self._link, self._consumer.stream, message.subject, message).nak()
+                await NatsDelivery(
+                    self._link, stream=self._consumer.stream, subject=message.subject, message=message
+                ).nak()
         if not connection.lost.is_set():
             try:
                 await subscription.unsubscribe()

@@ -8,7 +8,7 @@ class Problem(Exception):
     failed, regardless of the request. Only such a problem is evidence for a session whose program then ends (`runner.outcome.judged`)."""
 
     def __init__(
-        self, status: int, code: str, message: str, param: str | None = None, *, ours: bool = False
+        self, status: int, code: str, message: str, *, param: str | None = None, ours: bool = False
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
@@ -21,7 +21,7 @@ class BodyTooLarge(Exception):
 
 def bad_request(message: str, param: str | None = None) -> Problem:
     """400: the request itself is wrong."""
-    return Problem(400, "invalid_request", message, param)
+    return Problem(400, "invalid_request", message, param=param)
 
 
 def unknown_session() -> Problem:
@@ -57,7 +57,7 @@ def budget_exhausted(which: BudgetKind, limit: int) -> Problem:
         )
     else:
         message = f"the session's budget of {limit} ({which}) is used up: end here"
-    return Problem(400, "budget_exhausted", message, which)
+    return Problem(400, "budget_exhausted", message, param=which)
 
 
 def upstream_refused(message: str) -> Problem:

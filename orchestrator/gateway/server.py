@@ -89,24 +89,16 @@ class GatewaySettings:
     url_file: Path | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
     """A listening gateway. `open` creates it."""
 
-    def __init__(
-        self,
-        url: str,
-        socket_path: Path,
-        secret: str,
-        pool: ServerPool,
-        courier: Courier,
-        metrics: GatewayMetrics,
-    ) -> None:
-        self.url = url
-        self.socket_path = socket_path
-        self.admin_secret = secret
-        self.pool = pool
-        self.courier = courier
-        self.metrics = metrics
+    url: str
+    socket_path: Path
+    admin_secret: str
+    pool: ServerPool
+    courier: Courier
+    metrics: GatewayMetrics
 
     @classmethod
     @asynccontextmanager
@@ -155,25 +147,42 @@ class Gateway:
                 longest_routed=routed.tokens_in(routes_bytes) if routed is not None else None,
                 reserved=min(config.servers.evaluation, max(0, len(servers) - 1)),
             )
-            courier = Courier(journal, bus, _confirm(engine, run_id), _unsendable(engine, run_id))
+            courier = Courier(
+                journal, bus, confirm=_confirm(engine, run_id), unsendable=_unsendable(engine, run_id)
+            )
             # The journal is locked, so no other process has this name.
             owner = f"{socket.gethostname()}:{settings.journal_dir.absolute()}"
             store = SessionStore(engine, run_id, owner)
             orders = Orders(of_servers=True)
-            sessions = SessionRegistry(engine, run_id, renderer, journal, store, metrics, orders)
+            sessions = SessionRegistry(
+                engine,
+                run_id,
+                renderer=renderer,
+                journal=journal,
+                store=store,
+                metrics=metrics,
+                orders=orders,
+            )
             versions = PublishedVersions(
                 engine, run_id, metrics, poll_interval_s=config.servers.version_poll_interval_s
             )
             evaluated = EvaluatedVersions(
                 engine, run_id, poll_interval_s=config.servers.version_poll_interval_s
             )
-            rows = ServerRows(engine, run_id, owner, config.servers.lease_ttl_s)
+            rows = ServerRows(engine, run_id, owner=owner, ttl_s=config.servers.lease_ttl_s)
             await rows.leave_others([server.url for server in servers])
             leases = [ServerLease(rows, server.url) for server in servers]
             stack.push_async_callback(_release, leases)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
-            recorder = Recorder(settings.run, courier, renderer.stop_ids, metrics, routed, routes_bytes)
+            recorder = Recorder(
+                settings.run,
+                courier,
+                stop_ids=renderer.stop_ids,
+                metrics=metrics,
+                experts=routed,
+                routes_bytes=routes_bytes,
+            )
             completions = CompletionService(
                 tasks=tasks,
                 renderer=renderer,
@@ -185,7 +194,11 @@ class Gateway:
                 replay_hold_s=config.gateway.replay_hold_s,
             )
             sandbox = SandboxRoutes(
-                sessions, completions, metrics, settings.run, StoredRoutes(sessions, store)
+                sessions,
+                completions,
+                metrics=metrics,
+                model=settings.run,
+                stored=StoredRoutes(sessions, store),
             )
             admin = AdminRoutes(
                 run=settings.run,
@@ -218,9 +231,9 @@ class Gateway:
                 syncer = WeightSyncer(
                     server,
                     lease,
-                    evaluated if reserved else versions,
-                    metrics,
-                    config.servers,
+                    targets=evaluated if reserved else versions,
+                    metrics=metrics,
+                    settings=config.servers,
                     tolerance=config.gateway.canary_tolerance,
                     purpose=Purpose.EVAL if reserved else Purpose.TRAIN,
                 )
@@ -243,7 +256,14 @@ class Gateway:
             if settings.url_file is not None:
                 _write_atomically(settings.url_file, admin.url + "\n")
             log.info("gateway.listening", url=admin.url, socket=str(settings.socket_path))
-            yield cls(admin.url, settings.socket_path, secret, pool, courier, metrics)
+            yield cls(
+                url=admin.url,
+                socket_path=settings.socket_path,
+                admin_secret=secret,
+                pool=pool,
+                courier=courier,
+                metrics=metrics,
+            )
 
 
 async def serve(settings: GatewaySettings) -> None:

@@ -37,7 +37,7 @@ class ServerRow:
 class ServerRows:
     """The rows of one run, written as `owner`: a name that no other living gateway has. A restarted gateway has the same name again."""
 
-    def __init__(self, engine: AsyncEngine, run_id: int, owner: str, ttl_s: float) -> None:
+    def __init__(self, engine: AsyncEngine, run_id: int, *, owner: str, ttl_s: float) -> None:
         self._engine = engine
         self._run_id = run_id
         self._owner = owner

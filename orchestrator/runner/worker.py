@@ -127,7 +127,7 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
 
             return [keys[key] for key in await transact(engine, read_settled, at="worker.read")]
 
-        courier = Courier(journal, bus, confirm, failed_instead)
+        courier = Courier(journal, bus, confirm=confirm, unsendable=failed_instead)
         await bus.ensure_streams()
         await stack.enter_async_context(in_background(courier.run))
         orders = Orders()

@@ -70,7 +70,7 @@ def _json(block: str, tools: Tools) -> tuple[CanonicalCall, ...] | None:
 class _Tags:
     """Calls and parameters between tags. A closing tag counts only where the grammar can continue after it, so a value may quote one."""
 
-    def __init__(self, call: str, call_end: str, parameter: str, parameter_end: str, *, padded: bool) -> None:
+    def __init__(self, *, call: str, call_end: str, parameter: str, parameter_end: str, padded: bool) -> None:
         self._call, self._parameter = re.compile(rf"\s*{call}"), re.compile(rf"\s*{parameter}")
         self._call_end = re.compile(rf"\s*{call_end}(?=\s*(?:{call}|\Z))")
         self._value_end = re.compile(rf"{parameter_end}(?=\s*(?:{parameter}|{call_end}\s*(?:{call}|\Z)))")
@@ -113,13 +113,17 @@ def _call(name: str, arguments: Mapping[str, Any], tools: Tools) -> CanonicalCal
 _READERS: dict[str, Callable[[str, Tools], tuple[CanonicalCall, ...] | None]] = {
     "json": _json,
     "invoke": _Tags(
-        r'<invoke name="([^"<>]+)">',
-        "</invoke>",
-        r'<parameter name="([^"<>]+)">',
-        "</parameter>",
+        call=r'<invoke name="([^"<>]+)">',
+        call_end="</invoke>",
+        parameter=r'<parameter name="([^"<>]+)">',
+        parameter_end="</parameter>",
         padded=False,
     ),
     "function": _Tags(
-        r"<function=([^<>\n]+)>", "</function>", r"<parameter=([^<>\n]+)>", "</parameter>", padded=True
+        call=r"<function=([^<>\n]+)>",
+        call_end="</function>",
+        parameter=r"<parameter=([^<>\n]+)>",
+        parameter_end="</parameter>",
+        padded=True,
     ),
 }

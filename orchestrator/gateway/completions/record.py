@@ -60,6 +60,7 @@ class Recorder:
         self,
         run: str,
         courier: Courier,
+        *,
         stop_ids: frozenset[int],
         metrics: GatewayMetrics,
         experts: Experts | None = None,

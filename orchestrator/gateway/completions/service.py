@@ -431,7 +431,7 @@ class CompletionService:
                 400,
                 "script_too_long",
                 f"the scripted reply has {len(ids)} tokens and {room} are left",
-                "scripted",
+                param="scripted",
             )
         return Generated(
             ids=ids,

@@ -67,6 +67,7 @@ class SandboxRoutes:
         self,
         sessions: SessionRegistry,
         completions: CompletionService,
+        *,
         metrics: GatewayMetrics,
         model: str,
         stored: StoredRoutes,

@@ -127,7 +127,8 @@ async def read_apart(
     if read.wanted is not None:
         raise Wanted(*read.wanted)
     if read.problem is not None:
-        raise Problem(*read.problem)
+        status, code, message, param = read.problem
+        raise Problem(status, code, message, param=param)
     if read.incoming is None:
         raise BodyTooLarge
     return read.incoming

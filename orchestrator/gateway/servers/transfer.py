@@ -49,7 +49,7 @@ class Sender:
     """A started sender whose group the server has joined."""
 
     def __init__(
-        self, client: RolloutServerClient, group: str, parts: list[dict[str, list[Any]]], process: Process
+        self, client: RolloutServerClient, *, group: str, parts: list[dict[str, list[Any]]], process: Process
     ) -> None:
         self._client = client
         self.group = group
@@ -128,7 +128,7 @@ async def sending(
             unknown = isinstance(error, RequestRefused) and error.status in (404, 405)
             raise TransferFailed(f"the server does not join: {error.message}", always=unknown) from error
         joined = True
-        yield Sender(client, group, announced.parts, process)
+        yield Sender(client, group=group, parts=announced.parts, process=process)
     finally:
         with anyio.CancelScope(shield=True):
             if joined:

@@ -152,10 +152,10 @@ class WeightSyncer:
         self,
         server: RolloutServer,
         lease: ServerLease,
+        *,
         targets: Targets,
         metrics: GatewayMetrics,
         settings: ServersSection,
-        *,
         tolerance: float,
         purpose: Purpose = Purpose.TRAIN,
     ) -> None:

@@ -84,7 +84,7 @@ class Budgets:
         if limit is None:
             return problem
         hint = f"; a body of more than {limit.bytes:,} bytes cannot fit"
-        return Problem(problem.status, problem.code, problem.message + hint, problem.param)
+        return Problem(problem.status, problem.code, problem.message + hint, param=problem.param)
 
     def check_turns(self, session: Session, aside: bool) -> None:
         """Raise Problem 400 when no call is left. A call outside the conversation (`aside`) takes no turn, but there is a limit for such calls."""

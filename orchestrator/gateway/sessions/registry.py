@@ -37,6 +37,7 @@ class SessionRegistry:
         self,
         engine: AsyncEngine,
         run_id: int,
+        *,
         renderer: Renderer,
         journal: Journal,
         store: SessionStore,

@@ -45,7 +45,7 @@ async def test_a_server_has_one_owner_who_loses_it_only_after_its_lease_ran_out(
     engine: AsyncEngine, gateway: AsyncEngine
 ) -> None:
     run = await run_named(engine, "one")
-    one, two = (ServerRows(gateway, run, owner, ttl_s=30.0) for owner in ("one", "two"))
+    one, two = (ServerRows(gateway, run, owner=owner, ttl_s=30.0) for owner in ("one", "two"))
     assert await one.claim(URL, steal=False) == 1
     assert await two.claim(URL, steal=True) is None and await one.renew(URL, 1)
     await expire(engine)
@@ -63,7 +63,7 @@ async def test_a_restarted_gateway_has_its_servers_back_at_once_under_a_new_epoc
     engine: AsyncEngine, gateway: AsyncEngine
 ) -> None:
     run = await run_named(engine, "one")
-    before, after = (ServerLease(ServerRows(gateway, run, "same", ttl_s=30.0), URL) for _ in range(2))
+    before, after = (ServerLease(ServerRows(gateway, run, owner="same", ttl_s=30.0), URL) for _ in range(2))
     await before.turn()
     await after.turn()
     assert (before.epoch, after.epoch) == (1, 2)
@@ -75,7 +75,10 @@ async def test_a_restarted_gateway_has_its_servers_back_at_once_under_a_new_epoc
 
 async def test_a_server_belongs_to_one_run_at_a_time(engine: AsyncEngine, gateway: AsyncEngine) -> None:
     first, second = await run_named(engine, "one"), await run_named(engine, "two")
-    one, two = ServerRows(gateway, first, "one", ttl_s=30.0), ServerRows(gateway, second, "two", ttl_s=30.0)
+    one, two = (
+        ServerRows(gateway, first, owner="one", ttl_s=30.0),
+        ServerRows(gateway, second, owner="two", ttl_s=30.0),
+    )
     assert await one.claim(URL, steal=True) == 1
     assert await two.claim(URL, steal=True) is None
     await expire(engine)
@@ -86,12 +89,12 @@ async def test_a_restarted_gateway_gives_up_the_servers_that_it_no_longer_has(
     engine: AsyncEngine, gateway: AsyncEngine
 ) -> None:
     run, other = await run_named(engine, "one"), "http://127.0.0.1:30001"
-    killed = ServerRows(gateway, run, "same", ttl_s=30.0)
-    foreign = ServerRows(gateway, run, "another", ttl_s=30.0)
+    killed = ServerRows(gateway, run, owner="same", ttl_s=30.0)
+    foreign = ServerRows(gateway, run, owner="another", ttl_s=30.0)
     gone = "http://127.0.0.1:30002"
     assert [await killed.claim(url, steal=False) for url in (URL, gone)] == [1, 1]
     assert await foreign.claim(other, steal=False) == 1
-    again = ServerRows(gateway, run, "same", ttl_s=30.0)
+    again = ServerRows(gateway, run, owner="same", ttl_s=30.0)
     assert await again.leave_others([URL]) == 1
     rows = {url: await again.read(url) for url in (URL, other, gone)}
     assert {url: row.live for url, row in rows.items() if row} == {URL: True, other: True, gone: False}

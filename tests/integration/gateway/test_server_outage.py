@@ -49,7 +49,9 @@ async def test_a_rollout_server_stays_with_its_gateway_through_an_outage_and_goe
         ):
             made = await make_run(engine, Config())
             run = made.run_id
-            one, two = (ServerLease(ServerRows(gateway, run, name, TTL_S), URL) for name in ("one", "two"))
+            one, two = (
+                ServerLease(ServerRows(gateway, run, owner=name, ttl_s=TTL_S), URL) for name in ("one", "two")
+            )
             life = anyio.CancelScope()
 
             async def live() -> None:

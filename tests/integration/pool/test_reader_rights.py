@@ -213,7 +213,9 @@ async def test_the_product_does_not_wait_for_what_a_reader_holds(
         config = small()
         await transact(engine, lambda c: ensure_run(c, "second", config.to_json()), at="run.create")
         async with open_engine(database_url, Role.GATEWAY) as gateway:
-            assert await ServerRows(gateway, run.run_id, "g", 30.0).claim("http://127.0.0.1:9", steal=False)
+            assert await ServerRows(gateway, run.run_id, owner="g", ttl_s=30.0).claim(
+                "http://127.0.0.1:9", steal=False
+            )
         await anyio.to_thread.run_sync(upgrade_to_head, database_url)
         await builders.accepted(engine, run, ["c"])
         assert urlsplit((await reader_login(database_url)).url).username == reader_login_module.LOGIN
@@ -230,7 +232,9 @@ async def test_two_claims_of_one_server_by_two_runs_are_one_after_the_other(
 
         async def claim(run_id: int) -> None:
             found.append(
-                await ServerRows(gateway, run_id, "g", 30.0).claim("http://127.0.0.1:9", steal=False)
+                await ServerRows(gateway, run_id, owner="g", ttl_s=30.0).claim(
+                    "http://127.0.0.1:9", steal=False
+                )
             )
 
         async with anyio.create_task_group() as tasks:

@@ -91,7 +91,7 @@ async def post(tmp_path: Path) -> AsyncIterator[Post]:
     bus, pool = CountingBus(), DataPool()
     await bus.ensure_streams()
     async with Journal.open(tmp_path, limit_bytes=20) as journal, anyio.create_task_group() as tasks:
-        courier = Courier(journal, bus, pool.confirm, confirm_every_s=0.005)
+        courier = Courier(journal, bus, confirm=pool.confirm, confirm_every_s=0.005)
         with use(Timeouts(courier_resend_s=0.05)):
             tasks.start_soon(courier.run)
         yield Post(journal=journal, bus=bus, pool=pool, courier=courier)
@@ -121,7 +121,7 @@ async def test_what_is_sent_within_a_moment_is_published_together(tmp_path: Path
     bus, pool = CountingBus(), DataPool()
     await bus.ensure_streams()
     async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
-        courier = Courier(journal, bus, pool.confirm, linger_s=3.0)
+        courier = Courier(journal, bus, confirm=pool.confirm, linger_s=3.0)
         tasks.start_soon(courier.run)
         await anyio.wait_all_tasks_blocked()
         async with anyio.create_task_group() as sends:
@@ -136,7 +136,7 @@ async def test_what_is_sent_just_before_the_end_is_still_published(tmp_path: Pat
     bus, pool = CountingBus(), DataPool()
     await bus.ensure_streams()
     async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
-        courier = Courier(journal, bus, pool.confirm, linger_s=1000.0)
+        courier = Courier(journal, bus, confirm=pool.confirm, linger_s=1000.0)
         tasks.start_soon(courier.run)
         await anyio.wait_all_tasks_blocked()
         await courier.send(message(0))
@@ -191,7 +191,7 @@ async def test_what_the_bus_can_never_take_is_sent_as_something_else_or_kept_els
         return replace(entry.message, body=b"short") if entry.message.msg_id == "1:1:0:step" else None
 
     async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
-        courier = Courier(journal, bus, pool.confirm, unsendable, confirm_every_s=0.005)
+        courier = Courier(journal, bus, confirm=pool.confirm, unsendable=unsendable, confirm_every_s=0.005)
         post = Post(journal=journal, bus=bus, pool=pool, courier=courier)
         for n in (0, 1):
             await courier.send(replace(message(n), body=b"x" * 21))
@@ -219,7 +219,7 @@ async def test_while_the_disk_refuses_what_is_sent_instead_the_courier_lives_and
         return replace(entry.message, body=b"short")
 
     async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
-        courier = Courier(journal, bus, pool.confirm, unsendable, confirm_every_s=0.005)
+        courier = Courier(journal, bus, confirm=pool.confirm, unsendable=unsendable, confirm_every_s=0.005)
         await courier.send(replace(message(0), body=b"x" * 21))
         with monkeypatch.context() as patch:
 
@@ -242,7 +242,7 @@ async def test_the_oldest_unconfirmed_message_is_named_with_the_service_that_it_
     pool.back.set()
     with loop_registry("runner") as board:
         async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
-            courier = Courier(journal, bus, pool.confirm, confirm_every_s=0.005)
+            courier = Courier(journal, bus, confirm=pool.confirm, confirm_every_s=0.005)
             tasks.start_soon(courier.run)
             await courier.send(message(7))
             await until_answers(pool, 2)

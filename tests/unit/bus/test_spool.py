@@ -133,7 +133,7 @@ async def most_memory(directory: Path, away: str, room: Callable[[Courier], Awai
     there.set()
     async with Journal.open(directory, limit_bytes=LIMIT) as journal, anyio.create_task_group() as tasks:
         bus = ForgetfulBus(services)
-        courier = Courier(journal, bus, services.confirm, confirm_every_s=0.005)
+        courier = Courier(journal, bus, confirm=services.confirm, confirm_every_s=0.005)
         sessions = Sessions(room=partial(room, courier), courier=courier)
         gc.collect()
         tracemalloc.start()

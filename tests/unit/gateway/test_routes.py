@@ -117,7 +117,14 @@ WIDE = Experts(1, 2, 512)
 
 
 def recorder(experts: Experts | None = WIDE) -> Recorder:
-    return Recorder("run", cast(Any, None), frozenset(), GatewayMetrics(), experts, 2**20)
+    return Recorder(
+        "run",
+        cast(Any, None),
+        stop_ids=frozenset(),
+        metrics=GatewayMetrics(),
+        experts=experts,
+        routes_bytes=2**20,
+    )
 
 
 def step(routes: Routes | None, routes_from: int) -> Generated:
@@ -203,7 +210,14 @@ def test_routes_that_make_a_message_too_large_are_left_out_first_those_of_what_i
     limit_kb: int, start: int | None, left_out: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subjects, "INLINE_LIMIT_BYTES", 2048)  # above it without routes, text is left out
-    one = Recorder("run", cast(Any, None), frozenset(), GatewayMetrics(), WIDE, limit_kb * 1024)
+    one = Recorder(
+        "run",
+        cast(Any, None),
+        stop_ids=frozenset(),
+        metrics=GatewayMetrics(),
+        experts=WIDE,
+        routes_bytes=limit_kb * 1024,
+    )
     origin = Origin(
         kind=StepKind.CONTINUES, parent=cast(Node, SimpleNamespace(routed=0)), keep_len=1000, reason=None
     )

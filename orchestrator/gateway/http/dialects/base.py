@@ -57,7 +57,7 @@ class Wanted(Problem):
             400,
             "not_found",
             f"{param} refers to {quoted(ids[0])}, which is not of this session: send the whole conversation as input",
-            param,
+            param=param,
         )
         self.ids = tuple(ids)
 
