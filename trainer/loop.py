@@ -90,7 +90,7 @@ async def run_trainer(settings: TrainerSettings) -> None:
         root = settings.policies / run.name
         stack.enter_context(only_trainer(root))
         learners = await all_ranks(stack, settings, config) if settings.place else None
-        trainer = Trainer(engine, run, config, root, settings.subject, learners)
+        trainer = Trainer(engine, run, config=config, root=root, subject=settings.subject, learners=learners)
         await stack.enter_async_context(send_heartbeats(engine, run.run_id))
         loop = stack.enter_context(track_loop("train", forever=False))
         loop.busy("the newest version", on="disk", within=LOAD_S)

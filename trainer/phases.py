@@ -74,6 +74,7 @@ class Trainer:
         self,
         engine: AsyncEngine,
         run: StoredRun,
+        *,
         config: Config,
         root: Path,
         subject: str,

@@ -142,7 +142,7 @@ def _measured(name: str, model: Any, shape: Shape, extent: GpuExtent) -> list[di
     methods = _methods(samples, extent.pass_tokens)
     for make in methods.values():  # kernels are compiled and memory is reserved before anything is timed
         _work(model, make()[-1])
-    race = Race(model, methods, ROUNDS, extent.most, partial(_now, extent.device))
+    race = Race(model, methods, rounds=ROUNDS, most=extent.most, clock=partial(_now, extent.device))
     race.run()
     tree = race.timed["tree"]
     rows = [

@@ -75,8 +75,8 @@ def compare(
     race = Race(
         model,
         {"tree": lambda: [pack_samples(samples, budget(shape))], **baselines},
-        extent.rounds,
-        extent.most,
+        rounds=extent.rounds,
+        most=extent.most,
     )
     draws = 0
     found: list[dict[str, Any]] = []

@@ -68,6 +68,7 @@ class Race:
         self,
         model: Any,
         methods: Mapping[str, MakePacks],
+        *,
         rounds: int,
         most: float = math.inf,
         clock: Callable[[], float] = time.process_time,

@@ -58,7 +58,7 @@ class SpreadLearner(Learner):
     """One rank's part of a learner; every call is a collective."""
 
     def __init__(
-        self, checkpoint: Checkpoint, section: TrainerSection, version: int | None, ranks: Ranks
+        self, checkpoint: Checkpoint, *, section: TrainerSection, version: int | None, ranks: Ranks
     ) -> None:
         self._ranks = ranks
         super().__init__(checkpoint, section, version)
@@ -191,12 +191,13 @@ class LeadingLearner(SpreadLearner):
     def __init__(
         self,
         checkpoint: Checkpoint,
+        *,
         section: TrainerSection,
         version: int | None,
         ranks: Ranks,
         orders: Orders,
     ) -> None:
-        super().__init__(checkpoint, section, version, ranks)
+        super().__init__(checkpoint, section=section, version=version, ranks=ranks)
         self._orders = orders
 
     def train(
@@ -232,7 +233,9 @@ class LeadingLearners(Learners):
         self._orders.give(LoadOrder(str(path), manifest_sha, version))
         with unbroken("while it loaded"):
             checkpoint = _opened(path, manifest_sha, self._ranks)
-            return LeadingLearner(checkpoint, section, version, self._ranks, self._orders)
+            return LeadingLearner(
+                checkpoint, section=section, version=version, ranks=self._ranks, orders=self._orders
+            )
 
 
 def serve(ranks: Ranks, orders: Orders, section: TrainerSection) -> None:
@@ -248,7 +251,7 @@ def serve(ranks: Ranks, orders: Orders, section: TrainerSection) -> None:
                     case LoadOrder(path, manifest_sha, version):
                         learner = None  # free its memory for the next
                         checkpoint = _opened(Path(path), manifest_sha, ranks)
-                        learner = SpreadLearner(checkpoint, section, version, ranks)
+                        learner = SpreadLearner(checkpoint, section=section, version=version, ranks=ranks)
                     case Train():
                         assert learner is not None
                         learner.train(parts_from_bytes(ranks.share(b"")))

@@ -33,7 +33,7 @@ from trainer.tree.plan import FlatTree, Longs
 
 def score_together(model: nn.Module, pack: Pack, ranks: Ranks, head_chunk: int = CHUNK) -> Scores:
     """Logprobs and entropies of this rank's pack, without any graph."""
-    walk = Walk(model, pack, head_chunk, None)
+    walk = Walk(model, pack, head_chunk=head_chunk, routing=None)
     _look(walk, model, pack, ranks)
     return walk.scores()
 
@@ -48,9 +48,9 @@ def backward_together(
 ) -> Scores:
     """Add the gradients of all ranks' losses to the parameters'. The returned `loss` is this rank's alone; NaN: it was not finite."""
     if routing is not None and routing.coefficient:
-        _look(Walk(model, pack, head_chunk, routing), model, pack, ranks)
+        _look(Walk(model, pack, head_chunk=head_chunk, routing=routing), model, pack, ranks)
         routing.meet(ranks)  # each pass's share depends on the load of all ranks
-    walk = Walk(model, pack, head_chunk, routing)
+    walk = Walk(model, pack, head_chunk=head_chunk, routing=routing)
     finite = _WhileFinite(objective)
     visits = iter(walk.visits())
     for learn, takes_part in rounds([visit.learn for visit in walk.visits()], ranks):

@@ -60,7 +60,9 @@ class Transfers:
             from trainer.transport.group import Group, connect
 
             store = connect(address, port, JOIN_S)
-            return Group(store, name, rank, size, backend=backend, address=address, timeout_s=SILENT_S)
+            return Group(
+                store, name, rank=rank, size=size, backend=backend, address=address, timeout_s=SILENT_S
+            )
 
         try:
             self._open[name] = _Transfer(await asyncio.to_thread(joined))

@@ -79,8 +79,8 @@ def send(given: argparse.Namespace) -> None:
     group = Group(
         store,
         given.name,
-        0,
-        given.receivers + 1,
+        rank=0,
+        size=given.receivers + 1,
         backend=given.backend,
         address=given.address,
         timeout_s=given.timeout,

@@ -36,7 +36,7 @@ class Group:
     """One member of a transfer's group. The constructor waits until all have joined. Raises RuntimeError after `timeout_s`."""
 
     def __init__(
-        self, store: Store, name: str, rank: int, size: int, *, backend: str, address: str, timeout_s: float
+        self, store: Store, name: str, *, rank: int, size: int, backend: str, address: str, timeout_s: float
     ) -> None:
         self._store = store  # it lives as long as the group
         self.device = torch.device(BACKENDS[backend])

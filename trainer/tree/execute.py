@@ -72,7 +72,7 @@ def backward(
 
 
 def _score(model: nn.Module, pack: Pack, head_chunk: int, routing: Routing | None) -> Scores:
-    walk = Walk(model, pack, head_chunk, routing)
+    walk = Walk(model, pack, head_chunk=head_chunk, routing=routing)
     for number in range(len(pack.passes)):
         walk.look(number)
     return walk.scores()
@@ -83,7 +83,7 @@ def _backward(
 ) -> Scores:
     if routing is not None and routing.coefficient and len(pack.passes) > 1:
         _score(model, pack, head_chunk, routing)  # each pass's share depends on the load of all
-    walk = Walk(model, pack, head_chunk, routing)
+    walk = Walk(model, pack, head_chunk=head_chunk, routing=routing)
     for visit in walk.visits():
         if not walk.go(visit, objective):
             break
@@ -93,7 +93,7 @@ def _backward(
 class Walk:
     """One walk over a pack's passes: `look` at each in order, or `go` on all `visits`."""
 
-    def __init__(self, model: nn.Module, pack: Pack, head_chunk: int, routing: Routing | None) -> None:
+    def __init__(self, model: nn.Module, pack: Pack, *, head_chunk: int, routing: Routing | None) -> None:
         parameter = next(model.parameters())
         dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
         self._model, self._pack, self._chunk, self._routing = model, pack, head_chunk, routing

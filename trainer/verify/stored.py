@@ -74,7 +74,7 @@ async def _parts(
 ) -> Sequence[BatchPart]:
     root = Path(stored.trained_from.path).parent
     try:
-        return await Trainer(engine, run, config, root, subject="").read(stored.batch)
+        return await Trainer(engine, run, config=config, root=root, subject="").read(stored.batch)
     except BadBatch as error:
         raise ValueError(f"batch {stored.batch.batch_no} cannot be trained: {error}") from error
 

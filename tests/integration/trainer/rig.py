@@ -65,7 +65,13 @@ class Pool:
 
     async def trainer(self, run: StoredRun) -> Trainer:
         """A trainer as a fresh process would be: nothing but rows and files."""
-        trainer = Trainer(self.trainers, run, Config.from_json(run.config), self.policies / run.name, SUBJECT)
+        trainer = Trainer(
+            self.trainers,
+            run,
+            config=Config.from_json(run.config),
+            root=self.policies / run.name,
+            subject=SUBJECT,
+        )
         await trainer.resume()
         return trainer
 
