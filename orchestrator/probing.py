@@ -120,7 +120,7 @@ async def probed(
     differ.
     ValueError when the provider cannot run the task, SandboxError when it fails, InfraFailure when its health check does.
     """
-    probe_run = ProbeRun(task, provider, section or SMALL, agent_s, judging)
+    probe_run = ProbeRun(task, provider, section=section or SMALL, agent_s=agent_s, judging=judging)
     solved = await probe_run.solved()
     oracle = (await probe_run.judged(solved)).reward if solved is not None else None
     solution = solved or Left(answer="", artifacts=())
@@ -147,6 +147,7 @@ class ProbeRun:
         self,
         task: Task,
         provider: Provider,
+        *,
         section: SandboxSection,
         agent_s: float,
         judging: SandboxSection | None = None,

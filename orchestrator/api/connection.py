@@ -26,4 +26,4 @@ async def connect(config: str | Path = ".", *, overrides: Sequence[str] = ()) ->
         async with engine.connect() as connection:
             await check_revision(connection)
             stored = await get_run(connection, own.run.name)
-        yield Run(home, effective(stored.config, own), engine, stored)
+        yield Run(home, config=effective(stored.config, own), engine=engine, stored=stored)

@@ -53,7 +53,7 @@ class Run:
     """A connected run: `orchestrator.api.connect` opens it. Any number of its methods may run at the same time. Reading needs PostgreSQL
     alone; `publish` and `evaluate` need NATS and a run whose processes are up."""
 
-    def __init__(self, home: Home, config: Config, engine: AsyncEngine, stored: runs.StoredRun) -> None:
+    def __init__(self, home: Home, *, config: Config, engine: AsyncEngine, stored: runs.StoredRun) -> None:
         """Private: `connect` makes runs. `config` is the configuration in force."""
         self._home = home
         self._config = config

@@ -87,7 +87,7 @@ async def export(
         bound = Bound(manifest.as_of, manifest.since)
         async with snapshot(engine) as connection:
             total = await count(connection, run, wanted, bound)
-        writer = _Writer(form, out, manifest, run, total, tick)
+        writer = _Writer(form, out, manifest=manifest, run=run, total=total, tick=tick)
         while manifest.section < len(manifest.sections):
             section = manifest.sections[manifest.section]
             await _section(engine, writer, run, replace(wanted, **section), bound)
@@ -126,7 +126,7 @@ class _Writer:
     """Writes attempts into parts, and the manifest after each part."""
 
     def __init__(
-        self, form: Format, out: Path, manifest: Manifest, run: StoredRun, total: int, tick: Tick
+        self, form: Format, out: Path, *, manifest: Manifest, run: StoredRun, total: int, tick: Tick
     ) -> None:
         self.manifest = manifest
         self._form, self._out, self._run, self._total, self._tick = form, out, run, total, tick

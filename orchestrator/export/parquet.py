@@ -41,7 +41,13 @@ class Parquet:
 
     def begin(self, directory: Path, number: int, section: Mapping[str, Any], run: StoredRun) -> None:
         self._tables = [
-            _Table(self._arrow, self._writers, directory, f"data/{name}/part-{number:05d}.parquet", columns)
+            _Table(
+                arrow=self._arrow,
+                parquet=self._writers,
+                directory=directory,
+                name=f"data/{name}/part-{number:05d}.parquet",
+                columns=columns,
+            )
             for name, columns in (("steps", STEPS), ("trajectories", TRAJECTORIES))
         ]
 
@@ -66,7 +72,7 @@ class _Table:
     """One file: rows are buffered until they fill a row group."""
 
     def __init__(
-        self, arrow: Any, parquet: Any, directory: Path, name: str, columns: Mapping[str, tuple[str, str]]
+        self, *, arrow: Any, parquet: Any, directory: Path, name: str, columns: Mapping[str, tuple[str, str]]
     ) -> None:
         self._arrow, self._name = arrow, name
         self._schema = arrow.schema(

@@ -58,7 +58,7 @@ def fetching_line(task: Task) -> str:
 async def problem_of(task: Task, provider: Provider, section: SandboxSection) -> str:
     """Why a task does not build, or cannot be graded here; empty: it builds and is graded. SandboxError if the platform fails."""
     try:
-        trials = Trials(task, provider, section)
+        trials = Trials(task, provider, section=section)
         if not task.is_solved:
             limits = sandbox_limits(trials.section, _SECONDS)
             async with open_sandbox(

@@ -58,7 +58,7 @@ async def vet(
     tick: Callable[[Control], object] = lambda _: None,
 ) -> TaskReport:
     """Vet one task. `found`: the task, or the sentence why it cannot be read. A platform that fails gives a report with `undecided`."""
-    run = _Vet(place, found, provider, options, tick)
+    run = _Vet(place, found, provider=provider, options=options, tick=tick)
     undecided = ""
     try:
         return await run.report()
@@ -74,6 +74,7 @@ class _Vet:
         self,
         place: str,
         found: Task | str,
+        *,
         provider: Provider,
         options: Options,
         tick: Callable[[Control], object],
@@ -130,7 +131,7 @@ class _Vet:
         if self._stops_at(Level.WELL_FORMED):
             return self.ended()
         try:
-            trials = Trials(task, self._provider, section, self._options.at_once)
+            trials = Trials(task, self._provider, section=section, at_once=self._options.at_once)
             shown, faketime, note = await readable(
                 trials.run, self._provider, trials.section, task.settings.healthcheck
             )

@@ -29,12 +29,12 @@ def maximum_of(task: Task) -> float:
 class Trials:
     """One task in one provider's sandboxes of the limits `section`. ValueError when the provider cannot run the task."""
 
-    def __init__(self, task: Task, provider: Provider, section: SandboxSection, at_once: int = 1) -> None:
+    def __init__(self, task: Task, provider: Provider, *, section: SandboxSection, at_once: int = 1) -> None:
         self._slots = anyio.CapacityLimiter(at_once)
         self.task, self.provider = task, provider
         self.section = granted(section, task.settings.environment)
         self.judging = granted(section, task.settings.judging)
-        self.run = ProbeRun(task, provider, self.section, SMALL.cpu_s, self.judging)
+        self.run = ProbeRun(task, provider, section=self.section, agent_s=SMALL.cpu_s, judging=self.judging)
         self.maximum = maximum_of(task)
 
     async def solved(

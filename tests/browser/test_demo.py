@@ -112,7 +112,7 @@ async def demonstrated() -> AsyncIterator[Left]:
         file.write_text(re.sub(r"^end_seconds = .*$", "end_batches = 2", file.read_text(), flags=re.M))
         with running_stack(directory) as stack:
             found = await DemoRun(
-                Console(file=sys.stderr), directory, stack, suite, SECONDS, rollouts=1
+                Console(file=sys.stderr), directory, stack=stack, suite=suite, seconds=SECONDS, rollouts=1
             ).run()
         try:
             url = await anyio.to_thread.run_sync(keep, directory)

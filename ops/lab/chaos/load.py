@@ -54,7 +54,7 @@ def event_of(submission: str) -> tuple[str, TaskSubmitted]:
 class SubmittedLoad:
     """`refused` names rejected submissions: it must stay empty while the intake is open."""
 
-    def __init__(self, nats_url: str, run: str, run_id: int, engine: AsyncEngine, ledger: Ledger) -> None:
+    def __init__(self, *, nats_url: str, run: str, run_id: int, engine: AsyncEngine, ledger: Ledger) -> None:
         self._nats_url, self._run, self._run_id = nats_url, run, run_id
         self._engine, self._ledger = engine, ledger
         known = lines(Path(ledger.directory) / SUBMISSIONS)

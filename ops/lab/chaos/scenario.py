@@ -139,7 +139,13 @@ class ChaosRun:
             async with engine.connect() as connection:
                 run = await get_run(connection, config.run.name)
             watch = Watch(engine=engine, run_id=run.run_id, proxy=self.links.proxy, ledger=self.ledger)
-            load = SubmittedLoad(config.services.nats_url, run.name, run.run_id, engine, self.ledger)
+            load = SubmittedLoad(
+                nats_url=config.services.nats_url,
+                run=run.name,
+                run_id=run.run_id,
+                engine=engine,
+                ledger=self.ledger,
+            )
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(watch.run)
             tasks.start_soon(load.run)

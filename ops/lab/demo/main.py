@@ -132,7 +132,14 @@ def main(
             from ops.lab.demo.suite import draw_suite
 
             found = anyio.run(
-                DemoRun(console, directory, stack, draw_suite(seed), seconds, train_steps=train_steps).run
+                DemoRun(
+                    console,
+                    directory,
+                    stack=stack,
+                    suite=draw_suite(seed),
+                    seconds=seconds,
+                    train_steps=train_steps,
+                ).run
             )
         prune(directory.parent)
         from ops.lab.demo import report

@@ -71,10 +71,10 @@ class DemoRun:
         self,
         console: Console,
         directory: Path,
+        *,
         stack: subprocess.Popen[bytes],
         suite: Suite,
         seconds: float,
-        *,
         train_steps: int = 0,
         rollouts: int = EVAL_ROLLOUTS,
     ) -> None:

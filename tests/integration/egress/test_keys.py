@@ -42,7 +42,7 @@ async def ran(world: World, toml: str, section: SandboxSection) -> tuple[bool, f
     task = a_task(toml)
     check_admissible(task, section)
     async with world.serving():
-        run = ProbeRun(task, BubblewrapProvider(), section, 30.0)
+        run = ProbeRun(task, BubblewrapProvider(), section=section, agent_s=30.0)
         left = await run.solved()
         assert left is not None
         [page] = [file for file in left.artifacts if file.path == "page"]

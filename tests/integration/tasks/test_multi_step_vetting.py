@@ -40,7 +40,7 @@ async def test_the_guides_example_holds_under_its_controls(example: Task) -> Non
 async def test_a_solution_is_run_and_graded_in_every_step_and_a_missed_step_ends_the_task(
     example: Task,
 ) -> None:
-    run = ProbeRun(example, BubblewrapProvider(), SandboxSection(), 8.0)
+    run = ProbeRun(example, BubblewrapProvider(), section=SandboxSection(), agent_s=8.0)
     left = await run.solved()
     assert left is not None and len(left.steps) == 2
     assert [[file.path for file in each.artifacts] for each in left.steps] == [
@@ -50,7 +50,7 @@ async def test_a_solution_is_run_and_graded_in_every_step_and_a_missed_step_ends
     found = await run.judged(left)
     assert (found.reward, found.components) == (1.0, {"reward": 1.0, "note/reward": 1.0, "count/reward": 1.0})
     wrong = example.with_file("steps/note/solution/solve.sh", b"echo other > note.txt\n")
-    run = ProbeRun(wrong, BubblewrapProvider(), SandboxSection(), 8.0)
+    run = ProbeRun(wrong, BubblewrapProvider(), section=SandboxSection(), agent_s=8.0)
     left = await run.solved()
     assert left is not None
     assert (await run.judged(left)).components == {"reward": 0.0, "note/reward": 0.0}

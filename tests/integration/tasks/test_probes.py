@@ -85,7 +85,7 @@ async def test_a_missing_verdict_is_reported_and_is_not_a_0() -> None:
 
 
 def test_a_secret_of_the_tests_that_comes_out_with_the_work_is_seen() -> None:
-    probe_run = ProbeRun(lax("true"), BubblewrapProvider(), LIMITS, 1.0)
+    probe_run = ProbeRun(lax("true"), BubblewrapProvider(), section=LIMITS, agent_s=1.0)
     assert probe_run.leaks(Left(answer=f"it is {probe_run.word}", artifacts=()))
     stolen = [ArtifactFile(path="out", body=b64(probe_run.word.encode()))]
     assert probe_run.leaks(Left(answer="", artifacts=stolen)) and not probe_run.leaks(

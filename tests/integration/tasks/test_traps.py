@@ -41,7 +41,7 @@ def a_task(example: Example, middle: str, files: Mapping[str, str]) -> Task:
 
 
 async def paid(task: Task, command: str) -> float | None:
-    probe_run = ProbeRun(task, BubblewrapProvider(), SECTION, 10.0)
+    probe_run = ProbeRun(task, BubblewrapProvider(), section=SECTION, agent_s=10.0)
     return (await probe_run.judged(await probe_run.attempt(lambda _: (command, EMPTY), LIMITS))).reward
 
 

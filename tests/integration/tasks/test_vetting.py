@@ -189,7 +189,9 @@ async def test_intake_takes_a_task_whose_message_brings_the_level_and_no_other(s
 
 
 async def test_a_file_of_an_image_is_hidden_while_the_solution_runs_and_restored() -> None:
-    run = ProbeRun(Task.from_files(WELL_MADE["find"]), BubblewrapProvider(), SandboxSection(), 10.0)
+    run = ProbeRun(
+        Task.from_files(WELL_MADE["find"]), BubblewrapProvider(), section=SandboxSection(), agent_s=10.0
+    )
     for hide, reward in (
         ((), 1.0),
         (["/app/conf/a.ini"], 1.0),
@@ -204,7 +206,7 @@ async def test_a_file_of_an_image_is_hidden_while_the_solution_runs_and_restored
 
 async def test_a_text_that_cannot_be_hidden_is_a_leak_if_it_is_encoded() -> None:
     """Files that an image brings: here the search alone sees them, and the machine's own files stand for them."""
-    trials = Trials(Task.from_files(WELL_MADE["decode"]), BubblewrapProvider(), SandboxSection())
+    trials = Trials(Task.from_files(WELL_MADE["decode"]), BubblewrapProvider(), section=SandboxSection())
     left, answer = await trials.solved(), f"the pass phrase is {WORD}".encode()
     message = {path: file.data for path, file in trials.run.pristine.files.items()}
     shown = Readable(

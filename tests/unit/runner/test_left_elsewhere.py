@@ -19,7 +19,7 @@ async def reason(solution: str, test: str, toml: str = "") -> str:
         "tests/test.sh": TEST.format(test=test).encode(),
         "solution/solve.sh": solution.encode(),
     }
-    trials = Trials(Task.from_files(files), BubblewrapProvider(), SandboxSection())
+    trials = Trials(Task.from_files(files), BubblewrapProvider(), section=SandboxSection())
     outcome = await trials.outcome(await trials.solved())
     return "" if outcome.reward else outcome.reason
 

@@ -105,7 +105,11 @@ async def soak(
     async with connected(directory, stack) as client:
         with Ledger(directory) as ledger:
             load = SubmittedLoad(
-                home.connected().services.nats_url, client.run, client.run_id, client.engine, ledger
+                nats_url=home.connected().services.nats_url,
+                run=client.run,
+                run_id=client.run_id,
+                engine=client.engine,
+                ledger=ledger,
             )
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(load.run)

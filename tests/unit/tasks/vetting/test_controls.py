@@ -264,7 +264,7 @@ def test_the_sandboxes_of_a_run_have_its_images_and_a_base_that_the_system_canno
     files = {"task.toml": b"", "instruction.md": b"do", "tests/test.sh": b"true"}
     for base, built in (("alpine:3", True), ("debian:12", False)):
         task = Task.from_files({**files, "environment/Dockerfile": f"FROM {base}\nWORKDIR /app\n".encode()})
-        trials = Trials(task, provider, section)
+        trials = Trials(task, provider, section=section)
         assert (trials.run.pristine.build is not None) is built, base
 
 
