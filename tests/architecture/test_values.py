@@ -1,5 +1,5 @@
-"""Values are named: a class of four or more fields takes them by keyword alone, and rows become values by the names of their columns.
-Closed sets are enums."""
+"""Values are named: a class of four or more fields takes them by keyword alone, `__init__` takes three by position at most, and rows become
+values by the names of their columns. Closed sets are enums."""
 
 import ast
 from collections import Counter
@@ -12,6 +12,25 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PRODUCT = ("orchestrator", "sandboxes", "agents/scaffolds", "trainer")
 FEWEST = 4  # fields of a class that may not be filled by position; columns of a row that may not be copied one by one
 ROWS = {"row", "head"}  # the usual names of a row
+BY_POSITION = {
+    "orchestrator/deploy/cluster/rehearsal.py: _Run",
+    "orchestrator/runner/assignments.py: Assignments",
+    "orchestrator/runner/egress/heads.py: Malformed",
+    "orchestrator/runner/heartbeat.py: Heart",
+    "orchestrator/tasks/traps/command_rules.py: Commands",
+    "orchestrator/tasks/traps/script.py: Reading",
+    "orchestrator/tasks/untrusted.py: _Run",
+    "sandboxes/bubblewrap_program.py: BubblewrapProgram",
+    "sandboxes/container/program.py: ContainerProgram",
+    "sandboxes/container/provider.py: ContainerSandbox",
+    "sandboxes/container/services.py: SideServices",
+    "sandboxes/container/session.py: ContainerSession",
+    "sandboxes/kubernetes/channel.py: Channel",
+    "sandboxes/kubernetes/process.py: PodProcess",
+    "sandboxes/kubernetes/sandbox.py: PodSandbox",
+    "sandboxes/local.py: LocalProgram",
+}
+"""Classes whose `__init__` takes FEWEST values or more by position. To be emptied: no class comes in."""
 
 
 CLOSED = {"state", "status", "purpose", "kind", "finish", "parse", "failure_class", "replay"}
@@ -34,8 +53,8 @@ OPEN = {
 """Fields with such a name that are texts, and why."""
 
 
-def parsed() -> Iterator[tuple[str, ast.Module]]:
-    for folder in PRODUCT:
+def parsed(*folders: str) -> Iterator[tuple[str, ast.Module]]:
+    for folder in folders or PRODUCT:
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
             yield path.relative_to(REPOSITORY).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
 
@@ -83,6 +102,19 @@ def fields_of(node: ast.ClassDef) -> list[str]:
         and isinstance(each.target, ast.Name)
         and "ClassVar" not in ast.unparse(each.annotation)
         and not (each.value and "init=False" in ast.unparse(each.value))
+    ]
+
+
+def by_position(sources: Iterator[tuple[str, ast.Module]]) -> list[str]:
+    """Classes whose own `__init__` takes FEWEST or more values by position."""
+    return [
+        f"{path}: {node.name}"
+        for path, tree in sources
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for each in node.body
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__"
+        if len(each.args.posonlyargs + each.args.args) > FEWEST  # `self` is one of them
     ]
 
 
@@ -168,6 +200,10 @@ def test_a_class_of_four_fields_or_more_takes_them_by_keyword_alone() -> None:
     assert positional(parsed()) == []
 
 
+def test_a_class_takes_three_values_by_position_at_most() -> None:
+    assert set(by_position(parsed(*PRODUCT, "ops/lab"))) <= BY_POSITION, "write `*` before the others"
+
+
 def test_a_row_becomes_a_value_by_the_names_of_its_columns() -> None:
     assert unpacked_rows(parsed()) == [], "write from_row(C, row) of orchestrator.pool.rows"
 
@@ -249,3 +285,12 @@ def test_the_third_rule_finds(source: str, wrong: bool) -> None:
 )
 def test_the_fourth_rule_finds(field: str, wrong: bool) -> None:
     assert bool(texts(iter([("x.py", ast.parse(f"class C:\n    {field}\n"))]))) is wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [("a, b, c", False), ("a, b, c, d", True), ("a, /, b, c, d=None", True), ("a, b, c, *, d", False)],
+)
+def test_the_fifth_rule_finds(arguments: str, wrong: bool) -> None:
+    source = f"class C:\n    def __init__(self, {arguments}): pass\n"
+    assert bool(by_position(iter([("x.py", ast.parse(source))]))) is wrong
