@@ -21,6 +21,7 @@ from pathlib import Path
 
 import anyio
 from aiohttp import web
+from anyio.abc import TaskGroup
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus.base import Bus
@@ -63,6 +64,7 @@ from orchestrator.runtime.metrics import joined
 from orchestrator.runtime.secret_file import shared_secret
 from orchestrator.settings.config import Config, effective, ignored
 from orchestrator.settings.timeouts import timeouts
+from orchestrator.trajectory.routes import Experts
 
 log = get(__name__)
 
@@ -121,7 +123,6 @@ class Gateway:
         routed = experts(settings.model_dir) if config.trainer.routing_replay else None
         routes_bytes = routes_limit(config.gateway.routes_mb, bus.max_payload)
         secret = shared_secret(settings.admin_secret_file)
-        key = shared_secret(settings.server_key_file) if settings.server_key_file else None
         metrics = GatewayMetrics()
         async with AsyncExitStack() as stack:
             stack.enter_context(bind(run=settings.run))
@@ -130,23 +131,7 @@ class Gateway:
                 Journal.open(settings.journal_dir, int(config.gateway.spool_mb * 2**20))
             )
             metrics.spool.set_function(lambda: journal.held_bytes)
-            known = vocabulary(settings.model_dir)
-            clients = [
-                await stack.enter_async_context(
-                    RolloutServerClient(
-                        url, vocabulary=known, experts=routed, key=key, user=settings.servers_user
-                    )
-                )
-                for url in settings.server_urls
-            ]
-            servers = [RolloutServer(client, silence_s=config.servers.silence_s) for client in clients]
-            pool = ServerPool(
-                servers,
-                metrics,
-                spill_s=config.servers.spill_s,
-                longest_routed=routed.tokens_in(routes_bytes) if routed is not None else None,
-                reserved=min(config.servers.evaluation, max(0, len(servers) - 1)),
-            )
+            pool = await _connect(stack, settings, metrics, routed, routes_bytes)
             courier = Courier(
                 journal, bus, confirm=_confirm(engine, run_id), unsendable=_unsendable(engine, run_id)
             )
@@ -163,15 +148,9 @@ class Gateway:
                 metrics=metrics,
                 orders=orders,
             )
-            versions = PublishedVersions(
-                engine, run_id, metrics, poll_interval_s=config.servers.version_poll_interval_s
-            )
-            evaluated = EvaluatedVersions(
-                engine, run_id, poll_interval_s=config.servers.version_poll_interval_s
-            )
             rows = ServerRows(engine, run_id, owner=owner, ttl_s=config.servers.lease_ttl_s)
-            await rows.leave_others([server.url for server in servers])
-            leases = [ServerLease(rows, server.url) for server in servers]
+            await rows.leave_others([server.url for server in pool.servers])
+            leases = [ServerLease(rows, server.url) for server in pool.servers]
             stack.push_async_callback(_release, leases)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
@@ -221,40 +200,8 @@ class Gateway:
             orders.servers_changed = lambda: pool.drain(orders.servers)
             await stack.enter_async_context(send_heartbeats(engine, run_id, orders))
             tasks.start_soon(restartable, "sessions", sessions.expire)
-            tasks.start_soon(restartable, "versions.bus", partial(versions.follow, bus, settings.run))
-            tasks.start_soon(restartable, "versions.look", versions.watch)
-            if pool.reserved:
-                tasks.start_soon(restartable, "versions.evaluated", evaluated.watch)
-            for server, lease in zip(servers, leases, strict=True):
-                probe = HealthProbe(server, metrics, probe_s=config.servers.probe_s)
-                reserved = server in pool.reserved
-                syncer = WeightSyncer(
-                    server,
-                    lease,
-                    targets=evaluated if reserved else versions,
-                    metrics=metrics,
-                    settings=config.servers,
-                    tolerance=config.gateway.canary_tolerance,
-                    purpose=Purpose.EVAL if reserved else Purpose.TRAIN,
-                )
-                tasks.start_soon(restartable, f"lease {server.url}", lease.run)
-                tasks.start_soon(restartable, f"watch {server.url}", probe.run)
-                tasks.start_soon(_run_syncer, f"syncer {server.url}", syncer)
-
-            limit = config.gateway.body_limit_mb * 1024 * 1024
-            sandbox_app = _app(sandbox.routes(), limit)
-            full_app = _app([*sandbox.routes(), *admin.routes()], limit)
-            for_sandboxes = [listen_unix(settings.socket_path)]
-            if config.gateway.sandbox_port:
-                for_sandboxes.append(listen_tcp(settings.host, config.gateway.sandbox_port))
-            await _serve(stack, sandbox_app, *for_sandboxes)
-            tcp = listen_tcp(settings.host, settings.port, preferred=_last_port(settings.url_file))
-            port = tcp.getsockname()[1]
-            host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            admin.url = f"http://{host}:{port}"
-            await _serve(stack, full_app, tcp)
-            if settings.url_file is not None:
-                _write_atomically(settings.url_file, admin.url + "\n")
+            _keep_weights(tasks, settings, pool, leases, metrics, engine=engine, bus=bus, run_id=run_id)
+            await _listen(stack, settings, sandbox, admin)
             log.info("gateway.listening", url=admin.url, socket=str(settings.socket_path))
             yield cls(
                 url=admin.url,
@@ -286,6 +233,89 @@ async def serve(settings: GatewaySettings) -> None:
         async with Gateway.open(settings, engine, bus, run.run_id):
             keep_loaded(seldom=True)
             await anyio.sleep_forever()
+
+
+async def _connect(
+    stack: AsyncExitStack,
+    settings: GatewaySettings,
+    metrics: GatewayMetrics,
+    routed: Experts | None,
+    routes_bytes: int,
+) -> ServerPool:
+    """The run's rollout servers, with a client of each on `stack`. `routed`: the experts whose routes are recorded, up to `routes_bytes` a step."""
+    config = settings.config.servers
+    key = shared_secret(settings.server_key_file) if settings.server_key_file else None
+    known = vocabulary(settings.model_dir)
+    clients = [
+        await stack.enter_async_context(
+            RolloutServerClient(url, vocabulary=known, experts=routed, key=key, user=settings.servers_user)
+        )
+        for url in settings.server_urls
+    ]
+    return ServerPool(
+        [RolloutServer(client, silence_s=config.silence_s) for client in clients],
+        metrics,
+        spill_s=config.spill_s,
+        longest_routed=routed.tokens_in(routes_bytes) if routed is not None else None,
+        reserved=min(config.evaluation, max(0, len(clients) - 1)),
+    )
+
+
+def _keep_weights(
+    tasks: TaskGroup,
+    settings: GatewaySettings,
+    pool: ServerPool,
+    leases: Sequence[ServerLease],
+    metrics: GatewayMetrics,
+    *,
+    engine: AsyncEngine,
+    bus: Bus,
+    run_id: int,
+) -> None:
+    """Start the loops that hold each rollout server's lease, probe it and sync it to the version that it should serve."""
+    config = settings.config
+    published = PublishedVersions(
+        engine, run_id, metrics, poll_interval_s=config.servers.version_poll_interval_s
+    )
+    evaluated = EvaluatedVersions(engine, run_id, poll_interval_s=config.servers.version_poll_interval_s)
+    tasks.start_soon(restartable, "versions.bus", partial(published.follow, bus, settings.run))
+    tasks.start_soon(restartable, "versions.look", published.watch)
+    if pool.reserved:
+        tasks.start_soon(restartable, "versions.evaluated", evaluated.watch)
+    for server, lease in zip(pool.servers, leases, strict=True):
+        probe = HealthProbe(server, metrics, probe_s=config.servers.probe_s)
+        reserved = server in pool.reserved
+        syncer = WeightSyncer(
+            server,
+            lease,
+            targets=evaluated if reserved else published,
+            metrics=metrics,
+            settings=config.servers,
+            tolerance=config.gateway.canary_tolerance,
+            purpose=Purpose.EVAL if reserved else Purpose.TRAIN,
+        )
+        tasks.start_soon(restartable, f"lease {server.url}", lease.run)
+        tasks.start_soon(restartable, f"watch {server.url}", probe.run)
+        tasks.start_soon(_run_syncer, f"syncer {server.url}", syncer)
+
+
+async def _listen(
+    stack: AsyncExitStack, settings: GatewaySettings, sandbox: SandboxRoutes, admin: AdminRoutes
+) -> None:
+    """Serve sandboxes, then runners; `admin` gets the URL, and `settings.url_file`."""
+    config = settings.config.gateway
+    limit = config.body_limit_mb * 1024 * 1024
+    for_sandboxes = [listen_unix(settings.socket_path)]
+    if config.sandbox_port:
+        for_sandboxes.append(listen_tcp(settings.host, config.sandbox_port))
+    await _serve(stack, _app(sandbox.routes(), limit), *for_sandboxes)
+    tcp = listen_tcp(settings.host, settings.port, preferred=_last_port(settings.url_file))
+    port = tcp.getsockname()[1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    admin.url = f"http://{host}:{port}"
+    await _serve(stack, _app([*sandbox.routes(), *admin.routes()], limit), tcp)
+    if settings.url_file is not None:
+        _write_atomically(settings.url_file, admin.url + "\n")
 
 
 async def _run_syncer(name: str, syncer: WeightSyncer) -> None:

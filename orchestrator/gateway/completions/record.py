@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import anyio
 import msgspec
@@ -208,18 +209,6 @@ class Recorder:
         action, logprobs = ids_to_bytes(generated.ids), logprobs_to_bytes(generated.logprobs)
         parent_chain = origin.parent.chain if origin.parent is not None else digest or NO_PARENT
         chain = chain_sha(parent_chain, origin.keep_len, delta, action)
-        continues = origin.kind is StepKind.CONTINUES
-        timings = StepTimings(
-            queue=generated.timings.queue,
-            first_byte=generated.timings.first_byte,
-            generation=generated.timings.generation,
-            gap=session.gap_s(),
-            ended=generated.timings.ended,
-        )
-        appended = [turn.plain() for turn in placement.appended]
-        if not continues and placement.tools is not None:
-            shown = [dict(tool) for tool in request.tools]
-            appended.insert(0, {"role": TOOLS, "content": "", "sha": placement.tools, "tools": shown})
         root = idx if is_root else _root(origin)
         versions = {span.version for span in generated.spans}
         event = StepRecorded(
@@ -246,8 +235,14 @@ class Recorder:
             agent=request.agent,
             prompt=b64(prompt) if prompt is not None else None,
             prompt_sha=digest.hex() if digest is not None else None,
-            timings=timings,
-            appended=appended,
+            timings=StepTimings(
+                queue=generated.timings.queue,
+                first_byte=generated.timings.first_byte,
+                generation=generated.timings.generation,
+                gap=session.gap_s(),
+                ended=generated.timings.ended,
+            ),
+            appended=_appended(request, placement, origin),
             reply=parsed.turn.plain(),
             request_digest=request.digest,
             branch_reason=origin.reason,
@@ -278,6 +273,15 @@ class Recorder:
             ended_at=generated.timings.ended,
         )
         return node, event
+
+
+def _appended(request: CompletionRequest, placement: Placement, origin: Origin) -> list[dict[str, Any]]:
+    """The messages that a step adds to its parent's, in plain form. A new rendering begins with the tools that it shows."""
+    turns = [turn.plain() for turn in placement.appended]
+    if origin.kind is StepKind.CONTINUES or placement.tools is None:
+        return turns
+    shown = [dict(tool) for tool in request.tools]
+    return [{"role": TOOLS, "content": "", "sha": placement.tools, "tools": shown}, *turns]
 
 
 def _first_routed(origin: Origin, generated: Generated) -> int:
