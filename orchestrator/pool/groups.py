@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import Row, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import ROLLOUT_TERMINAL, FailureClass, GroupState, Purpose, RolloutState
@@ -70,38 +70,7 @@ async def terminal_group(connection: AsyncConnection, run_id: int, group_id: int
     ).first()
     if group is None or group.state != GroupState.DISPATCHED:
         return None
-    newest = (
-        select(verdicts.c.rollout_id, func.max(verdicts.c.revision).label("revision"))
-        .group_by(verdicts.c.rollout_id)
-        .join(rollouts, rollouts.c.rollout_id == verdicts.c.rollout_id)
-        .where(rollouts.c.group_id == group_id)
-        .subquery()
-    )
-    rows = (
-        await connection.execute(
-            select(
-                rollouts,
-                attempts.c.agent_s,
-                attempts.c.queued_s,
-                verdicts.c.reward,
-                verdicts.c.process,
-                verdicts.c.revision.label("verdict_revision"),
-            )
-            .join(
-                attempts,
-                (attempts.c.rollout_id == rollouts.c.rollout_id) & (attempts.c.attempt == rollouts.c.attempt),
-                isouter=True,
-            )
-            .join(newest, newest.c.rollout_id == rollouts.c.rollout_id, isouter=True)
-            .join(
-                verdicts,
-                (verdicts.c.rollout_id == newest.c.rollout_id) & (verdicts.c.revision == newest.c.revision),
-                isouter=True,
-            )
-            .where(rollouts.c.group_id == group_id)
-            .order_by(rollouts.c.member)
-        )
-    ).all()
+    rows = await _members(connection, group_id)
     if any(RolloutState(row.state) not in ROLLOUT_TERMINAL for row in rows):
         return None
     verified = [(row.rollout_id, row.attempt) for row in rows if row.state == RolloutState.VERIFIED]
@@ -128,6 +97,41 @@ async def terminal_group(connection: AsyncConnection, run_id: int, group_id: int
         purpose=Purpose(group.purpose),
         members=members,
     )
+
+
+async def _members(connection: AsyncConnection, group_id: int) -> Sequence[Row[Any]]:
+    """The group's rollouts, each with its attempt's times and its newest verdict, if any."""
+    newest = (
+        select(verdicts.c.rollout_id, func.max(verdicts.c.revision).label("revision"))
+        .group_by(verdicts.c.rollout_id)
+        .join(rollouts, rollouts.c.rollout_id == verdicts.c.rollout_id)
+        .where(rollouts.c.group_id == group_id)
+        .subquery()
+    )
+    result = await connection.execute(
+        select(
+            rollouts,
+            attempts.c.agent_s,
+            attempts.c.queued_s,
+            verdicts.c.reward,
+            verdicts.c.process,
+            verdicts.c.revision.label("verdict_revision"),
+        )
+        .join(
+            attempts,
+            (attempts.c.rollout_id == rollouts.c.rollout_id) & (attempts.c.attempt == rollouts.c.attempt),
+            isouter=True,
+        )
+        .join(newest, newest.c.rollout_id == rollouts.c.rollout_id, isouter=True)
+        .join(
+            verdicts,
+            (verdicts.c.rollout_id == newest.c.rollout_id) & (verdicts.c.revision == newest.c.revision),
+            isouter=True,
+        )
+        .where(rollouts.c.group_id == group_id)
+        .order_by(rollouts.c.member)
+    )
+    return result.all()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,23 +105,7 @@ async def lease(
     ).one()
     age_s = 0.0
     if new_state is RolloutState.RUNNING:
-        age = func.extract("epoch", func.clock_timestamp() - attempts.c.started)
-        started = await connection.scalar(
-            insert(attempts)
-            .values(
-                run_id=row.run_id,
-                rollout_id=rollout_id,
-                attempt=row.attempt,
-                epoch=epoch,
-                runner=owner,
-                scaffold=row.scaffold,
-            )
-            .on_conflict_do_update(
-                index_elements=["rollout_id", "attempt"], set_={"epoch": epoch, "runner": owner}
-            )
-            .returning(age)
-        )
-        age_s = max(0.0, float(started or 0))
+        age_s = await _start_attempt(connection, rollout_id, row, epoch=epoch, owner=owner)
     return from_row(
         Lease,
         row,
@@ -130,6 +114,29 @@ async def lease(
         stage=row.stage or 0,
         began=time.monotonic() - age_s,
     )
+
+
+async def _start_attempt(
+    connection: AsyncConnection, rollout_id: int, row: Any, *, epoch: int, owner: str
+) -> float:
+    """Write the attempt's row, or the new lease into that of a resumed attempt. Returns the seconds since the attempt started."""
+    age = func.extract("epoch", func.clock_timestamp() - attempts.c.started)
+    started = await connection.scalar(
+        insert(attempts)
+        .values(
+            run_id=row.run_id,
+            rollout_id=rollout_id,
+            attempt=row.attempt,
+            epoch=epoch,
+            runner=owner,
+            scaffold=row.scaffold,
+        )
+        .on_conflict_do_update(
+            index_elements=["rollout_id", "attempt"], set_={"epoch": epoch, "runner": owner}
+        )
+        .returning(age)
+    )
+    return max(0.0, float(started or 0))
 
 
 async def whole_task(connection: AsyncConnection, rollout_id: int) -> dict[str, Any]:

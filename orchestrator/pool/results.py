@@ -3,16 +3,16 @@
 A rollout is complete only when every step it announced is in the data pool with the announced digest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import Table, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.events import ArtifactFile, RolloutFinished, VerdictReached
+from orchestrator.contracts.events import ArtifactFile, RolloutFinished, ToolCallTimed, VerdictReached
 from orchestrator.contracts.ids import b64, unb64
 from orchestrator.contracts.states import FailureClass, Left, Purpose, RolloutState
 from orchestrator.pool import resumes, transitions
@@ -54,27 +54,7 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
     await connection.execute(
         update(attempts)
         .where(attempts.c.rollout_id == event.rollout, attempts.c.attempt == event.attempt)
-        .values(
-            ended=func.clock_timestamp(),
-            failure_class=event.failure_class,
-            reason=_cleaned(event.reason),
-            steps=event.steps,
-            last_idx=event.last_idx,
-            digest=bytes.fromhex(event.digest) if event.digest else None,
-            answer=_cleaned(event.answer),
-            agent_s=event.agent_s,
-            queued_s=event.queued_s,
-            generation_s=event.generation_s,
-            waiting_s=event.waiting_s,
-            system=_cleaned(event.system),
-            log=clean(event.log),
-            scaffold=event.scaffold,
-            scaffold_version=event.scaffold_version,
-            scaffold_sha=event.scaffold_sha,
-            resumable=event.resumable,
-            spent=event.spent or None,
-            ungradable=_cleaned(event.ungradable),
-        )
+        .values(ended=func.clock_timestamp(), **_announced(event))
     )
     if event.replay is not None:
         await resumes.record_result(
@@ -82,47 +62,70 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
         )
     keys: dict[str, Any] = {"run_id": run_id, "rollout_id": event.rollout, "attempt": event.attempt}
     # While a step may be replayed, it is open whether it reached its harness. The result that ends the attempt decides.
-    if event.marks and not event.resumable:
-        await connection.execute(
-            insert(step_marks).on_conflict_do_nothing(),
-            [keys | {"idx": mark.idx, "reason": clean(mark.reason)} for mark in event.marks],
-        )
-    if event.artifacts:
-        await connection.execute(
-            insert(artifacts).on_conflict_do_nothing(),
-            [
-                keys
-                | {
-                    "path": clean(f.path),
-                    "mode": f.mode,
-                    "body": unb64(f.body) if f.body is not None else None,
-                    "kind": f.kind,
-                    "why": _cleaned(f.why),
-                    "step": f.step,
-                    "parts": [bytes.fromhex(sha) for sha in f.parts] or None,
-                    "size": f.size if f.parts else None,
-                }
-                for f in event.artifacts
-            ],
-        )
-    if event.tool_calls:
-        await connection.execute(
-            insert(tool_calls).on_conflict_do_nothing(),
-            [
-                keys
-                | {
-                    "idx": call.step,
-                    "call": call.call,
-                    "name": clean(call.name),
-                    "start_s": call.start,
-                    "end_s": call.end,
-                    "exit_code": call.exit,
-                    "bytes": call.bytes,
-                }
-                for call in event.tool_calls
-            ],
-        )
+    marks = () if event.resumable else event.marks
+    await _insert(
+        connection,
+        step_marks,
+        [keys | {"idx": mark.idx, "reason": clean(mark.reason)} for mark in marks],
+    )
+    await _insert(connection, artifacts, [keys | _artifact(file) for file in event.artifacts])
+    await _insert(connection, tool_calls, [keys | _tool_call(call) for call in event.tool_calls])
     return True
+
+
+async def _insert(connection: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert the rows that the table does not have yet."""
+    if rows:
+        await connection.execute(insert(table).on_conflict_do_nothing(), rows)
+
+
+def _announced(event: RolloutFinished) -> dict[str, Any]:
+    """The columns of the attempt that the runner announces."""
+    return {
+        "failure_class": event.failure_class,
+        "reason": _cleaned(event.reason),
+        "steps": event.steps,
+        "last_idx": event.last_idx,
+        "digest": bytes.fromhex(event.digest) if event.digest else None,
+        "answer": _cleaned(event.answer),
+        "agent_s": event.agent_s,
+        "queued_s": event.queued_s,
+        "generation_s": event.generation_s,
+        "waiting_s": event.waiting_s,
+        "system": _cleaned(event.system),
+        "log": clean(event.log),
+        "scaffold": event.scaffold,
+        "scaffold_version": event.scaffold_version,
+        "scaffold_sha": event.scaffold_sha,
+        "resumable": event.resumable,
+        "spent": event.spent or None,
+        "ungradable": _cleaned(event.ungradable),
+    }
+
+
+def _artifact(file: ArtifactFile) -> dict[str, Any]:
+    return {
+        "path": clean(file.path),
+        "mode": file.mode,
+        "body": unb64(file.body) if file.body is not None else None,
+        "kind": file.kind,
+        "why": _cleaned(file.why),
+        "step": file.step,
+        "parts": [bytes.fromhex(sha) for sha in file.parts] or None,
+        "size": file.size if file.parts else None,
+    }
+
+
+def _tool_call(call: ToolCallTimed) -> dict[str, Any]:
+    return {
+        "idx": call.step,
+        "call": call.call,
+        "name": clean(call.name),
+        "start_s": call.start,
+        "end_s": call.end,
+        "exit_code": call.exit,
+        "bytes": call.bytes,
+    }
 
 
 def _cleaned(value: str | None) -> str | None:

@@ -68,19 +68,8 @@ async def resume(
             select(rollouts.c.run_id, rollouts.c.attempt).where(rollouts.c.rollout_id == rollout_id)
         )
     ).one()
-    stored = (
-        await connection.execute(
-            select(func.count().label("n"), func.max(steps.c.idx).label("last")).where(
-                steps.c.run_id == row.run_id, steps.c.rollout_id == rollout_id, steps.c.attempt == row.attempt
-            )
-        )
-    ).one()
-    recorded = int(stored.n)
-    if (
-        not recorded
-        or stored.last != recorded - 1
-        or not await _replayable(connection, rollout_id, row.attempt)
-    ):
+    recorded = await _recorded_steps(connection, row.run_id, rollout_id, row.attempt)
+    if not recorded or not await _replayable(connection, rollout_id, row.attempt):
         return None
     so_far = await _resumes(connection, rollout_id)
     if so_far >= most and not (given_back and most):
@@ -121,6 +110,18 @@ async def resume(
     )
     await transitions.count(connection, row.run_id, "rollouts_resumed")
     return Resumed(attempt=row.attempt, epoch=epoch + 1, steps=recorded, delay_s=delay_s)
+
+
+async def _recorded_steps(connection: AsyncConnection, run_id: int, rollout_id: int, attempt: int) -> int:
+    """How many steps of the attempt are stored; 0 if one between them is missing."""
+    stored = (
+        await connection.execute(
+            select(func.count().label("n"), func.max(steps.c.idx).label("last")).where(
+                steps.c.run_id == run_id, steps.c.rollout_id == rollout_id, steps.c.attempt == attempt
+            )
+        )
+    ).one()
+    return int(stored.n) if stored.last == stored.n - 1 else 0
 
 
 async def _replayable(connection: AsyncConnection, rollout_id: int, attempt: int) -> bool:
