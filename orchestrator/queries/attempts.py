@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Text, and_, exists, func, literal_column, select, true, tuple_
+from sqlalchemy import Select, Text, and_, exists, func, literal_column, select, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.sql.selectable import LateralFromClause
 
 from orchestrator.contracts.marks import Finish
 from orchestrator.contracts.states import BatchState, FailureClass, GroupState, Purpose, RolloutState
@@ -208,45 +209,25 @@ async def page(
     limit: int = PAGE,
 ) -> list[RecordedAttempt]:
     """The next attempts after `after`, with all of their steps. Raises ValueError if a step's tree is damaged."""
-    reward = (
-        select(rewards)
-        .where(
-            rewards.c.rollout_id == attempts.c.rollout_id,
-            rewards.c.attempt == attempts.c.attempt,
-            rewards.c.at <= bound.at,
-        )
-        .order_by(rewards.c.revision.desc())
-        .limit(1)
-        .lateral("w")
-    )
-    verdict = (
-        select(verdicts)
-        .where(
-            verdicts.c.rollout_id == attempts.c.rollout_id,
-            verdicts.c.attempt == attempts.c.attempt,
-            verdicts.c.at <= bound.at,
-            func.coalesce(reward.c.verdict_revision, verdicts.c.revision) == verdicts.c.revision,
-        )
-        .order_by(verdicts.c.revision.desc())
-        .limit(1)
-        .lateral("v")
-    )
-    # Joined by the group: at most one of its batches is not voided.
-    trained = (
-        select(batches.c.batch_no, batches.c.version, *_PINNED)
-        .join(batch_items, (batch_items.c.batch_id == batches.c.batch_id) & ~batch_items.c.voided)
-        .join(batch_rollouts, batch_rollouts.c.batch_id == batches.c.batch_id)
-        .where(
-            batch_items.c.group_id == groups.c.group_id,
-            batch_rollouts.c.rollout_id == attempts.c.rollout_id,
-            batch_rollouts.c.attempt == attempts.c.attempt,
-            batches.c.state == BatchState.COMMITTED,
-            batches.c.committed <= bound.at,
-        )
-        .limit(1)
-        .lateral("b")
-    )
-    query = (
+    query = _statement(run.run_id, wanted, bound).limit(limit)
+    if after is not None:
+        query = query.where(tuple_(attempts.c.rollout_id, attempts.c.attempt) > after)
+    rows = (await connection.execute(query)).all()
+    keys = [(row.rollout_id, row.attempt) for row in rows]
+    tools = await _tools(connection, run.run_id, keys)
+    found = await _steps(connection, run.run_id, dict(zip(keys, rows, strict=True)), tools)
+    return [
+        _attempt(run.name, row, found.get(key, []), tools.get(key, []))
+        for key, row in zip(keys, rows, strict=True)
+    ]
+
+
+def _statement(run_id: int, wanted: AttemptFilters, bound: Bound) -> Select[Any]:
+    """The attempts that match, by their keys, each with its group, task, reward, verdict and batch."""
+    reward = _newest_reward(bound)
+    verdict = _verdict_of(reward, bound)
+    trained = _trained(bound)
+    return (
         select(
             attempts,
             *(rollouts.c[name] for name in ("group_id", "member", "seed")),
@@ -271,20 +252,57 @@ async def page(
             .outerjoin(verdict, true())
             .outerjoin(trained, true())
         )
-        .where(conditions(run.run_id, wanted, bound))
+        .where(conditions(run_id, wanted, bound))
         .order_by(attempts.c.rollout_id, attempts.c.attempt)
-        .limit(limit)
     )
-    if after is not None:
-        query = query.where(tuple_(attempts.c.rollout_id, attempts.c.attempt) > after)
-    rows = (await connection.execute(query)).all()
-    keys = [(row.rollout_id, row.attempt) for row in rows]
-    tools = await _tools(connection, run.run_id, keys)
-    found = await _steps(connection, run.run_id, dict(zip(keys, rows, strict=True)), tools)
-    return [
-        _attempt(run.name, row, found.get(key, []), tools.get(key, []))
-        for key, row in zip(keys, rows, strict=True)
-    ]
+
+
+def _newest_reward(bound: Bound) -> LateralFromClause:
+    return (
+        select(rewards)
+        .where(
+            rewards.c.rollout_id == attempts.c.rollout_id,
+            rewards.c.attempt == attempts.c.attempt,
+            rewards.c.at <= bound.at,
+        )
+        .order_by(rewards.c.revision.desc())
+        .limit(1)
+        .lateral("w")
+    )
+
+
+def _verdict_of(reward: LateralFromClause, bound: Bound) -> LateralFromClause:
+    """The verdict that the reward was made from; without a reward, the newest."""
+    return (
+        select(verdicts)
+        .where(
+            verdicts.c.rollout_id == attempts.c.rollout_id,
+            verdicts.c.attempt == attempts.c.attempt,
+            verdicts.c.at <= bound.at,
+            func.coalesce(reward.c.verdict_revision, verdicts.c.revision) == verdicts.c.revision,
+        )
+        .order_by(verdicts.c.revision.desc())
+        .limit(1)
+        .lateral("v")
+    )
+
+
+def _trained(bound: Bound) -> LateralFromClause:
+    """The committed batch that trained the attempt. Joined by the group: at most one of its batches is not voided."""
+    return (
+        select(batches.c.batch_no, batches.c.version, *_PINNED)
+        .join(batch_items, (batch_items.c.batch_id == batches.c.batch_id) & ~batch_items.c.voided)
+        .join(batch_rollouts, batch_rollouts.c.batch_id == batches.c.batch_id)
+        .where(
+            batch_items.c.group_id == groups.c.group_id,
+            batch_rollouts.c.rollout_id == attempts.c.rollout_id,
+            batch_rollouts.c.attempt == attempts.c.attempt,
+            batches.c.state == BatchState.COMMITTED,
+            batches.c.committed <= bound.at,
+        )
+        .limit(1)
+        .lateral("b")
+    )
 
 
 async def has_domain(connection: AsyncConnection, run_id: int, domain: str) -> bool:
@@ -319,6 +337,11 @@ _PINNED = [
 ]  # of a taken group
 
 
+_STEP_COLUMNS = (
+    "rollout_id", "attempt", "idx", "v_lo", "v_hi", "finish", "branch_reason", "t_queue", "t_first", "t_gen", "t_gap", "at", "ended",
+)  # fmt: skip
+
+
 def _all(prefix: str, table: Any) -> list[Any]:
     return [column.label(f"{prefix}_{column.name}") for column in table.c]
 
@@ -351,43 +374,10 @@ async def _steps(
         for of_rollout in (await trajectories(connection, run_id, keys)).values()
         for step in of_rollout
     }
-    marks: dict[tuple[int, int, int], list[str]] = {}
-    for row in await connection.execute(
-        select(step_marks)
-        .where(step_marks.c.run_id == run_id, tuple_(step_marks.c.rollout_id, step_marks.c.attempt).in_(keys))
-        .order_by(step_marks.c.reason)
-    ):
-        marks.setdefault((row.rollout_id, row.attempt, row.idx), []).append(row.reason)
-    columns = [
-        "rollout_id",
-        "attempt",
-        "idx",
-        "v_lo",
-        "v_hi",
-        "finish",
-        "branch_reason",
-        "t_queue",
-        "t_first",
-        "t_gen",
-        "t_gap",
-        "at",
-        "ended",
-    ]
-    query = (
-        select(*(steps.c[name] for name in columns), sampling.c.params, messages.c.appended, messages.c.reply)
-        .join(sampling, sampling.c.sampling_id == steps.c.sampling_id)
-        .outerjoin(
-            messages,
-            and_(*(messages.c[name] == steps.c[name] for name in ("run_id", "rollout_id", "attempt", "idx"))),
-        )
-        .where(steps.c.run_id == run_id, tuple_(steps.c.rollout_id, steps.c.attempt).in_(keys))
-        .order_by(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
-    )
-    read: dict[Key, list[Any]] = {}
-    for row in await connection.execute(query):
-        read.setdefault((row.rollout_id, row.attempt), []).append(row)
+    marks = await _marks(connection, run_id, keys)
+    rows_of = await _step_rows(connection, run_id, keys)
     result: dict[Key, list[AttemptStep]] = {}
-    for key, rows in read.items():
+    for key, rows in rows_of.items():
         known = _weights(of[key])
         tools_started = _tools_started(of[key].started.timestamp(), tools.get(key, ()))
         for row, span in zip(rows, spans(rows, tools_started), strict=True):
@@ -408,6 +398,42 @@ async def _steps(
                 )
             )
     return result
+
+
+async def _marks(
+    connection: AsyncConnection, run_id: int, keys: Sequence[Key]
+) -> dict[tuple[int, int, int], list[str]]:
+    """(rollout_id, attempt, idx) → the reasons of the step's marks, sorted."""
+    marks: dict[tuple[int, int, int], list[str]] = {}
+    for row in await connection.execute(
+        select(step_marks)
+        .where(step_marks.c.run_id == run_id, tuple_(step_marks.c.rollout_id, step_marks.c.attempt).in_(keys))
+        .order_by(step_marks.c.reason)
+    ):
+        marks.setdefault((row.rollout_id, row.attempt, row.idx), []).append(row.reason)
+    return marks
+
+
+async def _step_rows(connection: AsyncConnection, run_id: int, keys: Sequence[Key]) -> dict[Key, list[Any]]:
+    query = (
+        select(
+            *(steps.c[name] for name in _STEP_COLUMNS),
+            sampling.c.params,
+            messages.c.appended,
+            messages.c.reply,
+        )
+        .join(sampling, sampling.c.sampling_id == steps.c.sampling_id)
+        .outerjoin(
+            messages,
+            and_(*(messages.c[name] == steps.c[name] for name in ("run_id", "rollout_id", "attempt", "idx"))),
+        )
+        .where(steps.c.run_id == run_id, tuple_(steps.c.rollout_id, steps.c.attempt).in_(keys))
+        .order_by(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
+    )
+    read: dict[Key, list[Any]] = {}
+    for row in await connection.execute(query):
+        read.setdefault((row.rollout_id, row.attempt), []).append(row)
+    return read
 
 
 async def _tools(

@@ -4,6 +4,7 @@ This is the first part of a page: `queries.step_tree` reads the steps, `queries.
 seconds since the epoch, durations seconds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -259,36 +260,9 @@ def _bars(
         for c in changes
         if c.to_state == RolloutState.RUNNING and c.epoch is not None
     }
-    times = [
-        StepTimes(
-            idx=s.idx,
-            queue=s.t_queue,
-            first=s.t_first,
-            generation=s.t_gen,
-            gap=s.t_gap,
-            recorded=s.at - began,
-            ended=None if s.ended is None else s.ended - began,
-            lease=s.epoch,
-        )
-        for s in steps
-    ]
-    bars = step_bars(times, leases)
+    bars = step_bars([_step_times(step, began) for step in steps], leases)
     last = max((bar.end for bar in bars), default=0.0)
-    bars += tool_bars(
-        [
-            ToolTimes(
-                step=step.idx,
-                call=run.call,
-                name=run.name,
-                start=run.start,
-                end=run.end,
-                exit_code=run.exit_code,
-            )
-            for step in steps
-            for run in step.tool_runs
-            if run.start is not None and run.end is not None
-        ]
-    )
+    bars += tool_bars(_tool_times(steps))
     verified = any(verdict.attempt == attempt for verdict in judged)
     names = {
         RolloutState.REPORTED: BarKind.REPORTED,
@@ -319,3 +293,32 @@ def _bars(
                 )
             )
     return sorted(bars, key=lambda bar: (bar.start, bar.end))
+
+
+def _step_times(step: TreeStep, began: float) -> StepTimes:
+    return StepTimes(
+        idx=step.idx,
+        queue=step.t_queue,
+        first=step.t_first,
+        generation=step.t_gen,
+        gap=step.t_gap,
+        recorded=step.at - began,
+        ended=None if step.ended is None else step.ended - began,
+        lease=step.epoch,
+    )
+
+
+def _tool_times(steps: Sequence[TreeStep]) -> list[ToolTimes]:
+    return [
+        ToolTimes(
+            step=step.idx,
+            call=run.call,
+            name=run.name,
+            start=run.start,
+            end=run.end,
+            exit_code=run.exit_code,
+        )
+        for step in steps
+        for run in step.tool_runs
+        if run.start is not None and run.end is not None
+    ]

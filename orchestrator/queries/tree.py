@@ -109,33 +109,47 @@ def _summarize(
     order = [root]
     for node in order:
         order.extend(node.children.values())
+    sums = _sums(order, ends)
+    nodes = _drawn(root, sums, drawn, head)
+    unique = sum(len(node.ids) for node in order[1:])
+    shown_tokens = sum(node.length for node in nodes)
+    return PrefixTree(
+        samples=samples,
+        naive=sum(sums[node].count * len(node.ids) for node in order[1:]),
+        unique=unique,
+        depth=max((node.end for node in order[1:]), default=0),
+        nodes=nodes,
+        left_out=len(order) - 1 - len(nodes),
+        left_out_tokens=unique - shown_tokens,
+    )
+
+
+def _sums(order: Sequence[Node], ends: Mapping[Node, Sequence[Sample]]) -> dict[Node, _Sum]:
+    """The samples at and below each node but the root. `order`: every node, parents first."""
     sums: dict[Node, _Sum] = {}
-    naive = unique = depth = 0
     for node in reversed(order[1:]):
         child_sums = [sums[child] for child in node.children.values()]
         ending = ends.get(node, ())
-        example = ending[0] if ending else child_sums[0].one
-        node_sum = _Sum(
+        sums[node] = _Sum(
             count=len(ending) + sum(child.count for child in child_sums),
             groups={sample.group_id for sample in ending}.union(*(child.groups for child in child_sums)),
             rollouts={sample.rollout_id for sample in ending}.union(
                 *(child.rollouts for child in child_sums)
             ),
             below=len(node.ids) + sum(child.below for child in child_sums),
-            one=example,
+            one=ending[0] if ending else child_sums[0].one,
         )
-        sums[node] = node_sum
-        naive, unique, depth = (
-            naive + node_sum.count * len(node.ids),
-            unique + len(node.ids),
-            max(depth, node.end),
-        )
+    return sums
+
+
+def _drawn(root: Node, sums: Mapping[Node, _Sum], most: int, head: int) -> list[DrawnNode]:
+    """The `most` nodes with the most tokens below them, each after its parent."""
     nodes: list[DrawnNode] = []
     waiting = [(-sums[child].below, n, child, None) for n, child in enumerate(root.children.values())]
     heap: list[tuple[int, int, Node, int | None]] = list(waiting)
     heapq.heapify(heap)
     pushed = len(heap)
-    while heap and len(nodes) < drawn:
+    while heap and len(nodes) < most:
         _, _, node, parent = heapq.heappop(heap)
         total = sums[node]
         nodes.append(
@@ -156,13 +170,4 @@ def _summarize(
         for child in node.children.values():
             heapq.heappush(heap, (-sums[child].below, pushed, child, len(nodes) - 1))
             pushed += 1
-    shown_tokens = sum(node.length for node in nodes)
-    return PrefixTree(
-        samples=samples,
-        naive=naive,
-        unique=unique,
-        depth=depth,
-        nodes=nodes,
-        left_out=len(order) - 1 - len(nodes),
-        left_out_tokens=unique - shown_tokens,
-    )
+    return nodes
