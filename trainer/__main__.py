@@ -6,13 +6,15 @@ Exit status 0: the work is done, or SIGTERM ended it (the next start repeats a b
 With --ranks N it starts N processes. torchrun may start them instead (ops/guides/ranks.md): then this is one of them. Rank 0 is the trainer.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -24,12 +26,10 @@ from orchestrator.runtime.streams import ending_signals, guard
 from orchestrator.runtime.unreachable import named_url
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
 from orchestrator.settings.timeouts import from_argument
-from trainer.ranks.rank_env import (
-    Followers,
-    RankLost,
-    fork,
-    place_given,
-)
+from trainer.ranks.rank_env import Followers, Place, RankLost, fork, place_given
+
+if TYPE_CHECKING:
+    from trainer.loop import TrainerSettings
 
 
 def options() -> argparse.ArgumentParser:
@@ -87,10 +87,8 @@ def process_keys(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return found
 
 
-def main() -> int:
-    """Parse and run; report an error in one sentence."""
-    guard()
-    parser = options()
+def checked(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, str, Place | None]:
+    """(arguments, URL of the data pool, place of this process among the ranks). It ends the process with one sentence if one of them is wrong."""
     arguments = parser.parse_args()
     try:
         url = named_url("DATABASE_URL")
@@ -105,14 +103,20 @@ def main() -> int:
         parser.error("--ranks must be at least 1")
     if min(arguments.pack_tokens, arguments.pack_pairs) < 0:
         parser.error("--pack-tokens and --pack-pairs must not be negative")
+    return arguments, url, place
 
+
+def main() -> int:
+    """Parse and run; report an error in one sentence."""
+    guard()
+    arguments, url, place = checked(options())
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until torch is loaded nothing is open
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
     if place or arguments.ranks > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stack trace for a lost rank
     collect_seldom()
     configure("trainer")
-    from trainer.loop import TrainerSettings, run_trainer
+    from trainer.loop import TrainerSettings
 
     keep_loaded(seldom=False)
     followers: Followers | None = None
@@ -132,44 +136,11 @@ def main() -> int:
         from trainer.ranks.worker import follow
 
         return follow(place, settings.arguments)
-    watchdog = WatchdogSettings(arguments.no_progress_s, arguments.lag_s, arguments.metrics)
-    stopped = False
-
-    async def run_until_signal() -> None:
-        async with anyio.create_task_group() as tasks:
-
-            async def stop_on_signal() -> None:
-                nonlocal stopped
-                with anyio.open_signal_receiver(*ending_signals()) as signals:
-                    async for _ in signals:
-                        stopped = True
-                        tasks.cancel_scope.cancel()
-                        return
-
-            tasks.start_soon(stop_on_signal)
-            if followers is not None:
-                tasks.start_soon(followers.watch)
-            with (
-                measuring() as measures,
-                watching("trainer", watchdog) as dog,
-                contextlib.ExitStack() as stack,
-            ):
-                measures.registry.register(dog.registry)
-                if arguments.metrics_target is not None:
-                    target = Target(
-                        file=arguments.metrics_target.resolve(),
-                        run=arguments.run,
-                        process="trainer",
-                        host=arguments.metrics_host,
-                        port=arguments.metrics_port,
-                    )
-                    stack.enter_context(served(measures.registry, target))
-                await run_trainer(settings)
-            tasks.cancel_scope.cancel()
-
-    sentence = ""
+    sentence, stopped = "", False
     try:
-        anyio.run(run_until_signal, backend_options={"use_uvloop": True})
+        stopped = anyio.run(
+            run_until_signal, settings, arguments, followers, backend_options={"use_uvloop": True}
+        )
     except* (PenstockError, ValueError) as errors:
         cause = _first(errors)
         sentence = str(cause)
@@ -188,6 +159,47 @@ def main() -> int:
             sys.stderr.flush()
         os._exit(0)  # a train step may still run in its thread; its result is not needed
     return 0
+
+
+async def run_until_signal(
+    settings: TrainerSettings, arguments: argparse.Namespace, followers: Followers | None
+) -> bool:
+    """Train until the work is done. True if a signal ended it earlier."""
+    from trainer.loop import run_trainer
+
+    watchdog = WatchdogSettings(arguments.no_progress_s, arguments.lag_s, arguments.metrics)
+    stopped = False
+    async with anyio.create_task_group() as tasks:
+
+        async def stop_on_signal() -> None:
+            nonlocal stopped
+            with anyio.open_signal_receiver(*ending_signals()) as signals:
+                async for _ in signals:
+                    stopped = True
+                    tasks.cancel_scope.cancel()
+                    return
+
+        tasks.start_soon(stop_on_signal)
+        if followers is not None:
+            tasks.start_soon(followers.watch)
+        with (
+            measuring() as measures,
+            watching("trainer", watchdog) as dog,
+            contextlib.ExitStack() as stack,
+        ):
+            measures.registry.register(dog.registry)
+            if arguments.metrics_target is not None:
+                target = Target(
+                    file=arguments.metrics_target.resolve(),
+                    run=arguments.run,
+                    process="trainer",
+                    host=arguments.metrics_host,
+                    port=arguments.metrics_port,
+                )
+                stack.enter_context(served(measures.registry, target))
+            await run_trainer(settings)
+        tasks.cancel_scope.cancel()
+    return stopped
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

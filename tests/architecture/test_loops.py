@@ -94,7 +94,7 @@ INSIDE = {
     "orchestrator/runtime/liveness.py:restartable": "it is what begins them",
     "orchestrator/web/api/events.py:_events": REQUEST,
     "orchestrator/web/change_feed.py:ChangeFeed._while_listened": PART,
-    "trainer/__main__.py:main.run_until_signal.stop_on_signal": SIGNAL,
+    "trainer/__main__.py:run_until_signal.stop_on_signal": SIGNAL,
     "trainer/loop.py:train_batches": PART,
     "trainer/loop.py:wait_for_run": PART,
     "trainer/phases.py:_when_there_is_room": PART,
