@@ -58,9 +58,8 @@ class TrainerSettings:
     train_steps: int = 0
     retry: bool = False  # continue although the last batches were bad
     place: Place | None = None  # rank 0 of several; None: the only one
-    process_keys: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # by section; missing: the run's
+    # By section; missing: the run's.
+    process_keys: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def arguments(self) -> dict[str, str]:

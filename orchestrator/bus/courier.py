@@ -62,9 +62,8 @@ class Courier:
         self._linger_s = linger_s
         self._settled = False  # whether anything was settled since the last report
         self._sent: set[int] = set()  # entries that the stream has accepted
-        self._missing: dict[
-            int, float
-        ] = {}  # sent entries that the data pool does not have → the time when that was first known
+        # Sent entries that the data pool does not have → the time when that was first known.
+        self._missing: dict[int, float] = {}
         self._wake = anyio.Event()
         bus.on_reconnect(self._resend_all)
         bus.on_stream_new(self._resend_stream)

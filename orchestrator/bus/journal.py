@@ -76,9 +76,8 @@ class Journal:
         self._next = 1
         self._file: io.FileIO  # unbuffered: data that the disk refused must not be written later
         self._size = 0  # durable bytes of the file
-        self._stillborn: Path | None = (
-            None  # the segment that was refused last: whether the file exists or not, it holds no entry
-        )
+        # The segment that was refused last: whether the file exists or not, it holds no entry.
+        self._stillborn: Path | None = None
         self._tail_known = True  # the file has nothing behind `_size`
         self._buffer: list[tuple[JournalEntry | None, bytes]] = []  # frames for the next flush; None: settled
         self._refused: dict[int, JournalFull] = {}
@@ -157,9 +156,8 @@ class Journal:
             self._forget(n)
         self._roomy.set()
         self._roomy = anyio.Event()
-        self._buffer.append(
-            (None, frame(Settled(pending)))
-        )  # goes with the next flush: losing it only repeats a no-op
+        # Goes with the next flush: losing it only repeats a no-op.
+        self._buffer.append((None, frame(Settled(pending))))
         while len(self._segments) > 1 and not self._segments[0].open_entries:
             self._segments.pop(0).path.unlink()
 
@@ -193,9 +191,8 @@ class Journal:
                 )
             return
         for entry, _ in batch:
-            if (
-                entry is not None
-            ):  # only now may it be sent: no reader sees data that the disk may still refuse
+            # Only now may it be sent: no reader sees data that the disk may still refuse.
+            if entry is not None:
                 self._keep(entry, self._segments[-1])
         self._size += len(data)
         if self._size >= SEGMENT_BYTES:

@@ -143,14 +143,12 @@ class StepRecorded(Event, frozen=True, kw_only=True):
     reply: dict[str, Any] = {}  # the parsed action: content, reasoning, tool_calls
     request_digest: Name | None = None  # hex
     branch_reason: Name | None = None  # why this is not a plain continuation
-    branch: dict[str, Any] | None = (
-        None  # near, turn, field, recorded, sent: the first difference to the nearest step
-    )
+    # `near`, `turn`, `field`, `recorded`, `sent`: the first difference to the nearest step.
+    branch: dict[str, Any] | None = None
     marks: list[Name] = []  # why the step must not train, as known when it was recorded (StepMark)
     routes: StepRoutes | None = None  # with routing replay only
-    weights: list[
-        Name
-    ] = []  # version:digest of the weights that generated it, where the rollout server tells digests
+    # `version:digest` of the weights that generated it, where the rollout server tells digests.
+    weights: list[Name] = []
 
     def __post_init__(self) -> None:
         without_empty(self, "request_digest")
@@ -283,9 +281,8 @@ class VerdictReached(Event, frozen=True, kw_only=True):
     verify_s: float = 0.0
     programs: int = 0  # the agent's programs that ran under the wrapper of untrusted programs
     left: bool = False  # no verdict, although the tests reach a verdict when the agent has left nothing
-    process: dict[Name, float | list[float]] | None = (
-        None  # scores of the task's process.json: a number, or one per step, in [-1, 1]
-    )
+    # Scores of the task's process.json: a number, or one per step, in [-1, 1].
+    process: dict[Name, float | list[float]] | None = None
     components: dict[Name, float] | None = None  # the named numbers of the task's reward.json
 
     def __post_init__(self) -> None:

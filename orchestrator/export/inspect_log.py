@@ -25,9 +25,8 @@ from orchestrator.queries.attempts import AttemptStep, RecordedAttempt
 from orchestrator.queries.chat import ConversationMessage, reply
 
 PART = 200
-PART_MESSAGES = (
-    100_000  # in the samples of one log, counting every repetition in an event: Inspect holds a log in memory
-)
+# Messages in the samples of one log, counting every repetition in an event: Inspect holds a log in memory.
+PART_MESSAGES = 100_000
 PART_TOKENS = 200_000  # sampled tokens in the samples of one log: about 550 bytes each as Inspect's Logprob
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip archive
 SCORES = ("performance", "reward")
@@ -52,13 +51,11 @@ class Inspect:
         self._attempts: list[RecordedAttempt] = []
         self._task = self._run = self._origin = ""
         self._number = self._messages_written = self._tokens_written = 0
-        self._known: dict[
-            str, Any
-        ] = {}  # messages of the current attempt: each event of a long one repeats most of them
+        # Messages of the current attempt: each event of a long one repeats most of them.
+        self._known: dict[str, Any] = {}
 
-        self._outputs: dict[
-            int, Any
-        ] = {}  # by step, of the current attempt: the last is also the sample's own
+        # By step, of the current attempt: the last is also the sample's own.
+        self._outputs: dict[int, Any] = {}
 
     def options(self) -> Mapping[str, Any]:
         return {"part": self.part}
@@ -187,9 +184,8 @@ class Inspect:
         """Ordered by time: each conversation but the first is a span of its own."""
         events: list[tuple[float, int, Any]] = []
         timed = {(tool.idx, tool.call): tool for tool in attempt.tools}
-        answered: dict[
-            str, str
-        ] = {}  # from the first request after a call: a sibling's may contain another result
+        # From the first request after a call: a sibling's may contain another result.
+        answered: dict[str, str] = {}
         for step in attempt.steps:
             for message in before(attempt.steps, step):
                 if message.answers:

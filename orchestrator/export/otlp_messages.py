@@ -7,9 +7,8 @@ from typing import Any
 
 from orchestrator.queries.chat import ConversationMessage
 
-ATTRIBUTE_BYTES = (
-    2**16
-)  # of one attribute's text in UTF-8; a span has at most five long ones and stays far below 1 MiB
+# The limit of one attribute's text in UTF-8; a span has at most five long ones and stays far below 1 MiB.
+ATTRIBUTE_BYTES = 2**16
 
 
 def short(text: str, most: int) -> str:

@@ -144,9 +144,8 @@ def address_of(url: str) -> Address:
     if "%00" in rest or "\0" in rest:
         raise ServiceError("the PostgreSQL URL has a NUL (%00) in it: take it out")
     location, _, query = rest.partition("?")
-    if (
-        "@" in query.partition("/")[0] and "/" not in location and ":" in location
-    ):  # to libpq all of that is a login
+    # To libpq all of that is a login.
+    if "@" in query.partition("/")[0] and "/" not in location and ":" in location:
         raise ServiceError(
             "the PostgreSQL URL has a ? before an @: a ? of a login is written %3F, an @ of an option %40"
         )

@@ -21,9 +21,8 @@ from orchestrator.settings.curriculum import NextStage, StageSection
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
 SERVED_WITHIN = 2_000  # domain shares hold over this many latest positions, so that counting them stays cheap
 
-WAITING_WITHIN = (
-    1_000  # more than are ever dispatched at once; a stage's waiting groups are not counted beyond
-)
+# More than are ever dispatched at once; a stage's waiting groups are not counted beyond.
+WAITING_WITHIN = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +34,8 @@ class QueueView:
     counts: QueueCounts
     served: Mapping[str, int]
     accepted: Mapping[str, int]
-    stage: NextStage | None = (
-        None  # the current stage, if the run has stages; with the weights that a person set
-    )
+    # The current stage, if the run has stages; with the weights that a person set.
+    stage: NextStage | None = None
     number: int = 0  # its index among the stages
 
 

@@ -53,9 +53,8 @@ class Lease:
     label: str | None = None  # the evaluation or recording of its group
     sampling: dict[str, float] = field(default_factory=dict)  # overrides of the run's sampling parameters
     stage: int = 0  # number of the stage in which its group was dispatched
-    began: float = field(
-        default_factory=time.monotonic
-    )  # `time.monotonic()` at the start time in its attempt's row
+    # `time.monotonic()` at the start time in its attempt's row.
+    began: float = field(default_factory=time.monotonic)
 
 
 async def lease(

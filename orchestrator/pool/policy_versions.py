@@ -191,9 +191,8 @@ async def check_pinned(connection: AsyncConnection, run_id: int, version: int, n
     ).first()
     if row is None:
         last = await newest_version(connection, run_id)
-        if (
-            version == 0 and last is None
-        ):  # a run that is starting: its first rollouts wait for the first policy
+        # A run that is starting: its first rollouts wait for the first policy.
+        if version == 0 and last is None:
             return
         available = f"its newest is {last.version}" if last else "it has none yet"
         raise ConfigurationError(f"policy version {version} was never published in this run: {available}")

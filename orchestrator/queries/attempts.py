@@ -332,9 +332,8 @@ async def group_sections(
     ]
 
 
-_PINNED = [
-    batch_rollouts.c[name] for name in ("reward_revision", "baseline", "divisor", "advantage")
-]  # of a taken group
+# Columns of a taken group.
+_PINNED = [batch_rollouts.c[name] for name in ("reward_revision", "baseline", "divisor", "advantage")]
 
 
 _STEP_COLUMNS = (

@@ -169,9 +169,8 @@ class Changes:
         found = []
         for row in await connection.execute(_STEPS, {**keys, "n": STEPS, "text_chars": TEXT_CHARS}):
             key = row.rollout_id, row.attempt
-            if (
-                row.idx == self._steps.get(key, -1) + 1
-            ):  # a step that overtook another is delivered in its turn
+            # A step that overtook another is delivered in its turn.
+            if row.idx == self._steps.get(key, -1) + 1:
                 self._steps[key] = row.idx
                 found.append(_record(row))
         delivered = {(each.rollout_id, each.attempt) for each in found}

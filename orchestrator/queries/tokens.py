@@ -19,9 +19,8 @@ from orchestrator.queries.token_text import Detokenizer
 PAGE = 2_000
 """Tokens of one page: some 60 KB of JSON."""
 LARGEST_PAGE = 20_000
-LONGEST_CHARACTER = (
-    4  # bytes, and so tokens, decoded on both sides of a page, so that its edges garble nothing
-)
+# Bytes, and so tokens, decoded on both sides of a page, so that its edges garble nothing.
+LONGEST_CHARACTER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,9 +93,10 @@ def _mixing(text: str) -> float:
     return -round(min(1.0, 2 * excess), 2) if excess else 0.0
 
 
+# Not `[^>]*`: thousands of unclosed openings would each be read to the end of the text.
 MARKER = re.compile(
     r"</?(?:think|thinking|tool_call|tool_response|tool_calls|invoke)\b[^<>]*>|<\|im_(?:start|end)\|>"
-)  # not `[^>]*`: thousands of unclosed openings would each be read to the end of the text
+)
 REPETITION_LINES = 6
 REPETITION_SHARE = 0.5
 

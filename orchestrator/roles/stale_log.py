@@ -17,9 +17,8 @@ class Stale:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._found: dict[
-            tuple[int, int, int, str], list[int]
-        ] = {}  # rollout, attempt, epoch, reason → steps
+        # (rollout, attempt, epoch, reason) → steps.
+        self._found: dict[tuple[int, int, int, str], list[int]] = {}
         self._since = 0.0
         self._lines = self._left_out = 0
 

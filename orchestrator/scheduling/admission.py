@@ -49,9 +49,8 @@ class QueueCounts:
 
     dispatched: int = 0  # groups that ever got a seq
     resolved: int = 0  # of those: filtered or dead, never trained
-    consumed: int = (
-        0  # of those: in a committed batch whose version is published (without publishing: committed)
-    )
+    # Of those: in a committed batch whose version is published (without publishing: committed).
+    consumed: int = 0
     committed_batches: int = 0  # v, without voided ones
     running_rollouts: int = 0  # rollouts of dispatched groups that are queued for a runner or running
 

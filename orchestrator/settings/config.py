@@ -103,9 +103,8 @@ class QueueSection(Section):
     @property
     def window(self) -> int:
         """W, in queue positions."""
-        return max(
-            1, math.floor(round(self.window_fraction * self.capacity, 9))
-        )  # 0.29 · 100 is not 29 in binary
+        # 0.29 · 100 is not 29 in binary.
+        return max(1, math.floor(round(self.window_fraction * self.capacity, 9)))
 
     @property
     def short_batch(self) -> int:

@@ -133,9 +133,8 @@ def _parents_first(branches: Iterable[Branch]) -> list[tuple[Branch, int]]:
         unvisited: list[Branch] = []
         ancestor: Branch | None = branch
         need = len(branch)
-        while (
-            ancestor is not None and needed.get(ancestor, -1) < need
-        ):  # otherwise an earlier branch needed at least as much
+        # Otherwise an earlier branch needed at least as much.
+        while ancestor is not None and needed.get(ancestor, -1) < need:
             if ancestor not in needed:
                 unvisited.append(ancestor)
             needed[ancestor] = need

@@ -62,9 +62,8 @@ class CallTime:
     def __init__(self, account: "Account", at: float) -> None:
         self._account = account
         self.began = at
-        self.since: float | None = (
-            at  # start of the part of its flight that the account has not yet taken; None: its client has left
-        )
+        # Start of the part of its flight that the account has not yet taken; None: its client has left.
+        self.since: float | None = at
         self.undecided_since: float | None = None
 
     def requested(self, at: float) -> None:

@@ -45,7 +45,6 @@ async def test_the_first_steps_are_requested_once_and_before_the_rollout_is_know
         await page.goto(f"{web.address}/?token={web.token}")
         await page.goto(f"{web.address}/rollouts/{rollout}{query}")
         await expect(page.locator(READABLE).first).to_be_visible()
-        assert len(steps) == len(set(steps)) and len(steps) <= 2, (
-            steps
-        )  # the steps above the visited one come after it
+        # The steps above the visited one come after it.
+        assert len(steps) == len(set(steps)) and len(steps) <= 2, steps
         await context.close()

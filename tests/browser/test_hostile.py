@@ -37,9 +37,8 @@ async def test_a_hostile_task_is_text_in_its_group(world: World, visitor: Visito
         task, SCRIPT, IMAGE, MARKDOWN, LONG, "</pre></main><style>*{display:none}</style>", *HOSTILE_SEEN
     )
     await expect(visitor.main.locator(".lead")).to_contain_text(
-        HOSTILE_NAME.replace("\u202e", "\ufffd").replace(
-            "\x1b", "\ufffd"
-        )  # a label keeps the printable characters
+        # A label keeps the printable characters.
+        HOSTILE_NAME.replace("\u202e", "\ufffd").replace("\x1b", "\ufffd")
     )
     await expect(visitor.main.locator(".difference, .panel", has_text="a<b>.html").first).to_be_visible()
     await harmless(visitor.main, SCRIPT)

@@ -70,9 +70,8 @@ async def test_zooming_a_long_run_shows_the_train_steps_themselves(
             seen.append(await at(page))
         assert seen == list(range(seen[0], seen[0] + 4))
         assert {await loss(page)} <= {"1", "2"}
-        await page.keyboard.press(
-            "-"
-        )  # the window is twice as wide: not at its own end, which is the run's end
+        # The window is twice as wide: not at its own end, which is the run's end.
+        await page.keyboard.press("-")
         await expect(chart.locator(".legend-item")).to_have_attribute("data-points", re.compile(r"^2\d\d$"))
         await page.keyboard.press("0")
         await expect(chart.locator("button:text-is('reset zoom')")).to_be_hidden()

@@ -259,9 +259,8 @@ async def test_the_second_turn_prefills_only_its_new_tokens(
     assert first.cached_tokens == 0
     second_prompt = [*prompt, *first.output_ids, 17, 18, 19]
     second = await client.generate(second_prompt, plain(30, **repeatable))
-    assert (
-        second.cached_tokens == len(prompt) + len(first.output_ids) - 1
-    )  # the last sampled token was never fed
+    # The last sampled token was never fed.
+    assert second.cached_tokens == len(prompt) + len(first.output_ids) - 1
     theirs = logprobs_of(references[0], [*second_prompt, *second.output_ids])
     assert_close(second.logprobs, theirs[len(second_prompt) - 1 :])
     await client.flush()
@@ -282,9 +281,8 @@ async def test_members_of_a_group_that_arrive_together_share_one_prefill(client:
     async with anyio.create_task_group() as group:
         for seed in range(8):
             group.start_soon(one, seed)
-        await until(
-            client, lambda load: load["num_waiting_reqs"] == 8
-        )  # requests that SGLang holds are in no load
+        # Requests that SGLang holds are in no load.
+        await until(client, lambda load: load["num_waiting_reqs"] == 8)
         await client.continue_()
     assert sorted(generation.cached_tokens for generation in got) == [0] + [len(prompt) - 1] * 7
 

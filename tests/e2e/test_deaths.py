@@ -57,9 +57,8 @@ async def test_the_jetstream_store_deleted_in_mid_run_loses_nothing(stack: Stack
         await seen.publish(8, seconds=0.2)
         await seen.until_batches(1)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(
-                partial(seen.publish, 8, seconds=0.2)
-            )  # these lie on the stream, or come too late for it
+            # These lie on the stream, or come too late for it.
+            tasks.start_soon(partial(seen.publish, 8, seconds=0.2))
             await seen.until_at_work("runner")
             server = stack.of("nats").pid
             assert server is not None

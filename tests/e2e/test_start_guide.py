@@ -114,9 +114,8 @@ async def test_the_commands_of_the_guide_lead_from_nothing_to_a_policy_that_was_
             for block in followed:
                 if block.info == "after=batch":
                     printed += await published_by_hand(reader)
-                    await seen.publish(
-                        6
-                    )  # their reward is luck: so small a policy may know none of the others
+                    # Their reward is luck: so small a policy may know none of the others.
+                    await seen.publish(6)
                     await seen.until_batches(1)
                 elif block.info == "after=version":
                     await seen.until_published(0)

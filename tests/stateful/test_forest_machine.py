@@ -124,9 +124,8 @@ def machine(renderer: Renderer) -> type[RuleBasedStateMachine]:
             assert parent is not None and parent.reply.same(written)
             if talk.messages[-1]["tool_calls"]:  # their ids name the step
                 assert parent is talk.last.node
-            if (
-                parent is not talk.last.node
-            ):  # with its reasoning again, the history would be that of the other one
+            # With its reasoning again, the history would be that of the other one.
+            if parent is not talk.last.node:
                 return multiple()
             return replace(onward, messages=(*messages, onward.messages[-1]))
 

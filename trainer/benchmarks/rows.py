@@ -14,9 +14,8 @@ from trainer.tree.pack import LossEdges, Pack
 from trainer.tree.passes import Pass
 from trainer.tree.plan import TreePlan
 
-ROW_BUDGET = (
-    2048  # tokens per forward pass of the packed baselines; larger is slower on a CPU (cache, page faults)
-)
+# Tokens per forward pass of the packed baselines; larger is slower on a CPU (cache, page faults).
+ROW_BUDGET = 2048
 PADDED_ROWS = 4
 
 Row = tuple[Ids, list[Sample]]  # the tokens, and the samples whose loss is computed on them

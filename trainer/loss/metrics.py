@@ -44,9 +44,8 @@ class TrainStepMetrics:
     cut_fraction: float = 0.0  # share of tokens that the correction truncated or masked
     staleness: Mapping[int, int] = field(default_factory=dict)  # trainer's version − token's version → tokens
     domain_tokens: Mapping[str, int] = field(default_factory=dict)
-    balance_loss: float | None = (
-        None  # of a mixture of experts, without its coefficient and not part of `loss`
-    )
+    # Of a mixture of experts, without its coefficient and not part of `loss`.
+    balance_loss: float | None = None
     expert_imbalance: float | None = None  # busiest expert ÷ mean of its layer, in the worst layer
     replayed_share: float | None = None  # share of the naive tokens that went to recorded experts
     route_conflicts: int = 0  # equal tokens not merged, because other experts computed them
@@ -92,9 +91,8 @@ class MetricSums:
     ) -> None:
         """Count one pack; the arrays are [E] along its loss edges, `clipped` and `cut` numbers of them."""
         delta = logp - behavior
-        ratio = np.exp(
-            np.clip(delta, -80.0, 80.0)
-        )  # a metric must not overflow where the clipped loss does not
+        # A metric must not overflow where the clipped loss does not.
+        ratio = np.exp(np.clip(delta, -80.0, 80.0))
         values = self._values
         values["loss"] += loss
         values["k1"] += float((ratio * delta).sum())

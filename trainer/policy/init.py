@@ -62,9 +62,8 @@ def make_policy(out: Path, *, seed: int, shape: Shape | None = None) -> Path:
     )
     weights = initial_weights(shape, len(vocabulary), seed)
     save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-    (out / "model.safetensors").chmod(
-        0o644
-    )  # the library makes it 0600; a rollout server may be another user
+    # The library makes it 0600; a rollout server may be another user.
+    (out / "model.safetensors").chmod(0o644)
     return out
 
 

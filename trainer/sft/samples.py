@@ -21,9 +21,8 @@ STATE = -1
 
 def demonstrations_of(steps: Sequence[StoredStep]) -> list[tuple[list[int], list[bool]]]:
     """(ids, action) pairs of equal length, in order of their last step. `steps` are one attempt's, in idx order."""
-    owners: dict[
-        int, npt.NDArray[np.int64]
-    ] = {}  # by idx: for every token of `full` the step that produced it, or STATE
+    # By idx: for every token of `full` the step that produced it, or STATE.
+    owners: dict[int, npt.NDArray[np.int64]] = {}
     continued: set[int] = set()
     for step in steps:
         prefix = owners[step.parent][: step.keep_len] if step.parent is not None else np.empty(0, np.int64)

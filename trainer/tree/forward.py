@@ -58,9 +58,8 @@ def attach_tree_attention(model: nn.Module, backend: Backend = "rectangles", *, 
             merged = _merged_logits(model, rows)
             model.train()
             with warnings.catch_warnings():
-                warnings.filterwarnings(
-                    "ignore", "None of the inputs have requires_grad"
-                )  # of reentrant checkpointing
+                # Reentrant checkpointing warns of frozen inputs.
+                warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
                 twice = _merged_logits(model, rows), _merged_logits(model, rows)
         except _Unplanned as error:
             hf.set_attn_implementation("eager")

@@ -73,15 +73,13 @@ class _Cut:
     def __init__(self, tree: FlatTree, budget: PassBudget) -> None:
         self._tree, self._budget = tree, budget
         self._begin, self._end = tree.begin.tolist(), tree.end.tolist()
-        self._pairs: Longs = np.concatenate(
-            [[0], np.cumsum(tree.plan.position_ids + 1)]
-        )  # of the tokens before
+        # Attention pairs of the tokens before each.
+        self._pairs: Longs = np.concatenate([[0], np.cumsum(tree.plan.position_ids + 1)])
         self._passes: list[Pass] = []
 
     def run(self) -> tuple[Pass, ...]:
-        stack = [
-            (self._below(0), 0, -1)
-        ]  # pieces that hang at one point, tokens above it, the trunk above it
+        # Pieces that hang at one point, tokens above it, the trunk above it.
+        stack = [(self._below(0), 0, -1)]
         while stack:
             pieces, past, parent = stack.pop()
             small: list[tuple[int, int]] = []

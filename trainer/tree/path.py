@@ -21,9 +21,8 @@ class _Layer:
     values: Tensor
     d_keys: Tensor
     d_values: Tensor
-    above: tuple[Tensor, Tensor] | None = (
-        None  # the current path, [1, H_kv, past, D]; its backward ends in d_keys and d_values
-    )
+    # The current path, [1, H_kv, past, D]; its backward ends in d_keys and d_values.
+    above: tuple[Tensor, Tensor] | None = None
     own: tuple[Tensor, Tensor] | None = None  # of the current pass, with their graph
 
 
@@ -81,9 +80,8 @@ class Path:
         rows = buffer[: self._past].transpose(0, 1)[None]
         if not own.requires_grad:
             return rows
-        anchor = buffer.new_empty(
-            0, requires_grad=True
-        )  # autograd runs no backward unless an input needs a gradient
+        # Autograd runs no backward unless an input needs a gradient.
+        anchor = buffer.new_empty(0, requires_grad=True)
         anchored: Tensor = _Above.apply(anchor, rows, gradient[: self._past].transpose(0, 1)[None])  # type: ignore[no-untyped-call]
         return anchored
 

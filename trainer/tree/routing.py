@@ -75,9 +75,8 @@ class Routing:
         """`multiplicity`: int64[T]. `coefficient`: weight of the balance loss in the loss; with 0 only the load is counted."""
         assert routers, "a dense model has no routing to watch"
         self.coefficient = coefficient
-        self.load: Tensor | None = (
-            None  # float64[L, E]; None before the first count, and for routers that do not report it
-        )
+        # float64[L, E]; None before the first count, and for routers that do not report it.
+        self.load: Tensor | None = None
         self.value = 0.0  # the balance loss of the passes so far, without its coefficient
         self._routers = routers
         self._multiplicity = torch.from_numpy(multiplicity)

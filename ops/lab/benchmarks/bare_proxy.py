@@ -18,9 +18,10 @@ from aiohttp import web
 
 async def serve(path: Path, server: str) -> None:
     """Serve until cancelled."""
+    # Writes are durable on return.
     descriptor = os.open(
         path.with_suffix(".kept"), os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_DSYNC, 0o600
-    )  # durable on return
+    )
     connector = aiohttp.TCPConnector(limit=0)
     no_limit = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(

@@ -36,9 +36,8 @@ def judges(bar: Bar, slow: float, *, strict: bool = False) -> bool:
         return True
     if bar["unit"] in OF_THE_CLOCK:
         return False
-    times = max(bar["value"], bar["target"]) / max(
-        min(bar["value"], bar["target"]), 1e-9
-    )  # too high or too low
+    # Too high or too low.
+    times = max(bar["value"], bar["target"]) / max(min(bar["value"], bar["target"]), 1e-9)
     return not ("CPU" in bar["unit"] and times <= CROWDED * slow)
 
 

@@ -102,9 +102,8 @@ class Talk:
 def delta_text(tokenizer: Tokenizer) -> str:
     """A user message that adds about TOKENS_IN tokens."""
     rng, text = random.Random(0), ""
-    while (
-        len(tokenizer.encode(text, add_special_tokens=False).ids) < TOKENS_IN - 8
-    ):  # its markers and the prompt's
+    # Eight tokens are its markers and the prompt's.
+    while len(tokenizer.encode(text, add_special_tokens=False).ids) < TOKENS_IN - 8:
         text += rng.choice(WORDS) + " "
     return text.strip()
 

@@ -129,9 +129,8 @@ async def read_by(provider: BubblewrapProvider, count: int, image: Path) -> int:
     forget(image / "app")
     forget(image / "opt")
     before = cached()
-    spec = SandboxSpec(
-        image="bench", limits=Limits(memory_mb=2048)
-    )  # a sandbox pays for the pages that it reads first
+    # A sandbox pays for the pages that it reads first.
+    spec = SandboxSpec(image="bench", limits=Limits(memory_mb=2048))
     async with anyio.create_task_group() as group:
 
         async def read() -> None:

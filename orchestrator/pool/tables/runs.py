@@ -45,9 +45,7 @@ runs = Table(
     ),
     _now("created", "when it began"),
     _time("ended", "when its last submission had reached a terminal state after its end was requested"),
-    _time(
-        "pruned", "since then its steps, messages and prompts are dropped"
-    ),  # when its steps, messages and prompts were dropped
+    _time("pruned", "since then its steps, messages and prompts are dropped"),
     CheckConstraint("name ~ '^[a-z0-9_-]{1,32}$'", name="name"),
     _one_of("state", RunState),
     comment="One training run; nothing refers across runs. config is the resolved configuration.",

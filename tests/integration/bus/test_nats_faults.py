@@ -150,9 +150,8 @@ async def test_unacknowledged_messages_are_redelivered_after_the_server_was_kill
                 await kill(server)
                 await first.ack()  # is lost, and does not raise
                 await server.start()
-                [again] = await arriving.take(
-                    1
-                )  # counted as the first: the count died with the server, or did not
+                # Counted as the first: the count died with the server, or did not.
+                [again] = await arriving.take(1)
                 await again.ack()
     assert again.body == first.body == b"0"
 
@@ -215,9 +214,8 @@ async def test_a_stream_that_lost_its_tail_counts_as_new(directory: Path) -> Non
         await bus.publish_many([step(n) for n in range(1, 5)])
         await server.stop()
         shutil.rmtree(directory / "jetstream")
-        (directory / "backup").rename(
-            directory / "jetstream"
-        )  # as after a power cut: acknowledged, never on disk
+        # As after a power cut: acknowledged, never on disk.
+        (directory / "backup").rename(directory / "jetstream")
         await server.start()
         with anyio.fail_after(60):
             await reported.wait()
@@ -291,9 +289,8 @@ async def lose_with_writes_pending(directory: Path) -> None:
         assert connection is not None
         client = connection.client
         os.kill(server.pid, signal.SIGSTOP)
-        client._transport.write(
-            b"PING\r\n" * 100
-        )  # the dying server has not read these: it resets the connection
+        # The dying server has not read these: it resets the connection.
+        client._transport.write(b"PING\r\n" * 100)
         await client._transport.drain()
         client._pending.append(b"PING\r\n")
         client._pending_data_size += 6

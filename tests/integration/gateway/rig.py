@@ -85,9 +85,8 @@ class Proxy:
     held: dict[str, anyio.Event] = field(default_factory=dict)  # paths that wait here first
     swallowed: set[str] = field(default_factory=set)  # paths that are answered here, and never arrive
     untold: tuple[str, ...] = ()  # keys whose text no answer tells
-    cuts: list[int] = field(
-        default_factory=list
-    )  # tokens after which the next completions are broken off, as a pause does
+    # Tokens after which the next completions are broken off, as a pause does.
+    cuts: list[int] = field(default_factory=list)
     # Tokens after which the next completions stand still. A pause or an abort breaks them off, as it does on the server; so does `go_on`.
     stops: list[int] = field(default_factory=list)
     _standing: dict[str, anyio.Event] = field(default_factory=dict)  # by request id

@@ -530,9 +530,8 @@ async def test_a_restarted_gateway_knows_its_sessions_and_a_retry_gets_the_recor
     async with rig.another_gateway() as (gateway, admin):
         assert gateway.url == rig.gateway.url and gateway.admin_secret == rig.gateway.admin_secret
         rig.start_ingest()
-        again = await post(
-            rig, path, {"messages": history}
-        )  # it is unknown whether the reply arrived: it is the same one
+        # It is unknown whether the reply arrived: it is the same one.
+        again = await post(rig, path, {"messages": history})
         assert again["choices"] == second["choices"] and len(rig.proxy.sent) == 2
         history += [again["choices"][0]["message"], user("and on")]
         await post(rig, path, {"messages": history})

@@ -85,9 +85,8 @@ async def test_every_token_has_the_experts_of_the_weights_that_went_on_with_it(r
             reply = await llm.complete(talk, [])
             talk = [*talk, reply.message(), user(f"and then {turn}")]
         forged = {"role": "assistant", "content": "five"}
-        await llm.complete(
-            [talk[0], forged, user("is it")], []
-        )  # continues with text that the policy never sampled
+        # Continues with text that the policy never sampled.
+        await llm.complete([talk[0], forged, user("is it")], [])
     await rig.seal(rollout)
     plain = await rig.stored(rollout, 5)
     async with rig.engine.connect() as connection:

@@ -89,9 +89,8 @@ async def test_the_anthropic_package_reads_thinking_parallel_tools_and_usage(rig
         assert final.stop_reason == "end_turn"
         more: list[Any] = [*history, final.to_param(), user("?")]
         beta = client.beta.messages.create(model="policy", max_tokens=9, messages=more)
-        with pytest.raises(
-            anthropic.BadRequestError, match="budget of 2"
-        ):  # with ?beta=true, and spelled in its dialect
+        # With ?beta=true, and spelled in its dialect.
+        with pytest.raises(anthropic.BadRequestError, match="budget of 2"):
             await beta
     seal = await rig.seal(rollout)
     assert (seal.steps, seal.marks) == (2, ())

@@ -144,9 +144,8 @@ async def test_nothing_else_waits_while_a_prune_waits_for_a_reader(engine: Async
     [lease, *_] = await running(engine, busy)
     steps = [grown.event for grown in Tree(1).grow(busy.name, lease, 24)]
     async with engine.connect() as reader:
-        await reader.execute(
-            text("SELECT count(*) FROM steps")
-        )  # a long report: it holds its lock until it ends
+        # A long report: it holds its lock until it ends.
+        await reader.execute(text("SELECT count(*) FROM steps"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(pruned, engine, old)
             async with engine.connect() as connection:

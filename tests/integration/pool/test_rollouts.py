@@ -170,9 +170,8 @@ async def test_a_lease_that_was_not_renewed_since_its_extension_is_not_extended_
 ) -> None:
     run, _, [dead, alive] = await started(engine)
     await expire(engine, dead.rollout_id)
-    for _ in range(
-        3
-    ):  # looks of reapers that have all just started; `alive` has a holder that renews, and is late as well
+    # Looks of reapers that have all just started; `alive` has a holder that renews, and is late as well.
+    for _ in range(3):
         await expire(engine, alive.rollout_id)
         async with engine.begin() as connection:
             await leases.grace(connection, run.run_id, 0.0)

@@ -109,9 +109,8 @@ async def test_a_continuation_by_other_weights_has_the_routes_of_its_whole_conte
     assert np.array_equal(after.full, full) and after.tokens.parent is None
     assert after.tokens.full_routes is not None and root.tokens.full_routes is not None
     assert np.array_equal(after.tokens.full_routes[:-1], route(full, 0) + 1)
-    assert np.array_equal(
-        root.tokens.full_routes, whole(root.full, last=False)
-    )  # its last token was never fed
+    # Its last token was never fed.
+    assert np.array_equal(root.tokens.full_routes, whole(root.full, last=False))
 
 
 def ids(encoded: str) -> Ids:

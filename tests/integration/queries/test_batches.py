@@ -22,9 +22,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 async def test_the_tree_of_a_batch_has_as_many_tokens_as_the_trainers_own(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, small(batch_groups=4, capacity=6))
-    author = builders.Author(
-        seed=3, turns=4, vocab=5
-    )  # few ids, so that samples share more than their prompts
+    # Few ids, so that samples share more than their prompts.
+    author = builders.Author(seed=3, turns=4, vocab=5)
     names = ["a", "b", "c", "d"]
     made = await builders.accepted(engine, run, names)
     await builders.dispatch(engine, run)

@@ -77,9 +77,8 @@ async def test_every_domain_of_a_long_run_is_in_its_sample_as_it_is_in_the_run(
         assert one.n[0] == pytest.approx(n / stride, rel=0.25)
     assert (found.rollouts, found.stride) == (MEMBERS * groups, stride)
     assert found.sampled == MEMBERS * groups // stride == found.success[0].n[0]
-    assert max(found.busy) == pytest.approx(
-        40 * MEMBERS, rel=0.15
-    )  # one group more every second, each for 40 s
+    # One group more every second, each for 40 s.
+    assert max(found.busy) == pytest.approx(40 * MEMBERS, rel=0.15)
 
 
 async def test_a_run_that_the_sample_has_room_for_is_read_whole(engine: AsyncEngine) -> None:
@@ -191,6 +190,5 @@ async def test_the_phases_of_a_train_step_add_up_to_the_whole(engine: AsyncEngin
         whole = lines.pop("")
         assert lines.keys() == {"forward", "save", "commit"}
         assert [sum(each) for each in zip(*lines.values(), strict=True)] == pytest.approx(whole)
-        assert sum(whole) / len(whole) == pytest.approx(
-            0.7, rel=0.02
-        )  # forward 0.5, and of 0.4 for a batch half
+        # Forward 0.5, and of 0.4 for a batch half.
+        assert sum(whole) / len(whole) == pytest.approx(0.7, rel=0.02)

@@ -303,9 +303,8 @@ def test_files_that_take_long_to_compare_are_named_with_their_sizes_instead() ->
     woven = [b"".join(b"%d\n%s%d\n" % (n % 50, name, n) for n in range(1_000)) for name in (b"x", b"y")]
     pairs = [side(each) for each in woven]
     assert not difference("f", *pairs, same=False, end=math.inf).compared
-    assert not difference(
-        "f", *pairs, same=False, end=time.monotonic()
-    ).compared  # a whole answer after the time limit
+    # A whole answer after the time limit.
+    assert not difference("f", *pairs, same=False, end=time.monotonic()).compared
 
 
 def test_characters_that_several_tokens_spell_stand_whole_at_the_first(tmp_path: Path) -> None:

@@ -174,9 +174,8 @@ async def staged(engine: AsyncEngine, url: str, **sections: dict[str, object]) -
             client = await nats.connect(url)
             try:
                 for stream in STREAMS:
-                    with suppress(
-                        NotFoundError
-                    ):  # the test may have wiped it, and end before anybody makes it again
+                    # The test may have wiped it, and end before anybody makes it again.
+                    with suppress(NotFoundError):
                         await client.jetstream().delete_stream(f"{name.upper()}_{stream.name}")
             finally:
                 await client.close()

@@ -52,9 +52,8 @@ async def test_nothing_is_dispatched_while_most_attempts_fail_and_then_everythin
             await stage.submit("second", "third")
             await stage.reaches(2, "groups", state="accepted")
             async with stage.flow.engine.begin() as connection:
-                await connection.execute(
-                    text("SET LOCAL session_replication_role = replica")
-                )  # rows are immutable
+                # Rows are immutable.
+                await connection.execute(text("SET LOCAL session_replication_role = replica"))
                 await connection.execute(
                     text("UPDATE attempts SET ended = ended - make_interval(secs => :s)"), {"s": WINDOW_S + 1}
                 )

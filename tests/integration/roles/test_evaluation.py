@@ -366,9 +366,10 @@ async def test_the_command_prints_the_version_that_it_took_and_the_command_that_
     (tmp_path / "penstock.toml").write_text(f'[run]\nname = "{stage.run.name}"\n{services}')
 
     @asynccontextmanager
+    # The streams of a test have names of their own.
     async def own_streams(
         home: Home,
-    ) -> AsyncIterator[EvaluationClient]:  # the streams of a test have names of their own
+    ) -> AsyncIterator[EvaluationClient]:
         async with open_engine(database_url, Role.READER) as engine, stage.connect() as bus:
             yield EvaluationClient(
                 run=stage.run.name, run_id=stage.run.run_id, bus=bus, engine=engine, reserved=0

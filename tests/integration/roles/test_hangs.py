@@ -157,9 +157,8 @@ async def test_an_assignment_that_was_lost_on_its_way_is_named_and_owed_again(
     async with opens() as rig, overseen(rig) as detector:
         rollout = await rig.submit(PASSES)
         await rig.state(rollout, "queued")
-        await rig.until(
-            "SELECT count(*) AS n FROM outbox", lambda row: row.n == 0
-        )  # its assignment is on the bus
+        # Its assignment is on the bus.
+        await rig.until("SELECT count(*) AS n FROM outbox", lambda row: row.n == 0)
         client = await nats.connect(nats_server.url)
         try:
             subject = subjects.work_rollout(rig.flow.run, "eval")

@@ -130,9 +130,8 @@ async def test_without_the_bus_the_dead_are_found_and_what_is_reported_waits_for
             os.kill(nats.pid, signal.SIGKILL)
             await nats.stop()  # reaps it
             await until(partial(_unreachable, stage))
-            for _ in range(
-                3
-            ):  # each time, a look finds the rollout whose holder is dead, and the lease of the reported one runs out again and again
+            # Each time, a look finds the rollout whose holder is dead, and the lease of the reported one runs out again and again.
+            for _ in range(3):
                 attempt = (await rollout_row(engine, dead.rollout_id)).attempt
                 await _now_dead(engine, dead.rollout_id, lease.rollout_id)
                 await until(partial(_again, engine, dead.rollout_id, attempt + 1))

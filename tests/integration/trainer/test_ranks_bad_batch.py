@@ -44,9 +44,8 @@ async def prepare(url: str, model: Path) -> None:
             made = await ready_groups(engine, run, [name], Author())
             bad += made if name.startswith("bad") else []
         async with engine.begin() as connection:
-            await connection.execute(
-                text("SET LOCAL session_replication_role = replica")
-            )  # rows are immutable
+            # Rows are immutable.
+            await connection.execute(text("SET LOCAL session_replication_role = replica"))
             await connection.execute(OVERFLOWING, {"groups": bad})
             assert await close_intake(connection, run.run_id)
 

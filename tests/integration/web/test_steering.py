@@ -184,9 +184,8 @@ async def test_new_weights_hold_for_what_is_dispatched_next_and_go_with_their_st
             assert status == 409 and why in answer["error"]
         async with engine.connect() as connection:
             second = config.stage.model_copy(update={"name": "another", "then": ()})
-            view = await view_queue(
-                connection, run.run_id, second
-            )  # a stage of another name: its own weights
+            # A stage of another name: its own weights.
+            view = await view_queue(connection, run.run_id, second)
             assert view.stage is not None and view.stage.domains == {"coding": 1, "general": 1}
         assert (await web.post("/api/steer/weights", {"domains": None}))[0] == 200
         shown = {one["domain"]: one["share"] for one in (await web.get("/api/queue"))[1]["mix"]}
@@ -287,9 +286,8 @@ async def test_the_dead_letter_of_another_run_is_not_dropped_or_retried(
         for order in ("drop", "retry"):
             status, answer = await web.post(f"/api/steer/{order}", {"letter": theirs})
             assert (status, answer["error"].partition(f" {theirs}")[0]) == (404, "dead letter")
-        async with (
-            engine.begin() as connection
-        ):  # like a retry whose dead letter belonged to another run by the time it was published
+        # Like a retry whose dead letter belonged to another run by the time it was published.
+        async with engine.begin() as connection:
             assert not await steer.retried(connection, here.run_id, int(theirs[1:]), "me", "late")
         assert (await web.get("/api/actions"))[1] == []
         assert len((await web.get("/api/letters?run=there"))[1]["messages"]) == 2

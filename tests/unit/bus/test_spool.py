@@ -63,9 +63,8 @@ async def test_at_its_limit_a_journal_blocks_every_writer_until_something_is_set
             assert not journal.full
         assert passed[:3] == [0, 1, 2] and sorted(passed) == [0, 1, 2, 3, 4]
         kept = {entry.message.msg_id for entry in journal.pending()}
-    async with Journal.open(
-        tmp_path, limit_bytes=3 * STEP
-    ) as journal:  # its room is known after a restart, too
+    # Its room is known after a restart, too.
+    async with Journal.open(tmp_path, limit_bytes=3 * STEP) as journal:
         assert {entry.message.msg_id for entry in journal.pending()} == kept
         assert kept == {message(n).msg_id for n in range(1, 5)}
         assert journal.full and journal.held_bytes == 4 * STEP

@@ -47,9 +47,8 @@ def test_a_submission_after_a_pause_is_held_and_runs_after_resuming(tmp_path: Pa
 def test_a_command_whose_caller_is_gone_runs_and_does_no_harm(tmp_path: Path) -> None:
     crashes: list[BaseException] = []
     engine = Engine(build(tmp_path), lambda touched: None, crashes.append)
-    given_up = engine.pause(
-        PauseMode.ABORT
-    )  # not yet started: a client that disconnects cancels it before it runs
+    # Not yet started: a client that disconnects cancels it before it runs.
+    given_up = engine.pause(PauseMode.ABORT)
     assert given_up.cancel()
     engine.start()
     assert engine.call(lambda scheduler: scheduler.paused).result(60) is True

@@ -79,9 +79,8 @@ def test_multiplicity_counts_the_samples_that_a_token_is_part_of(forest: str) ->
     pack = pack_samples(samples, PassBudget(10_000))
     counts = multiplicities(pack.plan, pack.last)
     assert counts.min() >= 1 and counts.sum() == sum(len(sample.ids) for sample in samples)
-    paths = pack.plan.mask()[
-        pack.last
-    ]  # bool[samples, T]: the tokens that each last token sees are its sample
+    # bool[samples, T]: the tokens that each last token sees are its sample.
+    paths = pack.plan.mask()[pack.last]
     assert (counts == paths.sum(0)).all()
 
 

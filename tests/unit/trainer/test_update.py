@@ -147,9 +147,8 @@ def test_the_proximal_anchor_is_the_trainer_before_the_batch_and_moves_only_with
     first = anchored(model, group_of_rollouts(), settings)
     optimizer = make_optimizer(model, OptimizerSettings(lr=3e-2))
     at_start = train_step(model, optimizer, first, settings, trainer_version=0)
-    assert (
-        at_start.clip_fraction == 0 and at_start.cut_fraction > 0
-    )  # the behavior policy is far away, the anchor is not
+    # The behavior policy is far away, the anchor is not.
+    assert at_start.clip_fraction == 0 and at_start.cut_fraction > 0
     second = train_step(model, optimizer, first, settings, trainer_version=0)
     assert second.clip_fraction > 0
     again = anchored(model, group_of_rollouts(), settings)

@@ -48,9 +48,8 @@ class Size:
 
 
 FULL = Size(ingest_rows=20_000, changes=100_000, groups=1_000_000, claims=100, starts=200, open_items=100_000)
-SMALL = Size(
-    ingest_rows=4_000, changes=20_000, groups=20_000, claims=60, starts=60, open_items=5_000
-)  # p95 of 20 claims would be the slowest of them
+# The 95th percentile of 20 claims would be the slowest of them.
+SMALL = Size(ingest_rows=4_000, changes=20_000, groups=20_000, claims=60, starts=60, open_items=5_000)
 
 
 async def measure(

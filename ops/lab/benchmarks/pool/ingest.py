@@ -117,9 +117,8 @@ async def ours(engine: AsyncEngine, run_id: int, bodies: Sequence[bytes]) -> Non
 
 async def copy(connection: AsyncConnection, rows: Sequence[tuple[bytes, ...]]) -> None:
     """The bound: the same bytes and a commit."""
-    await connection.execute(
-        text("SELECT 1")
-    )  # SQLAlchemy starts its transactions lazily, and COPY bypasses it
+    # SQLAlchemy starts its transactions lazily, and COPY bypasses it.
+    await connection.execute(text("SELECT 1"))
     driver = (await connection.get_raw_connection()).driver_connection
     assert driver is not None and driver.is_in_transaction()
     await driver.copy_records_to_table("bare", records=rows)
