@@ -74,32 +74,49 @@ class TrainerMetrics:
         self._staleness = StalenessHistogram()
         registry.register(self._staleness)
         self._steps = Counter(
-            "penstock_train_steps", "Train steps: applied, or why they were skipped.", ["outcome"], registry=registry
-        )  # fmt: skip
+            "penstock_train_steps",
+            "Train steps: applied, or why they were skipped.",
+            ["outcome"],
+            registry=registry,
+        )
         self._tokens = Counter(
-            "penstock_train_tokens", "Tokens of train steps: action, naive (one row per sample), merged (forwarded).",
-            ["kind"], registry=registry,
-        )  # fmt: skip
+            "penstock_train_tokens",
+            "Tokens of train steps: action, naive (one row per sample), merged (forwarded).",
+            ["kind"],
+            registry=registry,
+        )
         self._step_s = Histogram(
-            "penstock_train_step_seconds", "One train step, without reading, saving and committing.",
-            buckets=LONG, registry=registry,
-        )  # fmt: skip
+            "penstock_train_step_seconds",
+            "One train step, without reading, saving and committing.",
+            buckets=LONG,
+            registry=registry,
+        )
         self.phase_s = Counter(
-            "penstock_train_phase_seconds", "Where the trainer's time goes, by phase (ops/bench loop); wait: for a batch.",
-            ["phase"], registry=registry,
-        )  # fmt: skip
+            "penstock_train_phase_seconds",
+            "Where the trainer's time goes, by phase (ops/bench loop); wait: for a batch.",
+            ["phase"],
+            registry=registry,
+        )
         self.batches = Counter(
-            "penstock_batches", "Batches: committed, undone by a rewind, or quarantined.", ["outcome"], registry=registry
-        )  # fmt: skip
+            "penstock_batches",
+            "Batches: committed, undone by a rewind, or quarantined.",
+            ["outcome"],
+            registry=registry,
+        )
         each(self._steps, "applied", "no_action_tokens", "gradient_spike")
         each(self.batches, "committed", "undone", "quarantined")
         self.checkpoint_s = Histogram(
-            "penstock_checkpoint_seconds", "Writing a checkpoint until it is durable.", buckets=LONG, registry=registry
-        )  # fmt: skip
-        self.checkpoint_bytes = Counter(
-            "penstock_checkpoint_bytes", "Bytes of checkpoints, by whether they were written or linked.", ["how"],
+            "penstock_checkpoint_seconds",
+            "Writing a checkpoint until it is durable.",
+            buckets=LONG,
             registry=registry,
-        )  # fmt: skip
+        )
+        self.checkpoint_bytes = Counter(
+            "penstock_checkpoint_bytes",
+            "Bytes of checkpoints, by whether they were written or linked.",
+            ["how"],
+            registry=registry,
+        )
         self.version = Gauge(
             "penstock_trainer_policy_version", "The version that the trainer stands on.", registry=registry
         )

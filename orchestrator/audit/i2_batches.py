@@ -194,9 +194,15 @@ async def digests(snapshot: Snapshot) -> Checked:
             if row.rollout_id is not None:
                 contents[row.batch_id].append(
                     [
-                        row.group_id, row.rollout_id, row.attempt, row.reward_revision, row.baseline, row.divisor, row.advantage
+                        row.group_id,
+                        row.rollout_id,
+                        row.attempt,
+                        row.reward_revision,
+                        row.baseline,
+                        row.divisor,
+                        row.advantage,
                     ]
-                )  # fmt: skip
+                )
         for batch_id, content in contents.items():
             batch = batches[batch_id]
             findings.examined += 1

@@ -291,8 +291,12 @@ class Journal:
                 copy.unlink(missing_ok=True)
                 copied_to = f"nowhere: {error.strerror}"
         log.error(
-            "journal.damaged", file=str(path), bytes=damaged, frames=len(content.records), kept=copied_to,
+            "journal.damaged",
+            file=str(path),
+            bytes=damaged,
+            frames=len(content.records),
+            kept=copied_to,
             consequence="entries in these bytes are lost; the others are sent",
-        )  # fmt: skip
+        )
         if (watchdog := on_watch()) is not None:
             watchdog.damaged(damaged)

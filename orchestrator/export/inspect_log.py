@@ -100,8 +100,10 @@ class Inspect:
         versions = [attempt.versions for attempt in found if attempt.versions is not None]
         about = {
             "run": self._run,
-            "policy_versions": [min(low for low, _ in versions), max(high for _, high in versions)] if versions else None,
-        }  # fmt: skip
+            "policy_versions": [min(low for low, _ in versions), max(high for _, high in versions)]
+            if versions
+            else None,
+        }
         usage = self._usage(step for attempt in found for step in attempt.steps)
         return log.EvalLog(
             version=2,
@@ -112,9 +114,7 @@ class Inspect:
                 task_id=key,
                 created=started,
                 task=self._task,
-                dataset=log.EvalDataset(
-                    name=self._task, samples=len(ids), sample_ids=ids
-                ),
+                dataset=log.EvalDataset(name=self._task, samples=len(ids), sample_ids=ids),
                 model=model,
                 config=log.EvalConfig(epochs=max(sample.epoch for sample in self._samples)),
                 packages={"penstock": version("penstock")},
@@ -123,11 +123,16 @@ class Inspect:
             results=log.EvalResults(
                 total_samples=len(found),
                 completed_samples=len(rated),
-                scores=[_metrics(log, name, [_values(attempt)[name] for attempt in rated], len(found)) for name in SCORES] if rated else [],
+                scores=[
+                    _metrics(log, name, [_values(attempt)[name] for attempt in rated], len(found))
+                    for name in SCORES
+                ]
+                if rated
+                else [],
             ),
             stats=log.EvalStats(started_at=started, completed_at=ended, model_usage={model: usage}),
             samples=self._samples,
-        )  # fmt: skip
+        )
 
     def _sample(self, attempt: RecordedAttempt) -> Any:
         found = chains(attempt.steps)

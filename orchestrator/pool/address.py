@@ -31,9 +31,14 @@ _TLS: Final = (
 _DRIVERS_OWN: Final = ("passfile", "target_session_attrs", "krbsrvname", "gsslib")
 _SERVER: Final = ("application_name", "options")
 _NUMBERS: Final = (
-    "connect_timeout", "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
+    "connect_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_count",
+    "tcp_user_timeout",
     "statement_cache_size",
-)  # fmt: skip
+)
 _FILES: Final = ("passfile", "sslcert", "sslkey", "sslrootcert", "sslcrl")
 # Options of libpq for which the driver supports only these values. Other values are refused.
 _ONE_VALUE: Final[Mapping[str, tuple[str, ...]]] = {

@@ -164,16 +164,22 @@ async def attempts_of(connection: AsyncConnection, group_id: int) -> Sequence[De
         select(func.coalesce(attempts_json, text("'[]'"), type_=JSONB))
         .where(resume.rollout_id == table.rollout_id, resume.attempt == table.attempt)
         .scalar_subquery()
-    )  # fmt: skip
+    )
     query = (
         select(
-            table.rollout_id, table.attempt, table.failure_class, table.reason, table.runner, table.steps, table.log,
+            table.rollout_id,
+            table.attempt,
+            table.failure_class,
+            table.reason,
+            table.runner,
+            table.steps,
+            table.log,
             resumed.label("resumes"),
         )
         .join(rollouts, rollouts.c.rollout_id == table.rollout_id)
         .where(rollouts.c.group_id == group_id)
         .order_by(table.rollout_id, table.attempt)
-    )  # fmt: skip
+    )
     return [from_row(DeadAttempt, row) for row in await connection.execute(query)]
 
 
@@ -195,9 +201,10 @@ async def next_retry(connection: AsyncConnection, run_id: int, submission: str) 
     first = tried(submission)
     retries = await connection.scalar(
         select(func.count()).where(
-            submissions.c.run_id == run_id, submissions.c.submission.startswith(f"{first}:retry-", autoescape=True)
+            submissions.c.run_id == run_id,
+            submissions.c.submission.startswith(f"{first}:retry-", autoescape=True),
         )
-    )  # fmt: skip
+    )
     return f"{first}:retry-{int(retries or 0) + 1}"
 
 

@@ -209,9 +209,15 @@ async def drain(
             )
     if await _ordered(connection, run_id, target, True):
         await record(
-            connection, run_id, who=who, what=Action.DRAIN, target=f"{kind} {target.id}",
-            before={"draining": False}, after={"draining": True}, reason=reason,
-        )  # fmt: skip
+            connection,
+            run_id,
+            who=who,
+            what=Action.DRAIN,
+            target=f"{kind} {target.id}",
+            before={"draining": False},
+            after={"draining": True},
+            reason=reason,
+        )
     return replace(target, draining=True, left=None)
 
 
@@ -231,9 +237,15 @@ async def undrain(
         raise ConfigurationError(f"{target.called} does not drain: there is nothing to take back")
     if await _ordered(connection, run_id, target, False):
         await record(
-            connection, run_id, who=who, what=Action.UNDRAIN, target=f"{kind} {target.id}",
-            before={"draining": True}, after={"draining": False}, reason=reason,
-        )  # fmt: skip
+            connection,
+            run_id,
+            who=who,
+            what=Action.UNDRAIN,
+            target=f"{kind} {target.id}",
+            before={"draining": True},
+            after={"draining": False},
+            reason=reason,
+        )
     return replace(target, draining=False, left=None)
 
 

@@ -105,9 +105,15 @@ async def pause(connection: AsyncConnection, run_id: int, who: str, reason: str)
         .values(admission_open=False, admission_reason=clean(admission_reason))
     )
     await record(
-        connection, run_id, who=who, what=Action.PAUSE, target="admission",
-        before={"open": True}, after={"open": False}, reason=reason,
-    )  # fmt: skip
+        connection,
+        run_id,
+        who=who,
+        what=Action.PAUSE,
+        target="admission",
+        before={"open": True},
+        after={"open": False},
+        reason=reason,
+    )
     over = (RolloutState.VERIFIED, RolloutState.LOST, RolloutState.WAITING)
     unfinished = select(func.count()).where(rollouts.c.run_id == run_id, rollouts.c.state.not_in(over))
     return int(await connection.scalar(unfinished) or 0)
@@ -126,9 +132,15 @@ async def resume(connection: AsyncConnection, run_id: int, who: str, reason: str
         update(queue).where(queue.c.run_id == run_id).values(admission_open=True, admission_reason=None)
     )
     await record(
-        connection, run_id, who=who, what=Action.RESUME, target="admission",
-        before={"open": False, "reason": row.admission_reason}, after={"open": True}, reason=reason,
-    )  # fmt: skip
+        connection,
+        run_id,
+        who=who,
+        what=Action.RESUME,
+        target="admission",
+        before={"open": False, "reason": row.admission_reason},
+        after={"open": True},
+        reason=reason,
+    )
 
 
 async def cancel(
@@ -137,9 +149,15 @@ async def cancel(
     """Filter an open group as cancelled; its running rollouts lose their leases. Returns its previous state."""
     old_state = await cancel_group(connection, run_id, group_id)
     await record(
-        connection, run_id, who=who, what=Action.CANCEL, target=f"group {group_id}",
-        before={"state": old_state}, after={"state": GroupState.FILTERED, "reason": FilterReason.CANCELLED}, reason=reason,
-    )  # fmt: skip
+        connection,
+        run_id,
+        who=who,
+        what=Action.CANCEL,
+        target=f"group {group_id}",
+        before={"state": old_state},
+        after={"state": GroupState.FILTERED, "reason": FilterReason.CANCELLED},
+        reason=reason,
+    )
     return old_state
 
 
@@ -167,10 +185,15 @@ async def reweigh(
     shares = None if weights is None else {"stage": stage.name, "domains": dict(weights)}
     await connection.execute(update(queue).where(queue.c.run_id == run_id).values(shares=shares))
     await record(
-        connection, run_id, who=who, what=Action.REWEIGH, target=f"stage {stage.name}",
-        before=row.shares or {"stage": stage.name, "domains": stage.domains}, after=shares or {"stage": stage.name, "domains": stage.domains},
+        connection,
+        run_id,
+        who=who,
+        what=Action.REWEIGH,
+        target=f"stage {stage.name}",
+        before=row.shares or {"stage": stage.name, "domains": stage.domains},
+        after=shares or {"stage": stage.name, "domains": stage.domains},
         reason=reason,
-    )  # fmt: skip
+    )
 
 
 def _check(weights: Mapping[str, float], known: set[str], stage: str) -> None:
@@ -205,9 +228,15 @@ async def resubmitted(
 ) -> None:
     """Record that a dead group's task was submitted again and accepted as `submission`."""
     await record(
-        connection, run_id, who=who, what=Action.RETRY, target=f"group {group_id}",
-        before={"state": GroupState.DEAD}, after={"submission": submission}, reason=reason,
-    )  # fmt: skip
+        connection,
+        run_id,
+        who=who,
+        what=Action.RETRY,
+        target=f"group {group_id}",
+        before={"state": GroupState.DEAD},
+        after={"submission": submission},
+        reason=reason,
+    )
 
 
 async def _gone(
@@ -221,9 +250,15 @@ async def _gone(
     if not await dead_letters.drop_message(connection, run_id, number, end, who, reason):
         return False
     await record(
-        connection, run_id, who=who, what=Action.DROP if end is LetterEnd.DROPPED else Action.RETRY, target=f"message {number}",
-        before={"state": "dead"}, after={"state": end}, reason=reason,
-    )  # fmt: skip
+        connection,
+        run_id,
+        who=who,
+        what=Action.DROP if end is LetterEnd.DROPPED else Action.RETRY,
+        target=f"message {number}",
+        before={"state": "dead"},
+        after={"state": end},
+        reason=reason,
+    )
     return True
 
 

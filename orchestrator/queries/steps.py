@@ -235,7 +235,11 @@ def _step_text(
     shown = (
         appended[0] if appended and isinstance(appended[0], dict) and appended[0].get("role") == TOOLS else {}
     )
-    tools = [str(_tool(tool)["function"].get("name", "")) for tool in shown.get("tools") or [] if isinstance(tool, dict)]  # fmt: skip
+    tools = [
+        str(_tool(tool)["function"].get("name", ""))
+        for tool in shown.get("tools") or []
+        if isinstance(tool, dict)
+    ]
     messages = [_message(at, message, limit) for at, message in enumerate(_plain(appended))]
     rewrite = branch if kind == StepKind.REWRITES and isinstance(branch, dict) else {}
     turn = rewrite.get("turn")

@@ -91,9 +91,11 @@ async def whole_rollout_text(
     keys = part.split(".")
     numbers = keys[1::2]
     name = ".".join(keys[::2])
-    if name not in _WHOLE_TEXTS or len(numbers) != name.count(".") + ("check" in name) or not all(
-        number.isascii() and number.isdigit() and len(number) < 5 for number in numbers
-    ):  # fmt: skip
+    if (
+        name not in _WHOLE_TEXTS
+        or len(numbers) != name.count(".") + ("check" in name)
+        or not all(number.isascii() and number.isdigit() and len(number) < 5 for number in numbers)
+    ):
         return None
     values = {"run": run_id, "rollout": rollout_id, "attempt": attempt}
     values |= dict(zip(("number", "check"), map(int, numbers), strict=False))

@@ -82,9 +82,13 @@ async def _complete(connection: AsyncConnection, flow: Flow, found: Reported) ->
     if found.arrived > found.announced or not found.digest_matches:
         await transitions.count(connection, flow.run_id, "digests_wrong")
         await run_again(
-            connection, flow, found.rollout_id, found.epoch, RolloutState.REPORTED,
+            connection,
+            flow,
+            found.rollout_id,
+            found.epoch,
+            RolloutState.REPORTED,
             "the stored steps do not have the announced digest",
-        )  # fmt: skip
+        )
         return
     epoch = await results.finish(connection, found.rollout_id, found.epoch, found.failure_class)
     if epoch is not None:

@@ -54,9 +54,11 @@ class ConsumerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.failed = Counter(
-            "penstock_messages_failed", "Tries to handle a message that failed for a reason that is not plainly its content, by stream.",
-            ["stream"], registry=registry,
-        )  # fmt: skip
+            "penstock_messages_failed",
+            "Tries to handle a message that failed for a reason that is not plainly its content, by stream.",
+            ["stream"],
+            registry=registry,
+        )
 
 
 async def consume(
@@ -147,9 +149,13 @@ class _Consuming:
             measured(ConsumerMetrics).failed.labels(delivery.stream).inc()
             wait_s = self.suspects.failed(delivery, self.consumer.max_deliver)
             log.error(
-                "message.failed", subject=delivery.subject, msg_id=delivery.msg_id, deliveries=delivery.deliveries, again_s=wait_s,
+                "message.failed",
+                subject=delivery.subject,
+                msg_id=delivery.msg_id,
+                deliveries=delivery.deliveries,
+                again_s=wait_s,
                 exc_info=error,
-            )  # fmt: skip
+            )
             if wait_s is not None:
                 if self.failing.resting:
                     self.failing.busy(f"message {quoted(delivery.msg_id)}")

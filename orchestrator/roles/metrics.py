@@ -38,8 +38,9 @@ class RunMetrics:
         self.rollouts = gauge("rollouts", "Rollouts that are not over, by state.", ("state",))
         self.groups = gauge("groups", "Groups that are not over, by state.", ("state",))
         self.head_s = gauge(
-            "queue_head_age_seconds", "Since the head of the queue was dispatched: the oldest position that is neither taken nor resolved; 0: none."
-        )  # fmt: skip
+            "queue_head_age_seconds",
+            "Since the head of the queue was dispatched: the oldest position that is neither taken nor resolved; 0: none.",
+        )
         self.window = gauge("queue_window_positions", "W: positions of the window.")
         self.capacity = gauge("queue_capacity_positions", "N: positions that may be open.")
         self.open = gauge("queue_open_positions", "Positions that are dispatched or ready, and not taken.")
@@ -55,24 +56,32 @@ class RunMetrics:
         self.leases = gauge("leases", "Leases that are held, by what they are of.", ("kind",))
         self.version = gauge("policy_version", "The newest published policy version.")
         self.silence_s = gauge(
-            "process_silence_seconds", "Seconds since a process of the run that is not stopped last reported to the data pool.", ("process",)
-        )  # fmt: skip
+            "process_silence_seconds",
+            "Seconds since a process of the run that is not stopped last reported to the data pool.",
+            ("process",),
+        )
         self.attempts = counter("attempts_ended", "Attempts whose result was committed.", ("failure_class",))
         self.verdicts = counter("verdicts", "Verdicts that were committed.", ("failure_class",))
         self.retries = counter(
-            "retries", "Work that was ordered again: a resume, a new attempt, a new verification.", ("kind", "failure_class")
-        )  # fmt: skip
+            "retries",
+            "Work that was ordered again: a resume, a new attempt, a new verification.",
+            ("kind", "failure_class"),
+        )
         self.steps = counter("steps_arrived", "Steps that arrived, by what became of them.", ("fate",))
         for ends in (self.attempts, self.verdicts):
             each(ends, *(name.value for name in FailureClass))
         self.attempt_s = Histogram(
-            "penstock_attempt_seconds", "The agent's own time of an attempt, waiting for the platform left out.",
-            buckets=LONG, registry=registry,
-        )  # fmt: skip
+            "penstock_attempt_seconds",
+            "The agent's own time of an attempt, waiting for the platform left out.",
+            buckets=LONG,
+            registry=registry,
+        )
         self.reward = Histogram(
-            "penstock_performance_ratio", "Performance that verdicts gave, in [0, 1].",
-            buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999), registry=registry,
-        )  # fmt: skip
+            "penstock_performance_ratio",
+            "Performance that verdicts gave, in [0, 1].",
+            buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.999),
+            registry=registry,
+        )
 
     def show(self, gauges: RunGauges, processes: list[ProcessReport]) -> None:
         """Set the gauges."""

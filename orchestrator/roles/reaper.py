@@ -115,11 +115,22 @@ async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) ->
         case _:
             reason = NoVerdict.LEASE.of(ended)
             await verify_again(
-                connection, flow, lease.rollout_id, lease.attempt, lease.epoch, reason,
+                connection,
+                flow,
+                lease.rollout_id,
+                lease.attempt,
+                lease.epoch,
+                reason,
                 given_back=lease.given_back,
-            )  # fmt: skip
+            )
             return
     await run_again(
-        connection, flow, lease.rollout_id, lease.epoch, lease.state, reason,
-        resumable=resumable, given_back=lease.given_back,
-    )  # fmt: skip
+        connection,
+        flow,
+        lease.rollout_id,
+        lease.epoch,
+        lease.state,
+        reason,
+        resumable=resumable,
+        given_back=lease.given_back,
+    )

@@ -69,15 +69,23 @@ class StallDetector:
         registry = watchdog.registry if watchdog else CollectorRegistry()
         self._open = Gauge("penstock_stage_open", "unfinished items of a stage", ["stage"], registry=registry)
         self._oldest = Gauge(
-            "penstock_stage_oldest_seconds", "age of a stage's oldest unfinished item", ["stage"], registry=registry
-        )  # fmt: skip
+            "penstock_stage_oldest_seconds",
+            "age of a stage's oldest unfinished item",
+            ["stage"],
+            registry=registry,
+        )
         self._stuck = Gauge(
-            "penstock_stage_stuck", "1: a stage makes no progress, and who holds it up",
-            ["stage", "process", "loop", "waits_for"], registry=registry,
-        )  # fmt: skip
+            "penstock_stage_stuck",
+            "1: a stage makes no progress, and who holds it up",
+            ["stage", "process", "loop", "waits_for"],
+            registry=registry,
+        )
         self.counted = Gauge(
-            "penstock_counted", "refusals and no-ops of the run: its rows of `counters`", ["name"], registry=registry
-        )  # fmt: skip
+            "penstock_counted",
+            "refusals and no-ops of the run: its rows of `counters`",
+            ["name"],
+            registry=registry,
+        )
         self._stalls = Counter("penstock_stage_stalls", "alarms about stages", ["stage"], registry=registry)
 
     async def run(self) -> None:

@@ -141,20 +141,26 @@ class BusMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.publish_s = Histogram(
-            "penstock_nats_publish_seconds", "Time until JetStream had stored a message, tries while NATS was away included.",
-            ["kind"], buckets=SHORT, registry=registry,
-        )  # fmt: skip
+            "penstock_nats_publish_seconds",
+            "Time until JetStream had stored a message, tries while NATS was away included.",
+            ["kind"],
+            buckets=SHORT,
+            registry=registry,
+        )
         self.refused = Counter(
-            "penstock_nats_publish_refused", "Messages that JetStream did not take: stream full, too large, or refused.",
-            ["kind"], registry=registry,
-        )  # fmt: skip
+            "penstock_nats_publish_refused",
+            "Messages that JetStream did not take: stream full, too large, or refused.",
+            ["kind"],
+            registry=registry,
+        )
         self.connected = Gauge(
             "penstock_nats_connected", "1: this process has a connection to NATS.", registry=registry
         )
         self.connections = Counter(
-            "penstock_nats_connections", "Connections made to NATS: the first, and one for each that was lost.",
+            "penstock_nats_connections",
+            "Connections made to NATS: the first, and one for each that was lost.",
             registry=registry,
-        )  # fmt: skip
+        )
 
 
 class PoolMetrics:
@@ -162,13 +168,18 @@ class PoolMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.transaction_s = Histogram(
-            "penstock_postgres_transaction_seconds", "Time of one transaction that was committed, waiting for a connection included.",
-            ["at"], buckets=SHORT, registry=registry,
-        )  # fmt: skip
+            "penstock_postgres_transaction_seconds",
+            "Time of one transaction that was committed, waiting for a connection included.",
+            ["at"],
+            buckets=SHORT,
+            registry=registry,
+        )
         self.retries = Counter(
-            "penstock_postgres_retries", "Transactions that had to be tried again, by SQLSTATE class; none: no answer.",
-            ["sqlstate"], registry=registry,
-        )  # fmt: skip
+            "penstock_postgres_retries",
+            "Transactions that had to be tried again, by SQLSTATE class; none: no answer.",
+            ["sqlstate"],
+            registry=registry,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

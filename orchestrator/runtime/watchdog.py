@@ -82,16 +82,23 @@ class Watchdog:
         self._blocked_s = 0.0
         process = ["process"]
         self._age = Gauge(
-            "penstock_loop_age_seconds", "seconds since a loop's last progress, by what it waits for",
-            [*process, "loop", "waits_for"], registry=self.registry,
-        )  # fmt: skip
-        self._stuck = Gauge(
-            "penstock_loop_stuck", "1: a loop makes no progress, or has ended", [*process, "loop", "waits_for"],
+            "penstock_loop_age_seconds",
+            "seconds since a loop's last progress, by what it waits for",
+            [*process, "loop", "waits_for"],
             registry=self.registry,
-        )  # fmt: skip
+        )
+        self._stuck = Gauge(
+            "penstock_loop_stuck",
+            "1: a loop makes no progress, or has ended",
+            [*process, "loop", "waits_for"],
+            registry=self.registry,
+        )
         self._stalls = Counter(
-            "penstock_loop_stalls", "alarms about loops", [*process, "loop", "waits_for"], registry=self.registry
-        )  # fmt: skip
+            "penstock_loop_stalls",
+            "alarms about loops",
+            [*process, "loop", "waits_for"],
+            registry=self.registry,
+        )
         self._restarts = Counter(
             "penstock_loop_restarts",
             "stuck loops that were restarted",
@@ -99,13 +106,17 @@ class Watchdog:
             registry=self.registry,
         )
         self._lag = Gauge(
-            "penstock_event_loop_blocked_seconds", "for how long the event loop has not run", process,
+            "penstock_event_loop_blocked_seconds",
+            "for how long the event loop has not run",
+            process,
             registry=self.registry,
-        ).labels(board.process)  # fmt: skip
+        ).labels(board.process)
         self._lags = Counter(
-            "penstock_event_loop_blocked", "times that the event loop did not run for too long", process,
+            "penstock_event_loop_blocked",
+            "times that the event loop did not run for too long",
+            process,
             registry=self.registry,
-        ).labels(board.process)  # fmt: skip
+        ).labels(board.process)
         self._answers = Histogram(
             "penstock_event_loop_lag_seconds", "time until the event loop ran the watchdog's callback", process,
             buckets=SHORT, registry=self.registry,
@@ -115,9 +126,11 @@ class Watchdog:
         ).labels(board.process)
         self._lost = 0  # of them in the counter
         self._damaged = Counter(
-            "penstock_journal_damaged_bytes", "bytes of journals that were found damaged at the start", process,
+            "penstock_journal_damaged_bytes",
+            "bytes of journals that were found damaged at the start",
+            process,
             registry=self.registry,
-        ).labels(board.process)  # fmt: skip
+        ).labels(board.process)
 
     def run(self) -> None:
         """Check until stopped."""

@@ -155,11 +155,16 @@ async def open_bench(
             "stage": {"max_turns": 40, "max_context": context},
             "sampling": {"max_new_tokens": 4096},
             "rollout": {
-                "slots": 1, "verify_slots": 1, "lease_ttl_s": 10.0, "timeout_s": 300.0, "completion_s": 300.0, "tool_timeout_s": 60.0,
+                "slots": 1,
+                "verify_slots": 1,
+                "lease_ttl_s": 10.0,
+                "timeout_s": 300.0,
+                "completion_s": 300.0,
+                "tool_timeout_s": 60.0,
             },
             "sandbox": {"provider": provider, "memory_mb": 512, "processes": 64, "cpu_s": 60, "disk_mb": 64},
         }
-    )  # fmt: skip
+    )
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(ScriptedServer(services.model).serving())
         flow = await stack.enter_async_context(open_flow(config))

@@ -124,8 +124,11 @@ class Top(App[None]):
             self._say("legend", LEGEND)
         self._say("trainer", f"{text.trainer(found)}  {text.curve(found.work.trainer.performances[::-1])}")
         for name, rows in (
-            ("rollouts", text.rollouts(found)), ("servers", text.servers(found)), ("processes", text.processes(found)), ("mix", text.mix(found)),
-        ):  # fmt: skip
+            ("rollouts", text.rollouts(found)),
+            ("servers", text.servers(found)),
+            ("processes", text.processes(found)),
+            ("mix", text.mix(found)),
+        ):
             self._fill(name, rows)
 
     def _table(self, name: str) -> "DataTable[Text]":

@@ -92,9 +92,11 @@ class _Vet:
             for control in Control
             if control not in done
         ]
-        warnings = () if task is None else tuple(
-            f"{trap.file} line {trap.line}: {trap.rule} {trap.says}" for trap in traps_of(task)
-        )  # fmt: skip
+        warnings = (
+            ()
+            if task is None
+            else tuple(f"{trap.file} line {trap.line}: {trap.rule} {trap.says}" for trap in traps_of(task))
+        )
         return TaskReport(
             place=self._place,
             name=task.called(self._place) if task else self._place,

@@ -178,7 +178,7 @@ def a_migration(*lines: str, oldest: str | None = None) -> str:
         'op.execute("ALTER TABLE queue RENAME COLUMN shares TO weights")',
         'op.execute("REVOKE SELECT ON queue FROM penstock_reader")',
     ],
-)  # fmt: skip
+)
 def test_what_old_code_could_not_bear_is_seen_as_a_contraction(line: str) -> None:
     assert list(contractions(a_migration(line)))
 
@@ -191,7 +191,7 @@ def test_what_old_code_could_not_bear_is_seen_as_a_contraction(line: str) -> Non
         'op.create_index("groups_dead", "groups", ["run_id"])',
         'op.execute("CREATE OR REPLACE VIEW window_state AS SELECT 1 AS one")',
     ],
-)  # fmt: skip
+)
 def test_what_only_adds_is_an_expansion(line: str) -> None:
     assert not list(contractions(a_migration(line))) and list(expansions(a_migration(line)))
 

@@ -100,7 +100,7 @@ INSIDE = {
     "trainer/phases.py:_when_there_is_room": PART,
     "trainer/ranks/rank_env.py:Followers.watch": POLL,
     "trainer/serving/app.py:Routes.generate": REQUEST,
-}  # fmt: skip
+}
 SAYS = {"busy", "idle", "progressed", "waiting", "pause", "waiting_for"}
 AWAITS = (ast.Await, ast.AsyncFor, ast.AsyncWith)
 BOUNDS = (ast.Compare, ast.NamedExpr, ast.BoolOp)
@@ -163,7 +163,7 @@ def restarted(source: str) -> set[str]:
             for name in (
                 part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)
             ):
-                values.setdefault(name, []).append(value)  # fmt: skip
+                values.setdefault(name, []).append(value)
     handed: set[str] = set()
     todo: list[ast.AST] = [
         argument
@@ -235,6 +235,8 @@ def test_loops_are_found_however_they_are_written() -> None:
         ("m.py:a", False, False), ("m.py:C.d", False, True), ("m.py:e", True, True), ("m.py:f", False, False),
         ("m.py:g", False, True),
     ]  # fmt: skip
-    handed = restarted("roles = {'x': partial(one, flow)}\nfor n, role in roles.items(): start(restartable, n, role)\n"
-                   "start(restartable, 'y', self.two)\nother(three)\n")  # fmt: skip
+    handed = restarted(
+        "roles = {'x': partial(one, flow)}\nfor n, role in roles.items(): start(restartable, n, role)\n"
+        "start(restartable, 'y', self.two)\nother(three)\n"
+    )
     assert {"one", "two"} <= handed and "three" not in handed

@@ -133,6 +133,7 @@ def test_python_in_guides_imports_public_modules_only(page: str) -> None:
 
 def test_there_are_programs_in_guides_and_an_import_of_a_private_module_is_found() -> None:
     assert set(imported("import orchestrator.pool.runs\nfrom sandboxes.local import x\nimport json")) == {
-        "orchestrator.pool.runs", "sandboxes.local",
-    }  # fmt: skip
+        "orchestrator.pool.runs",
+        "sandboxes.local",
+    }
     assert sum(block.language == "python" for page in PAGES for block in blocks(page)) >= 8

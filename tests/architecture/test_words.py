@@ -105,7 +105,7 @@ def test_a_word_is_counted_where_it_stands() -> None:
 @pytest.mark.parametrize(
     "name",
     ["_TOLD_LINES", "SAID", "mostSaid", "NOBODY_LISTENS", "test_it_is_no_number", "not_for_ever", "OF_WHICH"],
-)  # fmt: skip
+)
 def test_a_name_is_archaic_in_any_case(name: str) -> None:
     assert is_archaic(name) and of_python(f"{name} = 1") == {"identifiers": 1}
 

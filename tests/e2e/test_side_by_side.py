@@ -183,8 +183,10 @@ async def test_the_previous_commit_is_refused_in_one_sentence_by_a_database_that
     with anyio.fail_after(100):
         refused = await anyio.run_process(
             [sys.executable, "-m", "orchestrator.cli", "orchestrator", "-c", str(tmp_path)],
-            env=environment, cwd=previous, check=False,
-        )  # fmt: skip
+            env=environment,
+            cwd=previous,
+            check=False,
+        )
     assert refused.returncode == 1
     assert re.fullmatch(
         rf"penstock: the database is at revision {NEXT}, on which code older than {NEXT} cannot run; this is \d{{4}}: "

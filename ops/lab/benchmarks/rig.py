@@ -116,8 +116,10 @@ def make_model(directory: Path) -> Path:
     """A model directory with the demo's tokenizer and chat format and a context that no measurement fills."""
     subprocess.run(
         [sys.executable, "-m", "trainer.policy", "--out", str(directory)],
-        check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     config = json.loads((directory / "config.json").read_text())
     config["max_position_embeddings"] = CONTEXT
     (directory / "config.json").write_text(json.dumps(config))

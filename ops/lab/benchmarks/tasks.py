@@ -234,8 +234,12 @@ def main(argv: Sequence[str]) -> int:
     configure("bench", level="error")
     table = Report()
     bars = anyio.run(
-        measure, QUICK if arguments.quick else FULL, arguments.directory, table, backend_options={"use_uvloop": True}
-    )  # fmt: skip
+        measure,
+        QUICK if arguments.quick else FULL,
+        arguments.directory,
+        table,
+        backend_options={"use_uvloop": True},
+    )
     show(bars, table, as_json=arguments.json)
     return 0
 

@@ -161,9 +161,14 @@ async def evaluate(
         n[row.domain] = n.get(row.domain, 0) + int(row.n)
     blackbox = sum(int(row.n) for row in rows if row.scaffold != "shell")
     return Evaluation(
-        label=label, version=version, seconds=seconds, successes=successes, n=n, blackbox=blackbox,
+        label=label,
+        version=version,
+        seconds=seconds,
+        successes=successes,
+        n=n,
+        blackbox=blackbox,
         wanted=len(tasks) * rollouts,
-    )  # fmt: skip
+    )
 
 
 async def served(client: Client, version: int, timeout_s: float) -> None:

@@ -56,7 +56,13 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> list[str]:
     if isinstance(schema.get("$ref"), str):
         return _types(_resolved(schema["$ref"], root), root, depth + 1)
     type_names = schema.get("type")
-    found = [type_names] if isinstance(type_names, str) else [str(name) for name in type_names] if isinstance(type_names, list) else []  # fmt: skip
+    found = (
+        [type_names]
+        if isinstance(type_names, str)
+        else [str(name) for name in type_names]
+        if isinstance(type_names, list)
+        else []
+    )
     if not found:
         for union in ("anyOf", "oneOf"):
             if isinstance(schema.get(union), list):

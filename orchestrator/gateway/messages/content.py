@@ -93,7 +93,12 @@ def readable(part: Any, depth: int = 0) -> tuple[str | None, bool]:
         return text, True
     headings = [part.get("title"), part.get("context")]
     heading = "\n".join(each for each in headings if isinstance(each, str) and each) or None
-    for inner in (part.get("content"), _source(part.get("source")), part.get("transcript"), part.get("tool_name")):  # fmt: skip
+    for inner in (
+        part.get("content"),
+        _source(part.get("source")),
+        part.get("transcript"),
+        part.get("tool_name"),
+    ):
         text, complete = readable(inner, depth + 1) if inner is not None else (None, False)
         if text is not None:
             return "\n".join(each for each in (heading, text) if each is not None), complete

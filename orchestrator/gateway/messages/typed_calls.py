@@ -135,4 +135,4 @@ def _ran(one: Mapping[str, Any]) -> str:
         parts.append("[timed out]")
     elif isinstance(outcome, dict) and outcome.get("exit_code") not in (0, None):
         parts.append(f"[exit code {str(outcome['exit_code'])[:20]}]")
-    return "\n".join(parts)  # fmt: skip
+    return "\n".join(parts)

@@ -217,7 +217,9 @@ class TemplateRenderer:
 
     def _written_calls(self) -> str:
         try:
-            return self._template.render([_user(), {**_assistant(), "tool_calls": [{**_CALL, "id": "000000000"}]}], asking=False)  # fmt: skip
+            return self._template.render(
+                [_user(), {**_assistant(), "tool_calls": [{**_CALL, "id": "000000000"}]}], asking=False
+            )
         except TemplateRefused:
             return ""
 

@@ -32,7 +32,9 @@ def build_forest(renderer: Renderer, recorded: Iterable[RebuiltStep]) -> Forest:
         full = np.concatenate([base[: step.keep_len], delta, action])
         appended = list(step.appended)
         shown = appended.pop(0) if appended and appended[0].get("role") == TOOLS else {}
-        continues = forest.nodes[step.parent] if step.kind is StepKind.CONTINUES and step.parent is not None else None  # fmt: skip
+        continues = (
+            forest.nodes[step.parent] if step.kind is StepKind.CONTINUES and step.parent is not None else None
+        )
         forest.add(
             Node(
                 idx=step.idx,

@@ -135,7 +135,9 @@ async def _standalone(site: Site, request: web.Request) -> web.StreamResponse:
 def download(body: bytes, kind: str, name: str) -> web.Response:
     """A file to save: never shown inside the dashboard, regardless of its contents."""
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return web.Response(body=body, content_type=kind, charset="utf-8" if kind == "text/html" else None, headers=headers)  # fmt: skip
+    return web.Response(
+        body=body, content_type=kind, charset="utf-8" if kind == "text/html" else None, headers=headers
+    )
 
 
 def _name(request: web.Request) -> str:

@@ -82,8 +82,10 @@ async def test_sub_agents_and_rewritten_histories_are_documents_of_their_own(
     helper, rewritten, sibling = others
     assert [(step.source, step.message) for step in helper.steps] == [("user", "you help"), ("agent", "two")]
     assert [(step.message, step.is_copied_context) for step in rewritten.steps] == [
-        ("be brief", True), ("summary: two files", None), ("2", None),
-    ]  # fmt: skip
+        ("be brief", True),
+        ("summary: two files", None),
+        ("2", None),
+    ]
     assert [step.is_copied_context for step in sibling.steps] == [True, True, True, True, None]
 
 

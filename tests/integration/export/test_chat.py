@@ -66,11 +66,15 @@ async def test_messages_are_the_first_conversation_to_its_end_and_each_step_has_
     assert whole[1] == SHARED and whole[3] == found.messages
     assert whole[2] == [{"role": "user", "content": "you help"}, {"role": "assistant", "content": "two"}]
     assert whole[4] == [
-        SYSTEM, {"role": "user", "content": "summary: two files"}, {"role": "assistant", "content": "2"},
-    ]  # fmt: skip
+        SYSTEM,
+        {"role": "user", "content": "summary: two files"},
+        {"role": "assistant", "content": "2"},
+    ]
     assert whole[5] == [
-        *SHARED, {"role": "tool", "content": "2", "tool_call_id": "call_s1_0"}, {"role": "assistant", "content": "another answer"},
-    ]  # fmt: skip
+        *SHARED,
+        {"role": "tool", "content": "2", "tool_call_id": "call_s1_0"},
+        {"role": "assistant", "content": "another answer"},
+    ]
 
 
 async def test_a_step_has_what_its_request_added_and_its_reply_in_the_same_form(

@@ -77,8 +77,9 @@ async def test_row_groups_are_written_as_they_fill(
     assert done.parts == len(files) == 2
     found = [pyarrow.parquet.ParquetFile(file) for file in files]
     assert [[each.metadata.row_group(i).num_rows for i in range(each.num_row_groups)] for each in found] == [
-        [10, 10, 10, 10, 2], [10, 10, 10],
-    ]  # fmt: skip
+        [10, 10, 10, 10, 2],
+        [10, 10, 10],
+    ]
 
 
 async def test_datasets_loads_both_tables_with_the_features_of_the_card(

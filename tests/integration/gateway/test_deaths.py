@@ -25,9 +25,12 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("faults"
 LEASE_S = 12.0  # a gateway that lives keeps its servers on a busy machine, too
 # The checks on records that the gateway writes; rollouts are leased by hand here.
 RECORDED = (
-    "digests of steps", "digests of prompts", "digests of sampling parameters", "steps are of published versions",
+    "digests of steps",
+    "digests of prompts",
+    "digests of sampling parameters",
+    "steps are of published versions",
     "ready rollout servers serve a published version",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

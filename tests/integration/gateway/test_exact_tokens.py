@@ -94,7 +94,9 @@ async def test_call_by_call_the_server_saw_what_the_stored_steps_fold_to(rig: Ri
     for row in view:
         if row.reason == "new_conversation":
             assert row.turn == 0 and row.field == "text" and row.recorded != row.sent
-    (intact,) = await rig.rows("SELECT count(*) AS n FROM broken_steps(:run, :rollout, 1)", run=rig.run_id, rollout=rollout)  # fmt: skip
+    (intact,) = await rig.rows(
+        "SELECT count(*) AS n FROM broken_steps(:run, :rollout, 1)", run=rig.run_id, rollout=rollout
+    )
     assert intact.n == 0
 
 

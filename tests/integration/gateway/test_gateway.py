@@ -136,8 +136,9 @@ async def test_the_official_client_reads_parallel_tool_calls_reasoning_and_usage
             )
         assert (message["content"], reasoning, finish) == ("so:", "look at both", "tool_calls")
         assert [each["function"]["arguments"] for each in message["tool_calls"]] == [
-            '{"command":"wc -l oak.txt"}', '{"command":"echo \\"a\\nb\\""}',
-        ]  # fmt: skip
+            '{"command":"wc -l oak.txt"}',
+            '{"command":"echo \\"a\\nb\\""}',
+        ]
         assert usage is not None and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
         history.append(message)
         for each, output in zip(message["tool_calls"], ("7 oak.txt", "a\nb"), strict=True):

@@ -231,7 +231,7 @@ async def test_the_query_of_stages_does_not_scan_finished_work(engine: AsyncEngi
         " FROM generate_series(1, 20000) n RETURNING group_id)"
         " INSERT INTO rollouts (run_id, group_id, member, seed, state) SELECT :run, group_id, m, 1, 'verified' FROM g, generate_series(0, 1) m",
         run=run.run_id,
-    )  # fmt: skip
+    )
     async with engine.connect() as connection:
         connection = await connection.execution_options(isolation_level="AUTOCOMMIT")
         await connection.execute(text("VACUUM ANALYZE groups"))
@@ -336,7 +336,7 @@ TRAINING = BacklogStage(
         ),
         (TRAINING, [process("trainer", loop("train", item="batch 4"))], None),
     ],
-)  # fmt: skip
+)
 def test_the_stall_cause_is_named_in_one_sentence(
     stage: BacklogStage, processes: list[ProcessReport], sentence: str | None
 ) -> None:

@@ -370,8 +370,10 @@ async def test_the_views_explain_rewards_window_lineage_and_staleness(engine: As
         assert [row.batch_no for row in rows] == [0] * 4 + [None] * 2
         window = (await connection.execute(text("SELECT * FROM window_state ORDER BY seq"))).all()
         assert [(w.seq, w.state, w.is_head, w.inside) for w in window] == [
-            (2, "dispatched", True, True), (3, "ready", False, False), (4, "dispatched", False, False)
-        ]  # fmt: skip
+            (2, "dispatched", True, True),
+            (3, "ready", False, False),
+            (4, "dispatched", False, False),
+        ]
         stale = (await connection.execute(text("SELECT batch_no, staleness, tokens FROM staleness"))).one()
         lineage = (
             await connection.execute(text("SELECT sum(to_pos - from_pos) AS n FROM token_lineage"))

@@ -318,8 +318,10 @@ async def test_a_database_at_a_removed_revision_is_refused_in_one_sentence(
         await anyio.to_thread.run_sync(upgrade_to_head, database_url)
     done = await anyio.run_process(
         [sys.executable, "-m", "alembic", "upgrade", "head"],
-        env={**os.environ, "DATABASE_URL": database_url}, cwd=REPOSITORY, check=False,
-    )  # fmt: skip
+        env={**os.environ, "DATABASE_URL": database_url},
+        cwd=REPOSITORY,
+        check=False,
+    )
     assert done.returncode != 0 and done.stdout.decode().count("\n") <= 1
     assert sentence in done.stdout.decode() + done.stderr.decode()
     assert "Traceback" not in done.stderr.decode()

@@ -88,9 +88,12 @@ async def unbound(url: str) -> asyncpg.Connection:
     """A session of the reader that has undone every setting that it can."""
     connection = await connect(url)
     for setting in (
-        "default_transaction_read_only = off", "statement_timeout = 0", "lock_timeout = 0",
-        "idle_in_transaction_session_timeout = 0", "idle_session_timeout = 0",
-    ):  # fmt: skip
+        "default_transaction_read_only = off",
+        "statement_timeout = 0",
+        "lock_timeout = 0",
+        "idle_in_transaction_session_timeout = 0",
+        "idle_session_timeout = 0",
+    ):
         await connection.execute(f"SET {setting}")
     return connection
 
@@ -118,9 +121,11 @@ async def test_a_session_of_a_reader_begins_with_limits_and_there_are_few_of_the
 ) -> None:
     reader = await connect(login)
     for setting, expected in (
-        ("statement_timeout", "5min"), ("idle_in_transaction_session_timeout", "1min"), ("lock_timeout", "10s"),
+        ("statement_timeout", "5min"),
+        ("idle_in_transaction_session_timeout", "1min"),
+        ("lock_timeout", "10s"),
         ("temp_file_limit", "4GB"),
-    ):  # fmt: skip
+    ):
         assert await reader.fetchval(f"SHOW {setting}") == expected
     others = [await connect(login) for _ in range(CONNECTIONS - 1)]
     with pytest.raises(asyncpg.TooManyConnectionsError):

@@ -25,8 +25,10 @@ async def test_points_are_counted_per_suite_version_and_domain_with_wilsons_inte
         found = await evaluations(connection, run.run_id)
         one = await evaluations(connection, run.run_id, suite="held", version=3)
     assert [(each.suite, each.version, each.groups, each.scored, each.open) for each in found] == [
-        ("held", 0, 5, 5, 0), ("held", 3, 2, 2, 0), ("other", 3, 1, 1, 0),
-    ]  # fmt: skip
+        ("held", 0, 5, 5, 0),
+        ("held", 3, 2, 2, 0),
+        ("other", 3, 1, 1, 0),
+    ]
     first = {point.domain: point for point in found[0].points}
     assert list(first) == ["agent", "coding", "all"]
     assert (first["coding"].n, first["coding"].successes, first["coding"].success, first["coding"].mean) == (
@@ -72,12 +74,14 @@ async def test_rollouts_that_got_no_verdict_are_counted_by_domain_and_failure_cl
     assert (held.groups, held.scored, held.unscored, held.open) == (2, 1, 1, 0)
     assert (held.rollouts, held.judged, held.complete) == (6, 2, False)
     assert held.left_out == [
-        LeftOut("agent", "verifier_failure", 2), LeftOut("coding", "verifier_failure", 2)
-    ]  # fmt: skip
+        LeftOut("agent", "verifier_failure", 2),
+        LeftOut("coding", "verifier_failure", 2),
+    ]
     assert held.without_verdict == {"verifier_failure": 4}
     assert [(point.domain, point.wanted, point.n, point.successes) for point in held.points] == [
-        ("coding", 4, 2, 1), ("all", 6, 2, 1),
-    ]  # fmt: skip
+        ("coding", 4, 2, 1),
+        ("all", 6, 2, 1),
+    ]
     assert (held.points[0].low, held.points[0].high) == wilson(1, 2), "the interval is of the judged ones"
     assert whole.complete and whole.left_out == [] and whole.points[-1].wanted == whole.points[-1].n == 2
 

@@ -115,8 +115,10 @@ async def test_groups_are_listed_with_the_rewards_of_their_members(engine: Async
     async with engine.connect() as connection:
         page = await search.group_list(connection, run.run_id)
         assert [(row.group_id, row.seq, row.done, row.batch_no) for row in page.groups] == [
-            (3, None, 0, None), (2, 1, 4, 0), (1, 0, 4, 0),
-        ]  # fmt: skip
+            (3, None, 0, None),
+            (2, 1, 4, 0),
+            (1, 0, 4, 0),
+        ]
         assert page.groups[1].lowest == 0.0 and (page.groups[1].highest or 0) > 1.0
         named = await search.group_list(
             connection, run.run_id, GroupFilters.of({"task": "B", "state": "trained"})

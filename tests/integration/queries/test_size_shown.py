@@ -69,8 +69,10 @@ async def one_group_of(connection: AsyncConnection, members: int, dispatched: fl
         "size": members,
     }
     await insert(
-        connection, "groups", [{**group, "created": at(0), "dispatched": at(dispatched), "state": "dispatched", "seq": 0}]
-    )  # fmt: skip
+        connection,
+        "groups",
+        [{**group, "created": at(0), "dispatched": at(dispatched), "state": "dispatched", "seq": 0}],
+    )
     rollouts = [{"run_id": 1, "rollout_id": n, "group_id": 1, "member": n, "seed": n} for n in range(members)]
     await insert(connection, "rollouts", rollouts)
 

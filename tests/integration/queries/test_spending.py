@@ -35,7 +35,7 @@ _DEALT = (
          FROM rollouts r JOIN groups g USING (group_id),
               LATERAL (SELECT ((hashint8(r.rollout_id) & 1023) < 1024 * (0.1 + 0.2 * (g.seq % :domains)))::int AS performance) p
         WHERE r.run_id = :run""",
-)  # fmt: skip
+)
 
 
 async def dealt(engine: AsyncEngine, domains: int, groups: int) -> StoredRun:

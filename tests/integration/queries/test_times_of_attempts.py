@@ -108,8 +108,9 @@ async def test_views_bars_and_spans_show_six_concurrent_calls_as_they_were(opens
         wall = (attempt.ended - attempt.started).total_seconds()
         (reported,) = await rig.rows(
             "SELECT sum(t_queue)::float8 AS queue, sum(t_gen)::float8 AS generation, sum(t_gap)::float8 AS gap FROM steps"
-            " WHERE rollout_id = :id", id=rollout
-        )  # fmt: skip
+            " WHERE rollout_id = :id",
+            id=rollout,
+        )
         assert reported.queue > attempt.waiting_s, (
             "calls that wait at once: their seconds add up to more than the time"
         )

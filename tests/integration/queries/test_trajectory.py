@@ -28,7 +28,7 @@ from orchestrator.queries import (
 from orchestrator.queries.differences import COMPARED, Side, difference
 from orchestrator.queries.token_text import Detokenizer
 from tests import builders
-from tests.integration.pool.rig import (  # fmt: skip
+from tests.integration.pool.rig import (
     Tree,
     a_row_in_every_table,
     ended,

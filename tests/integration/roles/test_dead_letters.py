@@ -79,8 +79,10 @@ async def test_of_no_run_and_without_an_id_it_is_kept_once_as_well(engine: Async
     with pytest.raises(IntegrityError, match="dead_letters_once"):
         async with engine.begin() as connection:
             await connection.execute(
-                text("INSERT INTO dead_letters (stream, subject, reason, deliveries, body) VALUES ('TASKS', 'tasks.unknown.coding', '', 1, '\\x00')")
-            )  # fmt: skip
+                text(
+                    "INSERT INTO dead_letters (stream, subject, reason, deliveries, body) VALUES ('TASKS', 'tasks.unknown.coding', '', 1, '\\x00')"
+                )
+            )
 
 
 async def test_a_message_whose_settling_was_lost_after_the_commit_is_one_letter(stage: Stage) -> None:

@@ -108,8 +108,10 @@ async def test_a_suite_is_scored_on_the_newest_version_without_disturbing_the_qu
         0,
     )
     assert [(point.domain, point.n, point.successes) for point in found.points] == [
-        ("coding", 6, 3), ("general", 2, 1), ("all", 8, 4),
-    ]  # fmt: skip
+        ("coding", 6, 3),
+        ("general", 2, 1),
+        ("all", 8, 4),
+    ]
     assert seen[-1] == (4, 4)
     async with stage.flow.engine.connect() as connection:
         assert (

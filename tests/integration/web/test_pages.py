@@ -114,8 +114,10 @@ async def test_the_curves_are_what_the_trainer_reported(
         assert rates[:2] == [None, None] and all(rate is not None and rate > 0 for rate in rates[2:])
         assert found["spending"]["rollouts"] == 24 and found["spending"]["failures"] == {"completed": 24}
         (everything,) = [one for one in found["spending"]["success"] if one["domain"] == "all"]
-        assert sum(everything["n"]) == 24 and all(0 <= low <= mean <= high <= 1 for low, mean, high in zip(
-            everything["low"], everything["mean"], everything["high"], strict=True))  # fmt: skip
+        assert sum(everything["n"]) == 24 and all(
+            0 <= low <= mean <= high <= 1
+            for low, mean, high in zip(everything["low"], everything["mean"], everything["high"], strict=True)
+        )
         _, part = await web.get("/api/curves?first=3&last=4")
         assert part["steps"] == [3, 4] and part["last"] == 6
 

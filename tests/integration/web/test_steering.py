@@ -149,9 +149,11 @@ async def test_new_weights_hold_for_what_is_dispatched_next_and_go_with_their_st
     engine: AsyncEngine, database_url: str, tmp_path: Path
 ) -> None:
     course = {
-        "name": "first", "domains": {"coding": 1, "general": 1}, "end_batches": 1,
+        "name": "first",
+        "domains": {"coding": 1, "general": 1},
+        "end_batches": 1,
         "then": [{"name": "second", "domains": {"coding": 1, "general": 1}}],
-    }  # fmt: skip
+    }
     config = Config.model_validate(
         {"run": {"name": "run"}, "queue": {"batch_groups": 8, "group_size": 2, "capacity": 8}, "stage": course,
          "rollout": {"slots": 100}}
@@ -165,10 +167,12 @@ async def test_new_weights_hold_for_what_is_dispatched_next_and_go_with_their_st
         )
         assert status == 200, answer
         assert await last_action(web) == {
-            "what": "reweigh", "target": "stage first", "reason": "more code",
+            "what": "reweigh",
+            "target": "stage first",
+            "reason": "more code",
             "before": {"stage": "first", "domains": {"coding": 1.0, "general": 1.0}},
             "after": {"stage": "first", "domains": {"coding": 3, "general": 1}},
-        }  # fmt: skip
+        }
         async with engine.begin() as connection:
             assert await dispatch(connection, flow_of(engine, run)) == 16
         assert await served(engine, run) == {"coding": 6, "general": 2}
@@ -281,8 +285,11 @@ async def test_the_dead_letter_of_another_run_is_not_dropped_or_retried(
     async with dashboard(config, tmp_path) as web:
         theirs, nobodys = (
             line["letter"]
-            for line in sorted((await web.get("/api/letters?run=there"))[1]["messages"], key=lambda line: int(line["letter"][1:]))
-        )  # fmt: skip
+            for line in sorted(
+                (await web.get("/api/letters?run=there"))[1]["messages"],
+                key=lambda line: int(line["letter"][1:]),
+            )
+        )
         for order in ("drop", "retry"):
             status, answer = await web.post(f"/api/steer/{order}", {"letter": theirs})
             assert (status, answer["error"].partition(f" {theirs}")[0]) == (404, "dead letter")

@@ -249,8 +249,10 @@ async def test_long_texts_of_a_rollout_say_how_long_they_are_and_are_fetched_who
         ):
             await connection.execute(text(statement), {} if statement.startswith("SET") else key)
         name, rollout_id, revision = (
-            await connection.execute(text("SELECT u.name, v.rollout_id, v.revision FROM verdicts v JOIN runs u USING (run_id)"))
-        ).all()[0]  # fmt: skip
+            await connection.execute(
+                text("SELECT u.name, v.rollout_id, v.revision FROM verdicts v JOIN runs u USING (run_id)")
+            )
+        ).all()[0]
     async with dashboard(configured(name, database_url), tmp_path) as web:
         _, shown = await web.get(f"/api/rollouts/{rollout_id}")
         assert (len(shown["instruction"]["text"]), shown["instruction"]["length"]) == (6_000, 7_000)

@@ -110,8 +110,11 @@ def leave(kind: str, where: Path) -> subprocess.CompletedProcess[bytes]:
     """The program leaves that kind of poison in a directory."""
     return subprocess.run(
         [sys.executable, "-S", "-c", f"import poison; poison.leave({kind!r})"],
-        cwd=where, env={**os.environ, "PYTHONPATH": str(HARNESS)}, capture_output=True, check=False,
-    )  # fmt: skip
+        cwd=where,
+        env={**os.environ, "PYTHONPATH": str(HARNESS)},
+        capture_output=True,
+        check=False,
+    )
 
 
 def test_the_agents_leave_behind_what_they_say(tmp_path: Path) -> None:

@@ -36,11 +36,14 @@ LATE = {"call": 0, "name": "bash", "back": 1}
         ([result("2", SECOND), result("1", FIRST)], [("2", "call_s0_1"), ("1", "call_s0_0")]),
         ([result("?", None), result("1", FIRST)], [("?", None), ("1", "call_s0_0")]),
         ([result("1", FIRST), result("again", FIRST)], [("1", "call_s0_0"), ("again", "call_s0_0")]),
-        ([result("far", {"call": 7, "name": "x"}), result("out", {"call": 0, "name": "x", "back": 9})], [("far", None), ("out", None)]),
+        (
+            [result("far", {"call": 7, "name": "x"}), result("out", {"call": 0, "name": "x", "back": 9})],
+            [("far", None), ("out", None)],
+        ),
         ([result("1"), result("2"), result("3")], [("1", "call_s0_0"), ("2", "call_s0_1"), ("3", None)]),
     ],
     ids=["the second alone", "another order", "unknown", "twice", "out of range", "an old record"],
-)  # fmt: skip
+)
 def test_a_result_is_exported_with_the_call_that_its_record_names(results: Any, expected: Any) -> None:
     steps = [step(0, [ASK], *CALLS), step(1, results)]
     messages = before(steps, steps[1])
@@ -55,8 +58,10 @@ def test_a_result_that_comes_late_stands_with_its_call() -> None:
     ]
     messages = before(steps, steps[2])
     assert [(one.text, one.answers) for one in messages if one.role == "tool"] == [
-        ("2", "call_s0_1"), ("1", "call_s0_0"), ("3", "call_s1_0"),
-    ]  # fmt: skip
+        ("2", "call_s0_1"),
+        ("1", "call_s0_0"),
+        ("3", "call_s1_0"),
+    ]
     turns = _Turns()
     for one in messages:
         turns.say(one, copied=False)

@@ -43,9 +43,12 @@ def test_message_start_comes_at_once_and_signs_of_life_are_ping_events() -> None
 
 @pytest.mark.parametrize(
     ("problem", "kind"),
-    [(session_over("sealed"), "invalid_request_error"), (unavailable("no server"), "overloaded_error"),
-     (Problem(500, "internal_error", "we failed"), "api_error")],
-)  # fmt: skip
+    [
+        (session_over("sealed"), "invalid_request_error"),
+        (unavailable("no server"), "overloaded_error"),
+        (Problem(500, "internal_error", "we failed"), "api_error"),
+    ],
+)
 def test_a_stream_that_fails_ends_with_an_error_event(problem: Problem, kind: str) -> None:
     ((name, data),) = decoded(ANTHROPIC.dialect.events(ANTHROPIC.read(["hello"])).failed(problem))
     assert name == data["type"] == "error"
@@ -80,9 +83,12 @@ def test_cache_markers_that_move_between_turns_change_nothing() -> None:
     tool = {"name": "bash", "input_schema": COMMAND}
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "hi"}
     marked = read(
-        user([text("go", **mark)]), assistant({**used("toolu_1", "ls"), **mark}), user([{**result, **mark}]),
-        system=[text("Rules.", **mark)], tools=[{**tool, **mark}],
-    )  # fmt: skip
+        user([text("go", **mark)]),
+        assistant({**used("toolu_1", "ls"), **mark}),
+        user([{**result, **mark}]),
+        system=[text("Rules.", **mark)],
+        tools=[{**tool, **mark}],
+    )
     plain = read(
         user("go"), assistant(used("toolu_1", "ls")), user([{**result, "content": [text("hi")]}]), system="Rules.", tools=[tool]
     )  # fmt: skip
@@ -99,8 +105,10 @@ def test_parallel_results_and_errors_become_tool_messages_before_the_users_words
         user("go"), assistant(text("both"), used("a", "ls"), used("b", "cat x")), user(results)
     ).turns
     assert [(turn.role, turn.text) for turn in turns[2:]] == [
-        ("tool", "onetwo"), ("tool", "Error: no such file"), ("user", "and now?"),
-    ]  # fmt: skip
+        ("tool", "onetwo"),
+        ("tool", "Error: no such file"),
+        ("user", "and now?"),
+    ]
     assert [made.mapping()["command"] for made in turns[1].calls] == ["ls", "cat x"]
 
 
@@ -230,9 +238,12 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(messages: list[Any], b
 
 def test_unknown_fields_are_tolerated() -> None:
     request = read(
-        context_management={"edits": [{"type": "clear_thinking_20251015"}]}, metadata={"user_id": "x"},
-        output_config={"effort": "high"}, tool_choice={"type": "none"}, stop_sequences=["END"],
-    )  # fmt: skip
+        context_management={"edits": [{"type": "clear_thinking_20251015"}]},
+        metadata={"user_id": "x"},
+        output_config={"effort": "high"},
+        tool_choice={"type": "none"},
+        stop_sequences=["END"],
+    )
     assert request.stop == ("END",) and not request.calls_allowed
 
 

@@ -46,9 +46,12 @@ def test_created_and_in_progress_come_at_once_and_signs_of_life_are_events() -> 
 
 @pytest.mark.parametrize(
     ("problem", "code"),
-    [(session_over("sealed"), "invalid_prompt"), (unavailable("no server"), "server_error"),
-     (Problem(500, "internal_error", "we failed"), "server_error")],
-)  # fmt: skip
+    [
+        (session_over("sealed"), "invalid_prompt"),
+        (unavailable("no server"), "server_error"),
+        (Problem(500, "internal_error", "we failed"), "server_error"),
+    ],
+)
 def test_a_stream_ends_with_a_terminal_event_also_on_our_own_errors(problem: Problem, code: str) -> None:
     events = RESPONSES.dialect.events(RESPONSES.read(["hello"]))
     response = fold_responses([events.opening(), events.waiting(), *events.failed(problem)])
@@ -72,8 +75,10 @@ def test_developer_items_and_instructions_lead_and_later_ones_are_folded_into_us
     assert [turn.role for turn in read(developer, USER).turns] == ["system", "user"]
     turns = read(developer, USER, instructions="You are Codex.").turns
     assert [(turn.role, turn.text) for turn in turns] == [
-        ("system", "You are Codex."), ("user", "rules"), ("user", "hello"),
-    ]  # fmt: skip
+        ("system", "You are Codex."),
+        ("user", "rules"),
+        ("user", "hello"),
+    ]
 
 
 def test_provider_side_tools_and_what_they_left_in_the_history_are_stripped_and_counted() -> None:
@@ -84,8 +89,10 @@ def test_provider_side_tools_and_what_they_left_in_the_history_are_stripped_and_
     tools = [
         {"type": "function", "name": "bash", "parameters": COMMAND},
         {"type": "web_search", "external_web_access": False},
-        {"type": "image_generation"}, {"type": "tool_search"}, {"type": "mcp", "server_url": "https://example.org"},
-    ]  # fmt: skip
+        {"type": "image_generation"},
+        {"type": "tool_search"},
+        {"type": "mcp", "server_url": "https://example.org"},
+    ]
     request = read(USER, *left, tools=tools, include=["reasoning.encrypted_content"], store=False)
     assert request.left_out == 6
     assert [tool["function"]["name"] for tool in request.tools] == ["bash"]
@@ -109,8 +116,11 @@ def test_a_freeform_tool_takes_one_string_and_is_answered_as_a_custom_call() -> 
         ),
     )["output"]
     assert (item["type"], item["name"], item["input"], item["call_id"]) == (
-        "custom_tool_call", "apply_patch", "*** Begin", "call_s3_0",
-    )  # fmt: skip
+        "custom_tool_call",
+        "apply_patch",
+        "*** Begin",
+        "call_s3_0",
+    )
     result = {"type": "custom_tool_call_output", "call_id": "call_s3_0", "output": "done"}
     _, assistant, observed = read(USER, item, result).turns
     assert assistant.calls == (call("apply_patch", input="*** Begin"),) and (
@@ -180,8 +190,10 @@ def test_replies_of_two_steps_in_a_row_stay_two_messages() -> None:
     )["output"]
     turns = read(USER, *first, *second, *third, output("call_s2_0", "x")).turns
     assert [(turn.text, turn.reasoning, len(turn.calls)) for turn in turns[1:4]] == [
-        ("", "hm", 0), ("yes", None, 0), ("", "so", 1),
-    ]  # fmt: skip
+        ("", "hm", 0),
+        ("yes", None, 0),
+        ("", "so", 1),
+    ]
 
 
 def test_reasoning_of_another_provider_is_kept_as_far_as_it_is_readable() -> None:

@@ -240,7 +240,9 @@ def test_anthropics_typed_tools_are_called_under_the_names_that_their_clients_kn
         incoming,
         reply_of(Turn(role="assistant", text="", reasoning=None, calls=(call("bash", command="ls"),))),
     )
-    assert body["content"] == [{"type": "tool_use", "id": "call_s0_0", "name": "bash", "input": {"command": "ls"}}]  # fmt: skip
+    assert body["content"] == [
+        {"type": "tool_use", "id": "call_s0_0", "name": "bash", "input": {"command": "ls"}}
+    ]
 
 
 def of_name(wire: Wire, name: str) -> dict[str, Any]:
@@ -283,7 +285,9 @@ def test_a_first_form_of_tools_cannot_force_a_call_of_none() -> None:
 
 def test_a_typed_tool_is_chosen_by_its_type() -> None:
     tools = [SHELL, {"type": "function", "name": "look"}]
-    assert read("responses", tools=tools, tool_choice={"type": "shell"}).request.rule == CallRule(names=("shell",), required=True)  # fmt: skip
+    assert read("responses", tools=tools, tool_choice={"type": "shell"}).request.rule == CallRule(
+        names=("shell",), required=True
+    )
     some = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "shell"}, {"type": "web_search"}]}
     assert read("responses", tools=tools, tool_choice=some).request.rule == CallRule(names=("shell",))
     only = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}

@@ -31,7 +31,9 @@ DROPPING = [pytest.param(CHATML_DROPS, id="drops"), pytest.param(CHATML_CUTS, id
 
 def test_a_family_speaks_for_its_model_types_and_the_template_for_all_others(tmp_path: Path) -> None:
     assert isinstance(load_renderer(chatml_model(tmp_path / "a", CHATML_DROPS)), QwenRenderer)
-    assert isinstance(load_renderer(chatml_model(tmp_path / "b", CHATML_KEEPS, model_type="qwen3_moe")), QwenRenderer)  # fmt: skip
+    assert isinstance(
+        load_renderer(chatml_model(tmp_path / "b", CHATML_KEEPS, model_type="qwen3_moe")), QwenRenderer
+    )
     assert isinstance(load_renderer(minimax_model(tmp_path / "c")), MiniMaxRenderer)
     assert isinstance(
         load_renderer(chatml_model(tmp_path / "d", CHATML_KEEPS, model_type="x")), TemplateRenderer
@@ -132,8 +134,10 @@ def test_a_template_that_cannot_be_used_is_refused_in_one_sentence(
 
 def test_a_conversation_that_the_template_refuses_is_the_callers_mistake(tmp_path: Path) -> None:
     template = CHATML_KEEPS.replace(
-        "{%- if tools %}", "{%- if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}\n{%- if tools %}", 1,
-    )  # fmt: skip
+        "{%- if tools %}",
+        "{%- if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}\n{%- if tools %}",
+        1,
+    )
     renderer = load_renderer(chatml_model(tmp_path / "m", template, model_type="x"))
     with pytest.raises(Problem, match="no system here") as refused:
         renderer.opening([Turn(role="system", text="rules"), Turn(role="user", text="oak")], (), asking=True)
@@ -154,7 +158,9 @@ def test_templates_are_found_wherever_they_are_published(tmp_path: Path) -> None
 
 
 def test_a_block_that_marks_what_is_trained_on_is_its_body(tmp_path: Path) -> None:
-    template = CHATML_KEEPS.replace("{{- message.content }}", "{% generation %}{{- message.content }}{% endgeneration %}")  # fmt: skip
+    template = CHATML_KEEPS.replace(
+        "{{- message.content }}", "{% generation %}{{- message.content }}{% endgeneration %}"
+    )
     assert load_renderer(chatml_model(tmp_path / "m", template, model_type="x")).extends
 
 
@@ -165,8 +171,9 @@ def test_a_word_of_the_probes_in_a_users_text_changes_nothing(renderer: Renderer
 
 
 NAMED = CHATML_KEEPS.replace(
-    "'\\n<tool_response>\\n' + message.content", "'\\n<tool_response>\\n' + message.name + '#' + message.tool_call_id + ': ' + message.content"
-)  # fmt: skip
+    "'\\n<tool_response>\\n' + message.content",
+    "'\\n<tool_response>\\n' + message.name + '#' + message.tool_call_id + ': ' + message.content",
+)
 
 
 def test_a_template_that_prints_what_a_result_answers_prints_the_call_whose_id_it_names(

@@ -99,7 +99,9 @@ def test_1_arguments_that_are_not_an_object_never_break_a_template(
     renderer: Renderer, arguments: Any
 ) -> None:
     message = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": arguments}}]}  # fmt: skip
-    turns, _ = read_messages([{"role": "user", "content": "oak"}, message, {"role": "tool", "tool_call_id": "a", "content": "x"}])  # fmt: skip
+    turns, _ = read_messages(
+        [{"role": "user", "content": "oak"}, message, {"role": "tool", "tool_call_id": "a", "content": "x"}]
+    )
     assert "look" in shown(renderer, *turns)
 
 
@@ -227,7 +229,9 @@ def test_10_an_action_that_was_cut_off_is_closed_thinking_included(renderer: Ren
         closed = renderer.decode(renderer.between(thinking, [ASK], asking=True))
         assert closed == "</think>" + end + plain
     elif renderer.markers.think_open is not None:
-        opened = renderer.decode(renderer.between([renderer.markers.think_open, *whole[:2]], [ASK], asking=True))  # fmt: skip
+        opened = renderer.decode(
+            renderer.between([renderer.markers.think_open, *whole[:2]], [ASK], asking=True)
+        )
         assert opened == "</think>" + end + plain
 
 

@@ -66,10 +66,13 @@ def test_the_scrape_example_finds_the_files_that_processes_write() -> None:
     ("expression", "found"),
     [
         ('rate(a_total{x="b", y=~"c|d"}[5m])', {"a_total"}),
-        ("sum by (run, le) (b_bucket) / on (run) group_left c_sum > 4e8 and d == 0", {"b_bucket", "c_sum", "d"}),
+        (
+            "sum by (run, le) (b_bucket) / on (run) group_left c_sum > 4e8 and d == 0",
+            {"b_bucket", "c_sum", "d"},
+        ),
         ("vector(0) or sum(e) without (f) unless on () g offset 5m", {"e", "g"}),
     ],
-)  # fmt: skip
+)
 def test_the_metrics_of_an_expression_are_read_from_it(expression: str, found: set[str]) -> None:
     assert names(expression) == found
 

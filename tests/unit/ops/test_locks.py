@@ -11,9 +11,10 @@ from tests.package_index import NO_SETTINGS, serving, write_wheel
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PYTHON_LOCKS = [
-    *sorted(REPOSITORY.glob("ops/*.lock")), *sorted(REPOSITORY.glob("ops/sglang_cpu/*.lock")),
+    *sorted(REPOSITORY.glob("ops/*.lock")),
+    *sorted(REPOSITORY.glob("ops/sglang_cpu/*.lock")),
     *sorted(REPOSITORY.glob("agents/scaffolds/*/requirements.lock")),
-]  # fmt: skip
+]
 NPM_LOCKS = [
     REPOSITORY / "ops/web/package-lock.json",
     *sorted(REPOSITORY.glob("agents/scaffolds/*/package-lock.json")),

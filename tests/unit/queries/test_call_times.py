@@ -53,8 +53,10 @@ def test_a_call_that_says_when_it_ended_lies_there_however_many_overlap() -> Non
     ]
     found = spans(calls, {1: 50.0})
     assert [(span.start, span.generation, span.end) for span in found] == [
-        (100.0, 100.0, 101.0), (100.0, 101.0, 102.0), (100.0, 102.0, 103.0),
-    ]  # fmt: skip
+        (100.0, 100.0, 101.0),
+        (100.0, 101.0, 102.0),
+        (100.0, 102.0, 103.0),
+    ]
     assert all(span.measured for span in found)
     older, newer = spans([call(0, 130.0), calls[0]], {})
     assert (older.measured, older.end) == (False, newer.start)

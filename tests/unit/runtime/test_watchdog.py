@@ -60,8 +60,11 @@ async def test_a_stuck_loop_is_named_with_its_item_and_dependency_until_it_moves
             watchdog.look()
             (line,) = logs
             assert (line["event"], line["loop"], line["item"], line["waits_for"]) == (
-                "watchdog.stuck", "relay", "outbox row 7", "nats",
-            )  # fmt: skip
+                "watchdog.stuck",
+                "relay",
+                "outbox row 7",
+                "nats",
+            )
             assert line["log_level"] == "error" and line["seconds"] >= 61 and line["process"] == "test"
             where = {"loop": "relay", "waits_for": "nats"}
             assert value(watchdog, "penstock_loop_stuck", **where) == 1

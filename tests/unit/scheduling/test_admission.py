@@ -80,8 +80,10 @@ def test_a_domain_without_groups_lends_its_turn_and_is_paid_back() -> None:
     shares = {"reasoning": 1.0, "coding": 1.0}
     assert choose_domains(shares, {}, {"coding": 4}, 9) == ["coding"] * 4
     assert choose_domains(shares, {"coding": 4}, {"coding": 9, "reasoning": 9}, 6) == [
-        *["reasoning"] * 4, "reasoning", "coding",
-    ]  # fmt: skip
+        *["reasoning"] * 4,
+        "reasoning",
+        "coding",
+    ]
 
 
 def test_counting_the_last_k_dispatches_bounds_what_is_paid_back() -> None:

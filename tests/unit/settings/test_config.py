@@ -340,10 +340,12 @@ def test_the_defaults_fit_a_real_run_and_the_demo_and_chaos_state_limits_of_thei
     }
     assert real.gateway.session_ttl_s == 86_400.0
     demo = tomllib.loads(
-        demo_prepare.CONFIG.format_map(dict.fromkeys(("seed", "seconds", "train_steps"), 1) | {"control": "false"} | dict.fromkeys(
-            ("model", "scaffolds", "sandbox", "servers", "dtype"), ""
-        ))
-    )  # fmt: skip
+        demo_prepare.CONFIG.format_map(
+            dict.fromkeys(("seed", "seconds", "train_steps"), 1)
+            | {"control": "false"}
+            | dict.fromkeys(("model", "scaffolds", "sandbox", "servers", "dtype"), "")
+        )
+    )
     for given in (demo, chaos_prepare.SETTINGS):
         for section, keys in limits(real).items():
             assert keys.keys() <= given[section].keys(), section
@@ -355,8 +357,11 @@ def test_the_template_of_a_new_run_shows_the_defaults(tmp_path: Path) -> None:
     made = load(write_template(tmp_path / "new", "new", "model"))
     default = Config()
     assert (made.stage, made.sampling, made.rollout, made.sandbox) == (
-        default.stage, default.sampling, default.rollout, default.sandbox,
-    )  # fmt: skip
+        default.stage,
+        default.sampling,
+        default.rollout,
+        default.sandbox,
+    )
 
 
 def test_a_session_that_would_end_before_its_attempt_is_refused(tmp_path: Path) -> None:

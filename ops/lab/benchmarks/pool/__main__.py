@@ -94,9 +94,14 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # child processes end with us
     table = Report()
     bars = anyio.run(
-        measure, SMALL if arguments.small else FULL, arguments.small, only, arguments.directory, table,
+        measure,
+        SMALL if arguments.small else FULL,
+        arguments.small,
+        only,
+        arguments.directory,
+        table,
         backend_options={"use_uvloop": True},  # like the product's processes
-    )  # fmt: skip
+    )
     show(bars, table, as_json=arguments.json)
     return 0
 

@@ -89,9 +89,11 @@ async def measure(rig: Rig, claims: int, table: Report) -> list[BenchmarkTarget]
             await transact(engine, commit, at="trainer.commit")
             times.commits.append(1000 * (time.perf_counter() - started))
     for name, values in (
-        ("claim of a batch", times.claims), ("the same claim again", times.again), ("reading what it trains", times.reads),
+        ("claim of a batch", times.claims),
+        ("the same claim again", times.again),
+        ("reading what it trains", times.reads),
         ("its commit", times.commits),
-    ):  # fmt: skip
+    ):
         table.add_row(
             name,
             f"p50 {quantile(values, 0.5):.1f} ms, p95 {quantile(values, 0.95):.1f} ms",

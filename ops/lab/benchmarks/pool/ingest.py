@@ -87,20 +87,26 @@ async def make_rollouts(rig: Rig, run_id: int, count: int) -> list[int]:
     """Running rollouts at their first epoch."""
     async with rig.engine.begin() as connection:
         await connection.execute(
-            text("INSERT INTO tasks (run_id, sha, name, domain, settings, body) VALUES (:run, 'x', 'x', 'general', '{}', '{}')"),
+            text(
+                "INSERT INTO tasks (run_id, sha, name, domain, settings, body) VALUES (:run, 'x', 'x', 'general', '{}', '{}')"
+            ),
             {"run": run_id},
-        )  # fmt: skip
+        )
         await connection.execute(
-            text("INSERT INTO groups (run_id, submission, task_id, domain, scaffold, size, state) "
-                 "SELECT :run, 'ingest', max(task_id), 'general', 'shell', 32767, 'dispatched' FROM tasks WHERE run_id = :run"),
+            text(
+                "INSERT INTO groups (run_id, submission, task_id, domain, scaffold, size, state) "
+                "SELECT :run, 'ingest', max(task_id), 'general', 'shell', 32767, 'dispatched' FROM tasks WHERE run_id = :run"
+            ),
             {"run": run_id},
-        )  # fmt: skip
+        )
         rows = await connection.execute(
-            text("INSERT INTO rollouts (run_id, group_id, member, seed, state, lease_epoch) "
-                 "SELECT :run, group_id, n, n, 'running', 1 FROM groups, generate_series(1, :count) n "
-                 "WHERE run_id = :run AND submission = 'ingest' RETURNING rollout_id"),
+            text(
+                "INSERT INTO rollouts (run_id, group_id, member, seed, state, lease_epoch) "
+                "SELECT :run, group_id, n, n, 'running', 1 FROM groups, generate_series(1, :count) n "
+                "WHERE run_id = :run AND submission = 'ingest' RETURNING rollout_id"
+            ),
             {"run": run_id, "count": count},
-        )  # fmt: skip
+        )
         return sorted(row.rollout_id for row in rows)
 
 

@@ -49,9 +49,11 @@ def tell(found: Found, done: Soaked, table: Report) -> None:
         )
     for key, trend in found.trends.items():
         values = [sample.values[key] for sample in found.window if key in sample.values]
-        now = f"{values[0] / (1 << 20):.1f} → {values[-1] / (1 << 20):.1f} MiB; " if key[0] in (Figure.MEMORY, Figure.DISK) else (
-            "" if key[0] is Figure.CPU else f"{values[0]:g} → {values[-1]:g}; "
-        )  # fmt: skip
+        now = (
+            f"{values[0] / (1 << 20):.1f} → {values[-1] / (1 << 20):.1f} MiB; "
+            if key[0] in (Figure.MEMORY, Figure.DISK)
+            else ("" if key[0] is Figure.CPU else f"{values[0]:g} → {values[-1]:g}; ")
+        )
         table.add_row(
             name(key),
             f"{trend.slope:10.3f} ± {trend.noise:.3f} {unit(key[0])}",

@@ -59,9 +59,13 @@ def roles(status: SupervisorStatus) -> dict[str, Role]:
             role = _role(stats, process.pid, below)
             ended_s = stats[process.pid].children_s
             found[process.name] = Role(
-                pid=role.pid, memory=role.memory, descriptors=role.descriptors, threads=role.threads,
-                processes=role.processes, cpu_s=role.cpu_s + ended_s,
-            )  # fmt: skip
+                pid=role.pid,
+                memory=role.memory,
+                descriptors=role.descriptors,
+                threads=role.threads,
+                processes=role.processes,
+                cpu_s=role.cpu_s + ended_s,
+            )
             continue
         found[process.name] = _role(stats, process.pid, [pid for pid in below if pid not in inside])
         programs += len(inside)

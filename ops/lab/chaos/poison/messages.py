@@ -58,9 +58,13 @@ def tasks(run: str, mark: str, accepted: str) -> Iterator[Poison]:
         body = {**good, "submission": submission, **changed}
         named = body["submission"]
         return Poison(
-            name=f"task: {name}", subject=to or subjects.tasks(run, DOMAIN), body=json.dumps(body).encode(), end=end,
-            headers=headers or {}, submission=named if named == submission else None,
-        )  # fmt: skip
+            name=f"task: {name}",
+            subject=to or subjects.tasks(run, DOMAIN),
+            body=json.dumps(body).encode(),
+            end=end,
+            headers=headers or {},
+            submission=named if named == submission else None,
+        )
 
     def raw(name: str, body: bytes, end: End = End.REFUSED) -> Poison:
         return Poison(name=f"task: {name}", subject=subjects.tasks(run, DOMAIN), body=body, end=end)
@@ -79,9 +83,12 @@ def tasks(run: str, mark: str, accepted: str) -> Iterator[Poison]:
     yield like("an unknown key", sumbission="x")
     twice = f"poison:{mark}:a-key-twice"
     yield Poison(
-        name="task: a key twice", subject=subjects.tasks(run, DOMAIN), end=End.REFUSED, submission=twice,
+        name="task: a key twice",
+        subject=subjects.tasks(run, DOMAIN),
+        end=End.REFUSED,
+        submission=twice,
         body=json.dumps({**good, "submission": twice}).encode()[:-1] + b', "label": "a", "label": "b"}',
-    )  # fmt: skip
+    )
     yield like("a huge number", group_size=HUGE)
     yield like("an infinite number", sampling={"temperature": float("inf")}, purpose="eval")
     yield like("a number out of range", version=2**63, purpose="eval")
@@ -91,9 +98,12 @@ def tasks(run: str, mark: str, accepted: str) -> Iterator[Poison]:
     yield like("a malformed subject", to=f"tasks.{run}")
     yield like("an unknown schema", headers={HEADER_SCHEMA: "Nonsense/99"})
     yield Poison(
-        name="task: an accepted one again", subject=subjects.tasks(run, DOMAIN),
-        body=json.dumps({**good, "submission": accepted}).encode(), end=End.ANSWERED, submission=accepted,
-    )  # fmt: skip
+        name="task: an accepted one again",
+        subject=subjects.tasks(run, DOMAIN),
+        body=json.dumps({**good, "submission": accepted}).encode(),
+        end=End.ANSWERED,
+        submission=accepted,
+    )
 
 
 def reports(run: str, mark: str) -> Iterator[Poison]:
@@ -111,8 +121,11 @@ def reports(run: str, mark: str) -> Iterator[Poison]:
         yield raw("a huge number", json.dumps({**lease, "rollout": HUGE}).encode())
         yield raw("a schema of another topic", json.dumps(lease).encode(), Penstock_Schema="TaskSubmitted/1")
     yield Poison(
-        name="blob: another content than its name says", subject=subjects.blob("0" * 64), body=mark.encode(), end=End.DEAD
-    )  # fmt: skip
+        name="blob: another content than its name says",
+        subject=subjects.blob("0" * 64),
+        body=mark.encode(),
+        end=End.DEAD,
+    )
     yield Poison(
         name="dead letter: made by hand", subject=subjects.dead("tasks"), body=b"\0" + mark.encode(), end=End.DEAD,
         headers={HEADER_DEAD_KEPT: "no", HEADER_DEAD_REASON: "x" * 2000, HEADER_DEAD_SUBJECT: "tasks..\u2028"},
