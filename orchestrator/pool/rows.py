@@ -29,13 +29,17 @@ def from_row(
     return cls(**{**_with_members(cls, values), **more})
 
 
-def from_wide_row(cls: Callable[..., Value], row: Row[*tuple[Any, ...]], **more: object) -> Value:
+def from_wide_row(
+    cls: Callable[..., Value], row: Row[*tuple[Any, ...]], *, prefix: str = "", **more: object
+) -> Value:
     """As `from_row`, from a row with many columns that are not fields of the dataclass `cls`, such as a row of a whole table: they are ignored.
+    `prefix`: the beginning of the names of its columns in a row of several tables.
 
     Raises TypeError if a field without a default is not a column.
     """
+    columns = row._mapping
     wanted = _names(cls).difference(more)
-    values = {name: value for name, value in row._mapping.items() if name in wanted}
+    values = {name: columns[prefix + name] for name in wanted if prefix + name in columns}
     return cls(**_with_members(cls, values), **more)
 
 

@@ -87,7 +87,7 @@ class ToolExecution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedReward:
-    """The newest revision of a reward: total = performance + beta * speed + alpha * process."""
+    """One revision of a reward: total = performance + beta * speed + alpha * process."""
 
     revision: int
     performance: float  # the verifier's reward, 0 to 1
@@ -457,45 +457,13 @@ def _attempt(
 ) -> RecordedAttempt:
     reward = verdict = batch = None
     if row.w_revision is not None:
-        reward = RecordedReward(
-            revision=row.w_revision,
-            performance=row.w_performance,
-            speed=row.w_speed,
-            process=row.w_process,
-            alpha=row.w_alpha,
-            beta=row.w_beta,
-            total=row.w_total,
-            baseline=row.w_baseline,
-            divisor=row.w_divisor,
-            advantage=row.w_advantage,
-            t_agent=row.w_t_agent,
-            t_base=row.w_t_base,
-            t_base_origin=row.w_t_base_origin,
-            process_by_signal=row.w_process_by_signal,
-            sd_log_t=row.w_sd_log_t,
-            speed_noise=row.w_speed_noise,
-            silent=row.w_silent,
-        )
+        reward = from_wide_row(RecordedReward, row, prefix="w_")
     if row.v_revision is not None:
-        verdict = RecordedVerdict(
-            revision=row.v_revision,
-            reward=row.v_reward,
-            components=row.v_components,
-            tests=row.v_tests,
-            exit_code=row.v_exit_code,
-            log=row.v_log or "",
-            seconds=row.v_verify_s,
-            at=row.v_at,
+        verdict = from_wide_row(
+            RecordedVerdict, row, prefix="v_", log=row.v_log or "", seconds=row.v_verify_s
         )
     if row.b_batch_no is not None:
-        batch = TrainedBatch(
-            batch_no=row.b_batch_no,
-            version=row.b_version,
-            reward_revision=row.b_reward_revision,
-            baseline=row.b_baseline,
-            divisor=row.b_divisor,
-            advantage=row.b_advantage,
-        )
+        batch = from_wide_row(TrainedBatch, row, prefix="b_")
     return from_wide_row(
         RecordedAttempt,
         row,

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.errors import NotFoundError
 from orchestrator.contracts.states import ROLLOUT_TERMINAL, BatchState, FailureClass, Purpose, RolloutState
 from orchestrator.pool.rows import from_row
+from orchestrator.queries.attempts import RecordedReward
 from orchestrator.queries.files import File, files
 from orchestrator.queries.instructions import instruction_of
 from orchestrator.queries.step_tree import TreeStep, step_tree
@@ -59,32 +60,11 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reward:
-    """total = performance + beta·speed + alpha·process; advantage = (return − baseline) / divisor, of the first step.
+class Reward(RecordedReward):
+    """A revision of an attempt's reward. advantage = (return − baseline) / divisor, of the first step."""
 
-    `t_base_origin`: reference | siblings | itself. `process_by_signal`: the contribution of each signal to the total. `silent`: why the group
-    carries no signal, after its spread of log T (`sd_log_t`) was compared with the measured `speed_noise`.
-    """
-
-    revision: int
     attempt: int
-    performance: float
-    speed: float
-    process: float
-    alpha: float
-    beta: float
-    total: float
-    t_agent: float | None
-    t_base: float | None
-    baseline: float | None
-    divisor: float | None
-    advantage: float | None
     at: float
-    t_base_origin: str | None
-    process_by_signal: dict[str, float] | None
-    sd_log_t: float | None
-    speed_noise: float | None
-    silent: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
