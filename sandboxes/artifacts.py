@@ -26,6 +26,7 @@ from sandboxes.base import (
     RefusedReason,
     digest_of,
 )
+from sandboxes.lost import Losses
 
 _REPORTED = 100
 LONGEST_PATH = 4_000
@@ -97,6 +98,7 @@ class _Collector:
     limits: ArtifactLimits
     work: str
     spool: Path | None
+    losses: Losses
     added: dict[str, AnyFile] = field(default_factory=dict)
     modified: dict[str, AnyFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -117,7 +119,10 @@ class _Collector:
             self.refused.append((entry.path, reason))
             if placed is not None and not stat.S_ISDIR(entry.stat.st_mode):
                 self.seen.discard(entry.path)  # the placed entry no longer exists
-        elif not stat.S_ISDIR(entry.stat.st_mode):
+            return
+        if not stat.S_ISLNK(entry.stat.st_mode):
+            self.losses.look(entry)
+        if not stat.S_ISDIR(entry.stat.st_mode):
             self.filled.update(_above(entry.path))
 
     def _look(self, entry: tree.TreeEntry, placed: PlacedEntry | None) -> RefusedReason | None:
@@ -229,7 +234,7 @@ def changed(
 ) -> Artifacts:
     """Compare the tree at `work` with `placed` (relative path → the placed entry). `called`: the work directory's other name for its programs.
     `hidden`: entries that programs do not see. `spool`: a new directory of the caller's, for what exceeds `limits.memory_bytes`."""
-    found = _Collector(limits=limits, work=called, spool=spool)
+    found = _Collector(limits=limits, work=called, spool=spool, losses=Losses(work))
     for entry in tree.walk(work, limits.skip, limits.depth):
         if entry.path not in hidden:
             found.visit(entry, placed.get(entry.path))
@@ -257,6 +262,8 @@ def changed(
         counts=Counter(reason for _, reason in found.refused),
         links=found.links,
         directories=directories,
+        lost=tuple(found.losses.named),
+        lost_counts=dict(found.losses.counts),
     )
 
 

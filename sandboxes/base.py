@@ -113,6 +113,18 @@ class RefusedReason(enum.Enum):
     UNREADABLE = "cannot be read"
 
 
+class Lost(enum.Enum):
+    """What the copy of a file or directory is without."""
+
+    SET_USER_ID = "set-user-id bit"
+    SET_GROUP_ID = "set-group-id bit"
+    STICKY = "sticky bit"
+    HARD_LINK = "hard link"
+    """The path is another name of a file that the copy has twice."""
+    ATTRIBUTES = "extended attributes"
+    ACCESS_LIST = "access control list"
+
+
 class KilledBy(enum.Enum):
     """The cause of a program's end. `NONE` if it ended by itself."""
 
@@ -397,7 +409,7 @@ class Artifacts:
     `links`: new links or changed targets, by path; only those that stay in the work directory or lead to the system's read-only places.
     `directories`: permission bits of the directories that must be recreated explicitly: empty ones, and those with other bits than 755.
     `refused` holds at most 100 entries; `counts` is the number of all refused entries, by reason. `complete` is false when any was refused, except
-    skipped directories.
+    skipped directories. `lost`: of each kind at most five paths that cross without it; `lost_counts` is the number of all. They change nothing else.
     """
 
     added: Mapping[str, AnyFile]
@@ -408,6 +420,8 @@ class Artifacts:
     counts: Mapping[RefusedReason, int] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     directories: Mapping[str, int] = field(default_factory=dict)
+    lost: tuple[tuple[str, Lost], ...] = ()
+    lost_counts: Mapping[Lost, int] = field(default_factory=dict)
 
 
 class Process(Protocol):

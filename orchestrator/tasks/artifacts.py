@@ -2,7 +2,8 @@
 
 Only the changes are copied: files with their permissions, directories that are empty or have their own permissions, and symbolic links that
 stay in the work directory (`sandboxes.artifacts.stays`). They are recreated for the tests, and the platform never follows links.
-Times, owners, extended attributes, set-user-id bits and hard links are not copied.
+Times and owners are not copied. Set-user-id, set-group-id and sticky bits, hard links, extended attributes and access control lists are not copied
+either, but notes name them. A note is an entry that stayed behind, by path and kind, and does not count as a file.
 
 Entries that cannot be copied (other links, pipes, sockets, entries that are too deep or unreadable) are named with the reason, and are missing
 for the tests; a reward of 0 then states it. An agent that exceeds the limits has used up a budget: a policy failure, no file is copied, and its
@@ -23,7 +24,8 @@ from orchestrator.contracts.quote import cut
 from orchestrator.contracts.states import Left
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import Environment
-from sandboxes.base import WORK, AnyFile, ArtifactLimits, Artifacts, File, RefusedReason
+from sandboxes.base import WORK, AnyFile, ArtifactLimits, Artifacts, File, Lost, RefusedReason
+from sandboxes.lost import NAMED
 
 INLINE_BYTES = 400_000  # 533 KB in base64: the result still fits the smallest maximum message of a server
 MEMORY_BYTES = 4 << 20
@@ -34,6 +36,9 @@ SHOWN_PATH = 1_000
 MOST_BEHIND = 20
 """How many of the entries left behind are named."""
 T = TypeVar("T")
+MOST_NOTES = NAMED * len(Lost)
+"""How many notes the work of one step has."""
+_NOTE = "crosses to the tests without it"
 _TOO_MUCH = (RefusedReason.TOO_LARGE, RefusedReason.TOO_MANY, RefusedReason.TOTAL, RefusedReason.SPARSE)
 
 
@@ -94,7 +99,7 @@ def size_of(file: ArtifactFile) -> int:
 
 def too_much_together(files: Sequence[ArtifactFile], limits: ArtifactLimits) -> str | None:
     """Why the artifacts of all steps of an attempt exceed what one attempt may leave, or None."""
-    if len(files) > limits.files:
+    if sum(not is_note(file) for file in files) > limits.files:
         return (
             f"artifacts: more than {limits.files:,} files after all steps together (sandbox.artifact_files)"
         )
@@ -115,7 +120,17 @@ def packed(changed: Artifacts, only: Mapping[str, AnyFile] | None = None) -> lis
     """The changes in the format of a result, by path, with every file's content. Deleted files and entries left behind have no body. `only`: the
     files to take, in place of all changed ones."""
     files = {**changed.added, **changed.modified} if only is None else only
-    found = [ArtifactFile(path=path, body=None) for path in changed.deleted]
+    found = [
+        ArtifactFile(
+            path=f"{_written(path)} ({lost.value})",
+            body=None,
+            kind=Left.BEHIND,
+            why=_one_of(changed.lost_counts[lost]),
+        )
+        for path, lost in changed.lost
+        if f"{path} ({lost.value})" not in changed.added.keys() | changed.modified.keys()
+    ]
+    found += [ArtifactFile(path=path, body=None) for path in changed.deleted]
     found += [
         ArtifactFile(path=_written(path), body=None, kind=Left.BEHIND, why=reason.value)
         for path, reason in changed.refused[:MOST_BEHIND]
@@ -137,11 +152,31 @@ def packed(changed: Artifacts, only: Mapping[str, AnyFile] | None = None) -> lis
 
 def stayed_behind(artifacts: Sequence[ArtifactFile]) -> str | None:
     """A sentence about artifacts that the tests could not see; None: they saw all."""
-    behind = [file for file in artifacts if file.kind is Left.BEHIND]
-    if not behind:
-        return None
-    others = f", nor did {len(behind) - 1} others" if len(behind) > 1 else ""
-    return f"{behind[0].path!r:.200} {behind[0].why or 'stayed behind'} and did not reach the tests{others}"
+    behind = [file for file in artifacts if file.kind is Left.BEHIND and not is_note(file)]
+    parts = []
+    if behind:
+        others = f", nor did {len(behind) - 1} others" if len(behind) > 1 else ""
+        why = behind[0].why or "stayed behind"
+        parts.append(f"{behind[0].path!r:.200} {why} and did not reach the tests{others}")
+    notes: dict[str, ArtifactFile] = {}  # the first one of each kind
+    for file in filter(is_note, artifacts):
+        notes.setdefault(file.path.rpartition(" (")[2], file)
+    parts += [f"{file.path!r:.200} {file.why}" for file in notes.values()]
+    return "; ".join(parts) or None
+
+
+def is_note(file: ArtifactFile) -> bool:
+    """Whether it names something of a file that the tests see without it."""
+    return file.kind is Left.BEHIND and file.why is not None and file.why.startswith(_NOTE)
+
+
+def noted(file: ArtifactFile) -> str:
+    """The path of an artifact; of a note, the path of its file."""
+    return file.path.rpartition(" (")[0] if is_note(file) else file.path
+
+
+def _one_of(count: int) -> str:
+    return f"{_NOTE}, one of {count:,}" if count > 1 else _NOTE
 
 
 def _written(path: str) -> str:
@@ -172,7 +207,7 @@ def with_artifacts(
             path for path in environment.directories if not _covered(path, change.no_directory)
         ),
         work_dir=begin,
-        without=tuple(f"{WORK}/{artifact.path}" for artifact in artifacts if artifact.deleted),
+        without=tuple(sorted(change.gone)),
         links=change.kept(environment.links) | change.links,
         modes={path: mode for path, mode in environment.modes.items() if change.keeps_directory(path)}
         | change.modes,
@@ -190,7 +225,9 @@ class _Change:
     """What the agent left, by absolute path. None of its files or links is above another path of it."""
 
     def __init__(self, artifacts: Sequence[ArtifactFile], stored: Mapping[str, AnyFile]) -> None:
-        self.gone = {f"{WORK}/{artifact.path}" for artifact in artifacts if artifact.deleted}
+        self.gone = {
+            f"{WORK}/{artifact.path}" for artifact in artifacts if artifact.deleted and not is_note(artifact)
+        }
         self.files: dict[str, AnyFile] = {}
         self.links: dict[str, str] = {}
         self.modes: dict[str, int] = {}  # of directories

@@ -15,6 +15,7 @@ from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Left
 from orchestrator.tasks import key_values as values
+from orchestrator.tasks.artifacts import noted
 from sandboxes.base import WORK, AnyFile
 
 CONVENTION: Final = "/logs/artifacts"
@@ -139,11 +140,12 @@ def only_declared(
     return [
         file
         for file in left
+        for path in [noted(file)]
         if file.kind == Left.COLLECTED
         or any(
-            file.path == root or root == "." or file.path.startswith(f"{root}/")
+            path == root or root == "." or path.startswith(f"{root}/")
             for root, artifact in roots
-            if not artifact.excludes("" if file.path == root else posixpath.relpath(file.path, root))
+            if not artifact.excludes("" if path == root else posixpath.relpath(path, root))
         )
     ]
 

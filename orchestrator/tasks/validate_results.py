@@ -20,7 +20,7 @@ from orchestrator.contracts.events import (
 from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FailureClass, Left
-from orchestrator.tasks.artifacts import size_of
+from orchestrator.tasks.artifacts import MOST_NOTES, is_note, size_of
 from orchestrator.tasks.collected import ANSWER_PATH, COLLECTED
 from orchestrator.tasks.key_values import MOST_STEPS
 from orchestrator.tasks.verdict import component_flaws, process_flaws
@@ -110,7 +110,10 @@ def _of_artifacts(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[st
         yield from _of_kind(file, limits)
     if len({(file.step, file.path) for file in event.artifacts}) < len(event.artifacts):
         yield "an artifact comes twice"
-    if len(event.artifacts) > limits.files or total > limits.total_bytes:
+    notes = sum(map(is_note, event.artifacts))
+    if notes > MOST_NOTES * MOST_STEPS:
+        yield f"{notes:,} notes are more than the kinds of what does not cross"
+    if len(event.artifacts) - notes > limits.files or total > limits.total_bytes:
         yield f"{len(event.artifacts):,} artifacts of {total:,} bytes are more than may cross"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from sandboxes.base import (
     ArtifactLimits,
     File,
+    Lost,
     PathRefused,
     Provider,
     RefusedReason,
@@ -247,6 +248,24 @@ async def changed_counts_what_it_does_not_list(provider: Provider) -> None:
         found = await sandbox.changed(ArtifactLimits(file_bytes=1000))
         require(len(found.refused) == 100 and not found.complete, found.refused)
         require(found.counts == {RefusedReason.OUTSIDE: 120, RefusedReason.TOO_LARGE: 1}, found.counts)
+
+
+@check()
+async def changed_names_what_a_copy_is_without_and_copies_it(provider: Provider) -> None:
+    placed = {f"/app/{name}": File(b"x") for name in ("same", "twin", "plain")}
+    async with provider.open(SandboxSpec(files=placed)) as sandbox:
+        require(not (await sandbox.changed()).lost, "nothing is lost of placed files")
+        await output(
+            sandbox, "chmod u+s same; ln -f plain twin; mkdir shared; chmod +t,g+s shared; echo 1 >shared/f"
+        )
+        await output(sandbox, "i=0; while [ $i -lt 9 ]; do ln plain l$i; i=$((i+1)); done; ln -s plain link")
+        found = await sandbox.changed(ArtifactLimits(files=12))
+        expected = [*((f"l{n}", Lost.HARD_LINK) for n in range(1, 6)), ("same", Lost.SET_USER_ID)]
+        expected += [("shared", Lost.SET_GROUP_ID), ("shared", Lost.STICKY)]
+        require(list(found.lost) == expected, found.lost)
+        require(found.lost_counts[Lost.HARD_LINK] == 10 and len(found.lost_counts) == 4, found.lost_counts)
+        require({*found.added} == {"shared/f", *(f"l{n}" for n in range(9))}, found.added)
+        require(found.complete and not found.modified and not found.directories, found)
 
 
 @check()

@@ -232,13 +232,15 @@ class Supervisor:
             for path, file in files.items():
                 entries.append([kind, path, file.mode, len(file.data)])
                 data.append(file.data)
-        refused = [
-            [base64.b64encode(os.fsencode(path)).decode(), reason.name] for path, reason in found.refused
-        ]
+        refused, lost = (
+            [[base64.b64encode(os.fsencode(path)).decode(), member.name] for path, member in pairs]
+            for pairs in (found.refused, found.lost)
+        )
         rest = {
             "deleted": found.deleted, "left": refused, "complete": found.complete,
             "counts": {reason.name: count for reason, count in found.counts.items()},
-            "links": dict(found.links), "directories": dict(found.directories),
+            "links": dict(found.links), "directories": dict(found.directories), "lost": lost,
+            "lost_counts": {lost.name: count for lost, count in found.lost_counts.items()},
         }  # fmt: skip
         return {"files": entries, **rest}, b"".join(data)
 

@@ -22,6 +22,7 @@ from sandboxes.base import (
     ExecResult,
     File,
     KilledBy,
+    Lost,
     PathRefused,
     Process,
     RefusedReason,
@@ -249,9 +250,7 @@ class PodSandbox:
         for kind, path, mode, size in reply["files"]:
             found[kind][path] = File(body[at : at + size], mode)
             at += size
-        refused = tuple(
-            (os.fsdecode(base64.b64decode(path)), RefusedReason[reason]) for path, reason in reply["left"]
-        )
+        refused = tuple((_path(path), RefusedReason[reason]) for path, reason in reply["left"])
         counts = {RefusedReason[reason]: count for reason, count in reply["counts"].items()}
         return Artifacts(
             added=found["added"],
@@ -262,6 +261,8 @@ class PodSandbox:
             counts=counts,
             links=reply.get("links", {}),
             directories=reply.get("directories", {}),
+            lost=tuple((_path(path), Lost[lost]) for path, lost in reply.get("lost", ())),
+            lost_counts={Lost[lost]: count for lost, count in reply.get("lost_counts", {}).items()},
         )
 
     async def _request(self, message: dict[str, Any], body: bytes = b"") -> Answer:
@@ -301,6 +302,10 @@ def _resume(process: PodProcess) -> dict[str, Any]:
 def _locate(inside: str) -> tuple[str, list[str]]:
     name, parts = locate(inside)
     return _PLACES[name], parts
+
+
+def _path(encoded: str) -> str:
+    return os.fsdecode(base64.b64decode(encoded))
 
 
 def _content(file: AnyFile) -> bytes:

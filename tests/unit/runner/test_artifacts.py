@@ -8,10 +8,13 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifacts import (
     INLINE_BYTES,
     answer_bytes,
+    is_note,
     limits_of,
+    noted,
     over_limit,
     packed,
     stayed_behind,
+    too_much_together,
     with_artifacts,
 )
 from orchestrator.tasks.environment import Environment
@@ -118,6 +121,36 @@ def test_what_stays_behind_and_whatever_is_too_much_is_named() -> None:
     many = changed({str(i): File(b"") for i in range(20)}, deleted=("one more",))
     assert over_limit(many, None, small) == "artifacts: more than 20 files differ (sandbox.artifact_files)"
     assert str(over_limit(changed(), "x" * INLINE_BYTES, small)).startswith("the answer has 400,002 bytes")
+
+
+@pytest.mark.anyio
+async def test_what_a_file_crosses_without_is_named_and_changes_nothing_else() -> None:
+    environment = Environment(files={f"/app/{path}": File(b"1") for path in ("same", "noted (sticky bit)")})
+    agent = """
+import os
+for n in range(7):
+    open(f"f{n}", "w").close()
+    os.setxattr(f"f{n}", "user.origin", b"x")
+os.link("f0", "g")
+os.setxattr("same", "user.origin", b"x")
+os.mkdir("noted")
+os.chmod("noted", 0o1755)
+"""
+    provider = BubblewrapProvider()
+    async with provider.open(environment.spec(environment.files, Limits())) as sandbox:
+        assert (await sandbox.exec(["python3", "-Ic", agent], cwd="/app")).ok
+        changed = await sandbox.changed(LIMITS)
+    found = packed(changed)
+    assert over_limit(changed, None, replace(LIMITS, files=9)) is None
+    assert too_much_together(found, replace(LIMITS, files=9)) is None
+    assert {noted(file) for file in found if is_note(file)} == {"f0", "f1", "f2", "f3", "f4", "g", "noted"}
+    assert stayed_behind(found) == (
+        "'f0 (extended attributes)' crosses to the tests without it, one of 9; 'g (hard link)' crosses to the tests without it; "
+        "'noted (sticky bit)' crosses to the tests without it"
+    )
+    pristine = with_artifacts(environment, found)
+    assert {"/app/same", "/app/noted (sticky bit)", "/app/f0", "/app/g"} <= pristine.files.keys()
+    assert not pristine.without
 
 
 def test_an_answer_counts_as_it_is_written_in_the_message() -> None:
