@@ -136,6 +136,17 @@ class AgentText(FixedText):
                     return before[-1] if any(map(self.gives, before)) else None
         return None
 
+    def finds_own(self, command: Node) -> bool:
+        """Whether `find` looks where the agent's files are, or another command is fed by the agent."""
+        found = words(command)
+        if not found or self.name(found[0]) != "find":
+            return self.stdin(command) is not None
+        given = found[1:]
+        end = next(
+            (at for at, word in enumerate(given) if plain(word).startswith(("-", "(", "!"))), len(given)
+        )
+        return any(map(self.unsafe, given[:end])) or (not end and not self.in_a_safe_directory(command))
+
     def is_placed(self, name: str) -> bool:
         """Whether the script put a program of the agent's under this name where commands are found."""
         return any(path.rpartition("/")[2] == name and "/bin/" in path for path in self._placed)

@@ -22,7 +22,7 @@ from orchestrator.tasks.traps.commands import (
 )
 from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.interpreters import module_of, runs, started
-from orchestrator.tasks.traps.launch import base, shell_texts, stages, words
+from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages, words
 from orchestrator.tasks.traps.links import COPIES, Links
 from orchestrator.tasks.traps.programs import (
     compiles,
@@ -86,6 +86,16 @@ class Commands:
             yield from self._one(node, found)
             if passed := found[self._passing.get(plain(found[0]), len(found)) :]:
                 yield from self._one(node, passed)
+        for levels in found_for(node):
+            if levels and (self._text.finds_own(node) or not any(plain(word) == FOUND for word in levels[0])):
+                yield from self._found(node, levels[-1])
+
+    def _found(self, node: Node, found: list[Node]) -> Iterator[Rule]:
+        """A command that `find` starts. Its output and exit status decide nothing by themselves."""
+        if plain(found[0]) == FOUND:
+            yield Rule.AGENT_PROGRAM
+        else:
+            yield from (rule for rule in self._one(node, found) if rule not in (Rule.SOMEWHERE, Rule.NAMES))
 
     def _one(self, node: Node, found: list[Node]) -> Iterator[Rule]:
         path, name, arguments = self._text.text(found[0]), self._text.name(found[0]), found[1:]
@@ -123,8 +133,6 @@ class Commands:
                 yield from self._one(node, module)
         if name == "find":
             yield from self._names(arguments)
-            if self._finds_programs(arguments):
-                yield Rule.AGENT_PROGRAM
         if name in COPIES and self._links.taken_along(name, arguments):
             yield Rule.COPIED
         if takes_names_as_options(name, arguments, self._text):
@@ -213,16 +221,6 @@ class Commands:
             for word in texts[at + 2 : at + 3]
         ):
             yield Rule.NAMES
-
-    def _finds_programs(self, arguments: list[Node]) -> bool:
-        """`find … -exec bash {} \\;`"""
-        given = [plain(a) for a in arguments]
-        for at, word in enumerate(given):
-            if word in ("-exec", "-execdir") and "{}" in given[at + 1 :]:
-                first = self._text.name(arguments[at + 1])
-                if first == "{}" or (first in INTERPRETERS and given[at + 2] == "{}"):
-                    return True
-        return False
 
 
 def _names(word: Node) -> set[str]:

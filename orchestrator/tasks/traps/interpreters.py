@@ -43,6 +43,8 @@ def started(name: str, arguments: list[Node]) -> tuple[str, list[Node]]:
 def runs(node: Node, name: str, arguments: list[Node], text: AgentText) -> Iterator[Rule]:
     """The rules of an interpreter."""
     letters, rest = started(name, arguments)
+    if name in SHELLS and "n" in letters:  # it only checks the syntax
+        return
     inline = bool(set(INTERPRETERS[name][0]) & set(letters))
     module = name in _PYTHONS and "m" in letters and not inline
     if inline:
@@ -60,10 +62,10 @@ def runs(node: Node, name: str, arguments: list[Node], text: AgentText) -> Itera
         yield Rule.NOT_ISOLATED
     if name in _LOAD and "--test" in map(plain, arguments) and not rest:
         yield Rule.BUILD_TOOL
-    if text.in_a_safe_directory(node) and "PYTHONPATH=" not in source_of(node):
+    if text.in_a_safe_directory(node):
         return
     if name in _PYTHONS and not set("IP") & set(letters):
-        if inline or module or not rest or plain(rest[0]) == "-" or "PYTHONPATH=" in source_of(node):
+        if inline or module or not rest or plain(rest[0]) == "-":
             yield Rule.NOT_ISOLATED
     elif name in ("node", "nodejs") and inline:
         yield Rule.NOT_ISOLATED

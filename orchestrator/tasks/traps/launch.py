@@ -28,6 +28,10 @@ LAUNCHERS: Final[dict[str, tuple[str, int]]] = {
 _TEXTS: Final = frozenset({"bash", "sh", "dash", "zsh", "ksh", "mksh", "ash", "fish", "su", "runuser", "script", "flock", "rbash"})  # fmt: skip
 _C: Final = re.compile(r"-[a-zA-Z]*c|--command")
 _SPLIT: Final = re.compile(r"-[a-zA-Z]*S|--split-string")
+FOUND: Final = "{}"
+"""The word in whose place `find` puts each path."""
+_EXECUTES: Final = ("-exec", "-execdir", "-ok", "-okdir")
+_ENDS: Final = (";", "\\;", "+")
 _TIMES: Final = re.compile(r"[\d.]+[smhd]?")
 _ASSIGNED: Final = re.compile(r"\w+\+?=")
 
@@ -39,7 +43,22 @@ def base(word: Node) -> str:
 
 def stages(command: Node) -> Iterator[list[Node]]:
     """The words of a command, then again without each word in front that only starts it (timeout 3, env A=b, nice -n 5)."""
-    found = [child for child in command.named_children if child.type not in _REDIRECTS]
+    yield from _levels([child for child in command.named_children if child.type not in _REDIRECTS])
+
+
+def found_for(command: Node) -> Iterator[list[list[Node]]]:
+    """The stages of every command that `find` starts for what it finds: `-exec COMMAND {} ;`."""
+    found = words(command)
+    if not found or base(found[0]) != "find":
+        return
+    texts = [plain(word) for word in found]
+    for at, word in enumerate(texts):
+        if word in _EXECUTES:
+            end = next((n for n in range(at + 1, len(texts)) if texts[n] in _ENDS), len(texts))
+            yield [*_levels(found[at + 1 : end])]
+
+
+def _levels(found: list[Node]) -> Iterator[list[Node]]:
     while found:
         yield found
         launcher = LAUNCHERS.get(base(found[0]))

@@ -35,6 +35,7 @@ _SHELL: Final = listed(
     "os.system os.popen subprocess.getoutput subprocess.getstatusoutput asyncio.create_subprocess_shell pexpect.run pexpect.spawn"
 )
 _WORDS: Final = {"asyncio.create_subprocess_exec": 0, "pexpect.popen_spawn.PopenSpawn": 0}
+_STARTS: Final = ("os.exec", "os.spawn", "os.posix_spawn", "pytest.main")
 _AGENT: Final = '"$AGENT"'
 
 
@@ -65,11 +66,14 @@ class Calls:
             yield Rule.IMPORTED
         elif name in ("importlib.import_module", "__import__") and argument is not None:
             module = self._names.path(argument)
-            if module is None or module.partition(".")[0] in self._modules:
+            open_end = module is None or ("{}" in module and not self._names.is_tests(argument))
+            if module is None or open_end or module.partition(".")[0] in self._modules:
                 yield Rule.IMPORTED
         elif name in ("sys.path.insert", "sys.path.append", "sys.path.extend") and self.adds(node.args):
             yield Rule.IMPORTED
-        yield from self._runs(name, node, given)
+        if name in _ARGV | _SHELL | _WORDS.keys() or name.startswith(_STARTS):
+            for _ in self._names.each(node):
+                yield from self._runs(name, node, given)
 
     def adds(self, values: list[ast.expr]) -> bool:
         """Whether values that are added to `sys.path` hold the work directory, or a directory in it."""
@@ -89,6 +93,12 @@ class Calls:
         if _is_true(given.get("trust_remote_code")):
             return True
         if name in _TEXTS:
+            if (
+                isinstance(argument, ast.Call)
+                and self._names.called(argument.func) == "compile"
+                and argument.args
+            ):
+                argument = argument.args[0]
             return (
                 argument is not None
                 and not isinstance(self._names.value(argument), ast.Constant)
@@ -163,7 +173,7 @@ class Calls:
             return ["pytest", *words] if name == "pytest.main" else words
         if name in _WORDS:
             return [self._word(a) for a in arguments[_WORDS[name] :]]
-        if name.startswith(("os.exec", "os.spawn", "os.posix_spawn")):
+        if name.startswith("os."):
             rest = arguments[1:] if name.startswith("os.spawn") else arguments
             if "execl" in name or "spawnl" in name:
                 return [self._word(a) for a in (rest[:1] + rest[2:])]

@@ -19,6 +19,10 @@ _NO_PATH: Final = re.compile(
     r"[rwxabt+]{0,3}|utf-?8.*|ascii|latin-?1|ignore|replace|[\s,;|:]*", re.IGNORECASE
 )
 _DEEPEST: Final = 6
+_MOST_ELEMENTS: Final = 20
+_ALL_OF: Final = frozenset({"sorted", "list", "set", "tuple", "reversed", "next", "iter"})
+_LISTINGS: Final = frozenset({"iterdir", "listdir", "scandir", "walk", "rglob", "glob", "iglob"})
+_HOLES: Final = {"format": re.compile(r"\{[^{}]*\}"), "%": re.compile(r"%[sdr]")}
 
 
 class Names:
@@ -38,6 +42,27 @@ class Names:
             bound += [(target.id, value) for target, value in bindings(node) if isinstance(target, ast.Name)]
         often = Counter(name for name, _ in bound)
         self._values = {name: value for name, value in bound if often[name] == 1}
+        loops = [
+            pair for node in ast.walk(tree) for pair in bindings(node) if not isinstance(node, ast.Assign)
+        ]
+        self._listed = {
+            target.id: value.elts
+            for target, value in loops
+            if isinstance(target, ast.Name) and isinstance(value, ast.List | ast.Tuple | ast.Set)
+        }
+
+    def each(self, node: ast.expr) -> Iterator[None]:
+        """Once for every element of the literal list over which a loop around an expression runs, while its variable stands for that element; once
+        without such a loop."""
+        found = [i.id for i in self._open(node) if isinstance(i, ast.Name) and i.id in self._listed]
+        if not found or found[0] not in self._values:
+            yield
+            return
+        before = self._values[found[0]]
+        for element in self._listed[found[0]][:_MOST_ELEMENTS]:
+            self._values[found[0]] = element
+            yield
+        self._values[found[0]] = before
 
     def value(self, node: ast.expr, deep: int = 0) -> ast.expr:
         """The expression that a name stands for, or the expression itself."""
@@ -88,8 +113,28 @@ class Names:
             left, right = self.path(node.left, deep + 1), self.path(node.right, deep + 1)
             joint = "/" if isinstance(node.op, ast.Div) else ""
             return None if left is None else f"{left}{joint}{right or '{}'}"
+        match node:
+            case ast.BinOp(ast.Constant(str(text)), ast.Mod(), values):
+                return self._filled(
+                    text, "%", values.elts if isinstance(values, ast.Tuple) else [values], deep
+                )
+            case ast.Call(ast.Attribute(ast.Constant(str(text)), "format"), given):
+                return self._filled(text, "format", given, deep)
+            case ast.Call(
+                ast.Attribute(ast.Constant(str(text)), "join"), [ast.List() | ast.Tuple() as found]
+            ):
+                parts = [self.path(part, deep + 1) for part in found.elts]
+                return None if not parts or parts[0] is None else text.join(part or "{}" for part in parts)
+            case ast.ListComp(elt) | ast.GeneratorExp(elt) | ast.SetComp(elt):
+                return self.path(elt, deep + 1)
+            case ast.Attribute(inner, "path"):  # of an entry of os.scandir
+                return self.path(inner, deep + 1)
         if isinstance(node, ast.Call):
             short = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+            if short in _ALL_OF and len(node.args) == 1:
+                return self.path(node.args[0], deep + 1)
+            if short in _LISTINGS:
+                return self._listing(node, short, deep)
             if short not in _PATHS:
                 return None
             parts = [self.path(a, deep + 1) for a in node.args]
@@ -99,6 +144,21 @@ class Names:
                 parts = [self.path(node.func.value, deep + 1), *parts]
             return None if not parts or parts[0] is None else "/".join(part or "{}" for part in parts)
         return None
+
+    def _filled(self, text: str, holes: str, values: list[ast.expr], deep: int) -> str | None:
+        """`"%s/prog" % place`: a text with values in its places."""
+        parts = iter([self.path(value, deep + 1) for value in values])
+        filled = _HOLES[holes].sub(lambda _: next(parts, None) or "{}", text)
+        return None if filled.startswith("{}") else filled
+
+    def _listing(self, node: ast.Call, short: str, deep: int) -> str | None:
+        """What a loop over a directory finds there."""
+        if self.called(node.func) in ("glob.glob", "glob.iglob") and node.args:
+            return self.path(node.args[0], deep + 1)
+        module = self.called(node.func) in ("os.listdir", "os.scandir", "os.walk")
+        place = (node.args[0] if node.args else None) if module else getattr(node.func, "value", None)
+        directory = "." if place is None else self.path(place, deep + 1)
+        return None if directory is None or short == "listdir" else f"{directory}/{{}}"
 
     def is_agents(self, node: ast.expr) -> bool:
         """Whether a path is known and may be the agent's."""
@@ -112,16 +172,21 @@ class Names:
 
     def is_tests(self, node: ast.expr) -> bool:
         """Whether all paths in an expression are of the tests, and there is one."""
-        found = [
-            path
-            for inner in self._open(node)
-            if isinstance(inner, ast.Constant | ast.JoinedStr)
-            and (path := self.path(inner)) is not None
-            and not _NO_PATH.fullmatch(path)
-        ]
+        found = [path for path in self._paths(node) if not _NO_PATH.fullmatch(path)]
         return any("__file__" in ast.unparse(i) for i in self._open(node)) or (
             bool(found) and all(map(is_safe, found))
         )
+
+    def _paths(self, node: ast.AST, deep: int = 0) -> Iterator[str]:
+        """The paths in an expression, each as a whole."""
+        if isinstance(node, ast.Name) and deep < _DEEPEST:
+            node, deep = self.value(node), deep + 1
+        path = self.path(node) if isinstance(node, ast.expr) else None
+        if path is not None:
+            yield path
+        elif not isinstance(node, ast.Name):
+            for child in ast.iter_child_nodes(node):
+                yield from self._paths(child, deep)
 
     def _open(self, node: ast.expr, deep: int = 0) -> Iterator[ast.AST]:
         for inner in ast.walk(node):
@@ -142,3 +207,8 @@ def bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
         )
     elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
         yield node.target, node.iter
+        match node.target, node.iter:
+            case ast.Tuple([place, *_]), ast.Call(ast.Attribute(attr="walk")):
+                yield place, node.iter
+            case ast.Tuple([_, one]), ast.Call(ast.Name("enumerate"), [listed, *_]):
+                yield one, listed

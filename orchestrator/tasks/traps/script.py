@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 from tree_sitter import Node
@@ -10,7 +11,7 @@ from orchestrator.tasks.traps.agent_text import POSITIONAL, AgentText
 from orchestrator.tasks.traps.command_rules import Commands
 from orchestrator.tasks.traps.comparisons import in_case, in_old_test, in_test
 from orchestrator.tasks.traps.interpreters import inline_programs
-from orchestrator.tasks.traps.launch import base, shell_texts, stages
+from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages
 from orchestrator.tasks.traps.links import Links
 from orchestrator.tasks.traps.programs import search_path
 from orchestrator.tasks.traps.rules import Rule, Trap
@@ -69,14 +70,16 @@ class Reading:
     def _inside(self, node: Node) -> dict[tuple[int, Rule], str]:
         """Programs in the script: texts that a shell reads, Python in `python3 -c '…'` and in here-documents."""
         found: dict[tuple[int, Rule], str] = {}
-        for words in stages(node):
+        own = self._text.finds_own(node)
+        for words in [*stages(node), *chain.from_iterable(found_for(node))]:
             for text in shell_texts(words):
                 first = text.start_point[0] + 1
                 if self._text.carries(text):
                     found[(first, Rule.PROGRAM_TEXT)] = ""
                 elif self._deep < _DEEPEST:
                     names = set(self._text.names)
-                    if any(self._text.carries(word) for word in words if word.start_byte > text.start_byte):
+                    given = [word for word in words if word.start_byte > text.start_byte]
+                    if any(self._text.carries(word) or (own and plain(word) == FOUND) for word in given):
                         names |= POSITIONAL
                     body = (
                         plain(text)

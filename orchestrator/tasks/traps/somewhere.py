@@ -177,7 +177,12 @@ def _decides(node: Node) -> bool:
         return source_of(node).endswith("++")
     if node.type == "command":
         found = [plain(word) for word in words(node)]
-        return found[:1] == ["break"] or (found[:1] in (["exit"], ["return"]) and found[1:] in ([], ["0"]))
+        if found[:1] in (["echo"], ["printf"]):
+            return _TRUE.fullmatch("".join(found[1:2]).removesuffix("\\n")) is not None and any(
+                a.type in ("redirected_statement", "pipeline") for a in above(node)
+            )
+        succeeds = found[:1] in (["exit"], ["return"]) and found[1:] in ([], ["0"])
+        return succeeds or found[:1] == ["break"] or "reward." in source_of(node)
     return False
 
 
@@ -199,15 +204,22 @@ def _by_line(node: Node, deciding: Node, names: set[str], own: set[str]) -> bool
     else:
         return False
     return any(
-        len(e.children) >= 3
-        and source_of(e.children[1]) in _EQUALS
+        sign in _EQUALS
         and bool(_variables(e) & names)
         and not (_variables(e) - names) & own
         and "[" not in source_of(e).strip("[")
         for condition in conditions
         for e in every(condition)
-        if e.type == "binary_expression"
+        for sign in _signs(e)
     )
+
+
+def _signs(node: Node) -> list[str]:
+    """The operator of a comparison in `[ … ]`, `[[ … ]]` or `test …`."""
+    if node.type == "binary_expression" and len(node.children) >= 3:
+        return [source_of(node.children[1])]
+    found = [source_of(child) for child in node.children] if node.type == "command" else []
+    return found[2:3] if len(found) == 4 and found[0] == "test" else []
 
 
 def _variables(node: Node) -> set[str]:
