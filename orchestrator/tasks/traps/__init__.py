@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 from orchestrator.tasks.harbor import SOLUTION, STEPS, Task
+from orchestrator.tasks.traps.draws import seeds_of
 from orchestrator.tasks.traps.programs_of_tests import Language, Programs
 from orchestrator.tasks.traps.python import python_traps
 from orchestrator.tasks.traps.rules import ADVICE, Rule, Trap
@@ -29,6 +30,12 @@ def traps_of(task: Task) -> list[Trap]:
     tests = {path: task.files[path].data for path, size in sizes.items() if size <= _READ_BYTES}
     modules = _agent_modules(task) - {path.rpartition("/")[2].removesuffix(".py") for path in tests}
     programs = Programs(tests)
+    seeded = frozenset(
+        module
+        for path, body in tests.items()
+        if path.endswith("/conftest.py")
+        for module in seeds_of(body.decode(errors="replace"))
+    )
     for path, body in sorted(tests.items()):
         text = body.decode(errors="replace")
         language = programs.language(path)
@@ -38,7 +45,7 @@ def traps_of(task: Task) -> list[Trap]:
             traps += [trap for trap in shellcheck_traps(path, text) if trap.line not in lines]
             traps += [_unread(path, text, line, _OTHER.format(name)) for line, name in programs.unread(path)]
         elif language is Language.PYTHON:
-            traps = python_traps(path, text, modules)
+            traps = python_traps(path, text, modules, seeded=seeded)
         else:
             continue
         found += [trap for trap in sorted(traps, key=lambda t: (t.line, t.rule)) if not _allowed(text, trap)]

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
+from orchestrator.tasks.traps.draws import draws_in_python
 from orchestrator.tasks.traps.programs import PROGRAM_PATHS
 from orchestrator.tasks.traps.python_calls import Calls
 from orchestrator.tasks.traps.python_names import Names
@@ -13,8 +14,14 @@ from orchestrator.tasks.traps.rules import Rule, Trap
 _UNREADABLE: Final = "this is not Python 3, so it was not checked: {}"
 
 
-def python_traps(file: str, source: str, agent_modules: frozenset[str], first: int = 1) -> list[Trap]:
-    """The traps of one Python source whose first line is line `first` of the file."""
+def python_traps(
+    file: str,
+    source: str,
+    agent_modules: frozenset[str],
+    first: int = 1,
+    seeded: frozenset[str] = frozenset(),
+) -> list[Trap]:
+    """The traps of one Python source whose first line is line `first` of the file. `seeded`: modules that draw, and that another file seeds."""
     lines = ["", *source.splitlines()]
     try:
         tree = ast.parse(source)
@@ -30,18 +37,21 @@ def python_traps(file: str, source: str, agent_modules: frozenset[str], first: i
                 note=note,
             )
         ]
-    found = {(node.lineno, rule) for node, rule in _found(tree, agent_modules)}
+    found = {(node.lineno, rule) for node, rule in _found(tree, agent_modules, seeded)}
     return [
         Trap(rule=rule, file=file, line=line + first - 1, text=lines[line].strip())
         for line, rule in sorted(found)
     ]
 
 
-def _found(tree: ast.Module, agent_modules: frozenset[str]) -> Iterator[tuple[ast.expr | ast.stmt, Rule]]:
+def _found(
+    tree: ast.Module, agent_modules: frozenset[str], seeded: frozenset[str]
+) -> Iterator[tuple[ast.expr | ast.stmt, Rule]]:
     names = Names(tree)
     texts = Texts(tree, names)
     calls = Calls(names, texts, agent_modules)
     yield from ((node, Rule.SOMEWHERE) for node in texts.somewhere())
+    yield from ((node, Rule.DRAWS) for node in draws_in_python(tree, names, seeded))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = (

@@ -31,6 +31,7 @@ class Names:
     def __init__(self, tree: ast.Module) -> None:
         self._modules = dict(_USUAL)
         bound: list[tuple[str, ast.expr]] = []
+        imported: set[str] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self._modules |= {
@@ -39,7 +40,10 @@ class Names:
                 }
             elif isinstance(node, ast.ImportFrom):
                 self._modules |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imported |= {a.asname or a.name.partition(".")[0] for a in node.names}
             bound += [(target.id, value) for target, value in bindings(node) if isinstance(target, ast.Name)]
+        self._imported = {name for alias, name in self._modules.items() if alias in imported}
         often = Counter(name for name, _ in bound)
         self._values = {name: value for name, value in bound if often[name] == 1}
         loops = [
@@ -63,6 +67,10 @@ class Names:
             self._values[found[0]] = element
             yield
         self._values[found[0]] = before
+
+    def imports(self, name: str) -> bool:
+        """Whether a full name is that of an imported module, or begins with it."""
+        return any(f"{name}.".startswith(f"{module}.") for module in self._imported)
 
     def value(self, node: ast.expr, deep: int = 0) -> ast.expr:
         """The expression that a name stands for, or the expression itself."""

@@ -27,6 +27,7 @@ class Rule(StrEnum):
     COPIED = "PT116"
     COMPILED = "PT117"
     UNKNOWN = "PT118"
+    DRAWS = "PT119"
     SHELLCHECK = "PT190"
 
 
@@ -91,6 +92,10 @@ ADVICE: Final[dict[Rule, Advice]] = {
     Rule.UNKNOWN: Advice(
         "this check does not know the command, which reads what the agent wrote: it may run it",
         'python3 -I "$PENSTOCK_UNTRUSTED" 10 command …, or state the reason: # penstock-allow PT118: it only reads',
+    ),
+    Rule.DRAWS: Advice(
+        "another try draws other random numbers, so that the verdict does not repeat",
+        'draw from $PENSTOCK_SEED: $RANDOM in bash, shuf --random-source=<(yes "$PENSTOCK_SEED"), in Python random.seed(os.environ["PENSTOCK_SEED"])',
     ),
     Rule.SHELLCHECK: Advice("shellcheck found something", "see its page"),
 }  # fmt: skip

@@ -10,6 +10,7 @@ from tree_sitter import Node
 from orchestrator.tasks.traps.agent_text import POSITIONAL, AgentText
 from orchestrator.tasks.traps.command_rules import Commands
 from orchestrator.tasks.traps.comparisons import in_case, in_old_test, in_test
+from orchestrator.tasks.traps.draws import draws_in_shell
 from orchestrator.tasks.traps.interpreters import inline_programs
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages
 from orchestrator.tasks.traps.links import Links
@@ -60,6 +61,8 @@ class Reading:
                 *search_path(node, self._text),
                 *(self._rules[node.type](node) if node.type in self._rules else ()),
             ]
+            if draws_in_shell(node):
+                rules.append(Rule.DRAWS)
             if node.type == "ERROR" or node.is_missing:
                 rules.append(Rule.UNREADABLE)
             found |= {(line, rule): "" for rule in rules}
