@@ -29,7 +29,7 @@ _OWN: Final = listed(
     "echo printf seq date expr mktemp shuf true id nproc sleep cd mkdir tr test [ which command type"
 )
 _COUNTS: Final = frozenset({"wc", "stat"})
-_LISTS: Final = frozenset({"ls", "find", "git", "make"})
+_LISTS: Final = frozenset({"ls", "git", "make"})
 POSITIONAL: Final = frozenset({*"0123456789", "@", "*"})
 
 
@@ -184,6 +184,8 @@ class AgentText(FixedText):
         name, files = self.name(found[0]), operands(found[1:])
         if name in _OWN:
             return False
+        if name == "find":
+            return self.finds_own(command)
         if name in self.functions:
             return deep < 4 and self.gives(self.functions[name], deep + 1)
         if name in PROGRAM_FIRST:

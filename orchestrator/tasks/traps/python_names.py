@@ -3,7 +3,8 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from orchestrator.tasks.traps.tree import is_safe, listed
@@ -19,8 +20,9 @@ _NO_PATH: Final = re.compile(
     r"[rwxabt+]{0,3}|utf-?8.*|ascii|latin-?1|ignore|replace|[\s,;|:]*", re.IGNORECASE
 )
 _DEEPEST: Final = 6
-_MOST_ELEMENTS: Final = 20
-_ALL_OF: Final = frozenset({"sorted", "list", "set", "tuple", "reversed", "next", "iter"})
+_MOST_VALUES: Final = 20
+_MOST_NODES: Final = 500
+_ALL_OF: Final = frozenset({"sorted", "list", "set", "tuple", "reversed", "next", "iter", "which"})
 _LISTINGS: Final = frozenset({"iterdir", "listdir", "scandir", "walk", "rglob", "glob", "iglob"})
 _HOLES: Final = {"format": re.compile(r"\{[^{}]*\}"), "%": re.compile(r"%[sdr]")}
 
@@ -46,27 +48,29 @@ class Names:
         self._imported = {name for alias, name in self._modules.items() if alias in imported}
         often = Counter(name for name, _ in bound)
         self._values = {name: value for name, value in bound if often[name] == 1}
-        loops = [
-            pair for node in ast.walk(tree) for pair in bindings(node) if not isinstance(node, ast.Assign)
-        ]
-        self._listed = {
-            target.id: value.elts
-            for target, value in loops
-            if isinstance(target, ast.Name) and isinstance(value, ast.List | ast.Tuple | ast.Set)
-        }
+        self._several = _several(tree)
 
     def each(self, node: ast.expr) -> Iterator[None]:
-        """Once for every element of the literal list over which a loop around an expression runs, while its variable stands for that element; once
-        without such a loop."""
-        found = [i.id for i in self._open(node) if isinstance(i, ast.Name) and i.id in self._listed]
-        if not found or found[0] not in self._values:
-            yield
+        """Once for every value of the first name in an expression that stands for several, while it stands for that one; once without such a name."""
+        for inner in islice(self._open(node), _MOST_NODES):
+            name = inner.id if isinstance(inner, ast.Name) else ""
+            values = [value for one in self._several.get(name, ()) for value in self._elements(one)]
+            if not values:
+                continue
+            kept = dict(self._values)
+            for value in values[:_MOST_VALUES]:
+                self._values[name] = value
+                yield
+            self._values = kept
             return
-        before = self._values[found[0]]
-        for element in self._listed[found[0]][:_MOST_ELEMENTS]:
-            self._values[found[0]] = element
-            yield
-        self._values[found[0]] = before
+        yield
+
+    def _elements(self, one: ast.expr | ast.Starred) -> Sequence[ast.expr]:
+        """One value, or with a star each element of a literal list."""
+        if not isinstance(one, ast.Starred):
+            return [one]
+        found = self.value(one.value)
+        return found.elts if isinstance(found, ast.List | ast.Tuple | ast.Set) else []
 
     def imports(self, name: str) -> bool:
         """Whether a full name is that of an imported module, or begins with it."""
@@ -201,6 +205,30 @@ class Names:
             yield inner
             if isinstance(inner, ast.Name) and inner.id in self._values and deep < _DEEPEST:
                 yield from self._open(self._values[inner.id], deep + 1)
+
+
+def _several(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """Names that stand for several values: variables of loops and parametrized tests, for the elements of a list, and parameters, for what the
+    source calls their function with. A parameter of two functions stands for nothing."""
+    found: dict[str, list[ast.expr]] = {}
+    parameters: dict[str, list[str]] = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.For(ast.Name(name), values) | ast.comprehension(ast.Name(name), values):
+                found.setdefault(name, []).append(ast.Starred(values))
+            case ast.Call(ast.Attribute(attr="parametrize"), [ast.Constant(str(name)), values, *_]):
+                found.setdefault(name, []).append(ast.Starred(values))
+            case ast.FunctionDef():
+                parameters[node.name] = [argument.arg for argument in node.args.args]
+    often = Counter(name for names in parameters.values() for name in names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters:
+            given = [*zip(parameters[node.func.id], node.args, strict=False)]
+            given += [(keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg is not None]
+            for name, value in given:
+                if often[name] == 1 and not isinstance(value, ast.Starred):
+                    found.setdefault(name, []).append(value)
+    return found
 
 
 def bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -182,7 +182,7 @@ def _decides(node: Node) -> bool:
                 a.type in ("redirected_statement", "pipeline") for a in above(node)
             )
         succeeds = found[:1] in (["exit"], ["return"]) and found[1:] in ([], ["0"])
-        return succeeds or found[:1] == ["break"] or "reward." in source_of(node)
+        return succeeds or found[:1] in (["break"], ["touch"]) or "reward." in source_of(node)
     return False
 
 
