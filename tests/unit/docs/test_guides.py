@@ -40,7 +40,7 @@ HEAVY = {"torch", "transformers", "datasets"}  # seconds to load: that such modu
 KEY = re.compile(r"(\w+)\.(\w+)(?:\.\w+)*(?: = .*)?")
 """`queue.capacity`, `stage.limits.coding`, `trainer.ranks = 2`."""
 
-ELSEWHERE = {"tests/test.sh", "tests/Dockerfile", "agents/my-agent"}
+ELSEWHERE = {"tests/test.sh", "tests/Dockerfile", "agents/my-agent", "agents/my-agent/my_agent.py"}
 """Files of a task and of a user; those of a checkpoint's folder `trainer/` end in safetensors."""
 
 
