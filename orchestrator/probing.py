@@ -26,6 +26,7 @@ from orchestrator.runner.prepare import prepare
 from orchestrator.runner.step_grades import numbers_of, work_of
 from orchestrator.runner.worker import sandbox_limits
 from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.artifact_modes import type_of
 from orchestrator.tasks.artifacts import (
     INLINE_BYTES,
     answer_bytes,
@@ -101,7 +102,8 @@ class Left:
     @property
     def target(self) -> str:
         """The first file that the attempt left, `TARGET` without one."""
-        return next((file.path for file in self.artifacts if file.body is not None), TARGET)
+        regular = (file for file in self.artifacts if file.body is not None and not type_of(file))
+        return next((file.path for file in regular), TARGET)
 
 
 async def probed(

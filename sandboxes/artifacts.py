@@ -12,9 +12,10 @@ import hashlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from sandboxes import tree
 from sandboxes.base import (
@@ -22,12 +23,15 @@ from sandboxes.base import (
     AnyFile,
     ArtifactLimits,
     Artifacts,
+    File,
     PathRefused,
     RefusedReason,
     digest_of,
 )
-from sandboxes.lost import Losses
+from sandboxes.elsewhere import place_of, target_of
+from sandboxes.lost import Losses, named
 
+T = TypeVar("T")
 _REPORTED = 100
 LONGEST_PATH = 4_000
 """Bytes of a path that is copied: below a directory of any sandbox, Linux still opens it (4,095)."""
@@ -93,12 +97,23 @@ def stays(path: str, target: str) -> bool:
     return ".." not in parts[parent_steps:] and parent_steps <= path.count("/")
 
 
+def stays_in_image(path: str, target: str) -> bool:
+    """As `stays`, for a sandbox on an image: a link may lead to its other places as well. `path`: absolute outside of the work directory."""
+    full = target_of(path, target)
+    if full is None or len(os.fsencode(target)) > _TARGET or not _is_utf8(target):
+        return False
+    top = "/" + full.split("/")[1]
+    return top == WORK or top in SYSTEM or place_of(full) != ""
+
+
 @dataclass(slots=True, kw_only=True)
 class _Collector:
     limits: ArtifactLimits
     work: str
     spool: Path | None
     losses: Losses
+    at: str
+    leads: Callable[[str, str], bool]
     added: dict[str, AnyFile] = field(default_factory=dict)
     modified: dict[str, AnyFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
@@ -168,7 +183,7 @@ class _Collector:
             return None
         if self.work != WORK and (target == self.work or target.startswith(f"{self.work}/")):
             target = WORK + target.removeprefix(self.work)
-        if not stays(entry.path, target):
+        if not self.leads(f"{self.at}/{entry.path}" if self.at else entry.path, target):
             return RefusedReason.OUTSIDE
         if self.count >= self.limits.files:
             return RefusedReason.TOO_MANY
@@ -231,10 +246,13 @@ def changed(
     called: str = WORK,
     hidden: Collection[str] = (),
     spool: Path | None = None,
+    at: str = "",
+    leads: Callable[[str, str], bool] = stays,
 ) -> Artifacts:
     """Compare the tree at `work` with `placed` (relative path → the placed entry). `called`: the work directory's other name for its programs.
-    `hidden`: entries that programs do not see. `spool`: a new directory of the caller's, for what exceeds `limits.memory_bytes`."""
-    found = _Collector(limits=limits, work=called, spool=spool, losses=Losses(work))
+    `hidden`: entries that programs do not see. `spool`: a new directory of the caller's, for what exceeds `limits.memory_bytes`. `at`: where programs
+    see the tree, if it is not the work directory. `leads`: whether a link (path, from `at` on, and target) may be recreated elsewhere."""
+    found = _Collector(limits=limits, work=called, spool=spool, losses=Losses(work), at=at, leads=leads)
     for entry in tree.walk(work, limits.skip, limits.depth):
         if entry.path not in hidden:
             found.visit(entry, placed.get(entry.path))
@@ -264,6 +282,39 @@ def changed(
         directories=directories,
         lost=tuple(found.losses.named),
         lost_counts=dict(found.losses.counts),
+    )
+
+
+def together(found: Artifacts, more: Artifacts, at: str) -> Artifacts:
+    """Two comparisons as one. The paths of `more` lie below the absolute path `at`."""
+
+    def below(entries: Mapping[str, T]) -> dict[str, T]:
+        return {f"{at}/{path}": entry for path, entry in entries.items()}
+
+    refused = (*found.refused, *((f"{at}/{path}", reason) for path, reason in more.refused))
+    return Artifacts(
+        added={**found.added, **below(more.added)},
+        modified={**found.modified, **below(more.modified)},
+        deleted=(*found.deleted, *(f"{at}/{path}" for path in more.deleted)),
+        refused=refused[:_REPORTED],
+        complete=found.complete and more.complete,
+        counts=Counter(found.counts) + Counter(more.counts),
+        links={**found.links, **below(more.links)},
+        directories={**found.directories, **below(more.directories)},
+        lost=named((*found.lost, *((f"{at}/{path}", lost) for path, lost in more.lost))),
+        lost_counts=Counter(found.lost_counts) + Counter(more.lost_counts),
+    )
+
+
+def left_of(limits: ArtifactLimits, found: Artifacts) -> ArtifactLimits:
+    """What `limits` still allow after `found`."""
+    files = [*found.added.values(), *found.modified.values()]
+    in_memory = sum(file.size for file in files if isinstance(file, File))
+    return replace(
+        limits,
+        files=max(0, limits.files - len(files) - len(found.links) - len(found.directories)),
+        total_bytes=max(0, limits.total_bytes - sum(file.size for file in files)),
+        memory_bytes=None if limits.memory_bytes is None else max(0, limits.memory_bytes - in_memory),
     )
 
 

@@ -342,6 +342,10 @@ class SandboxSpec:
     `image` is only for providers that keep images; others refuse it. It is the digest or the name of an image in the provider's store. Programs
     find it around the places above, read-only. Its ENV, WORKDIR and `without` apply as for `build`; `cwd` counts, and `/app` in it is WORKDIR.
 
+    `writable`: absolute paths of files or directories that programs are to write as well; directories are made if the image lacks them. Providers
+    with `writes_elsewhere` let programs write those of the image's directories that hold data (elsewhere.py); then `files`, `links`, `modes` and
+    `without` may name paths there. A path from which the image serves programs is left out. Others ignore it.
+
     `user`: the user of all programs, a name or a uid; empty: the sandbox's own (users.py). Placed files belong to it. ImageRefused if the image
     has no such user.
 
@@ -365,6 +369,7 @@ class SandboxSpec:
     image: str = ""
     without: tuple[str, ...] = ()
     build_timeout_s: float = 0.0
+    writable: tuple[str, ...] = ()
     user: str = ""
     background: bool = True
     services: tuple[SideService, ...] = ()
@@ -404,9 +409,11 @@ class ExecResult:
 class Artifacts:
     """The work directory against its placed content: regular files, symbolic links and directories, in the order of their names.
 
-    Paths are relative to `/app`. A file counts as modified when its bytes or its permissions differ. It also counts as deleted where a directory, a
-    link or a refused entry has replaced it. Missing links and directories of an image's work directory are among the deleted, too.
-    `links`: new links or changed targets, by path; only those that stay in the work directory or lead to the system's read-only places.
+    Paths are relative to `/app`; those of an image's other places are absolute. A file counts as modified when its bytes or its permissions differ.
+    It also counts as deleted where a directory, a link or a refused entry has replaced it. Missing links and directories of an image are among the
+    deleted, too.
+    `links`: new links or changed targets, by path; only those that stay in the work directory, or lead to
+    the system's read-only places or, on an image, to its other places.
     `directories`: permission bits of the directories that must be recreated explicitly: empty ones, and those with other bits than 755.
     `refused` holds at most 100 entries; `counts` is the number of all refused entries, by reason. `complete` is false when any was refused, except
     skipped directories. `lost`: of each kind at most five paths that cross without it; `lost_counts` is the number of all. They change nothing else.
@@ -530,7 +537,7 @@ class Provider(Protocol):
     # this machine's own, so that programs reach Unix sockets in them. `refuses_user(name)` says why it runs no programs as that user, in one clause;
     # without it, a provider has the sandbox's own user alone. Its sandboxes may have `system`, the name of the system around them (system.py).
     # It may set `side_services = True`: it takes `SandboxSpec.services`; and `limits_cores = False`, known from its first sandbox on: `Limits.cpus`
-    # does not hold.
+    # does not hold. It may set `writes_elsewhere = True`: on an image, programs may write the directories that hold data (`SandboxSpec.writable`).
 
     def open(self, spec: SandboxSpec) -> AbstractAsyncContextManager[Sandbox]:
         """A fresh sandbox; gone, with every process in it, when the block ends. `SandboxFull` if its disk has no space for it."""

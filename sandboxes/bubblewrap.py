@@ -31,7 +31,8 @@ from sandboxes.etc import ETC_FILES
 from sandboxes.from_environment import from_environment
 from sandboxes.images.build import Builder
 from sandboxes.images.mounted import Layering
-from sandboxes.images.owners import OF_ROOT, read_system_file
+from sandboxes.images.owners import OF_ROOT, of_places, read_system_file, within_range
+from sandboxes.images.places import places
 from sandboxes.images.sandbox import ImageSandbox, Layerings
 from sandboxes.images.sandbox import check_spec as check_binds
 from sandboxes.images.settings import ImageSettings
@@ -64,6 +65,7 @@ class BubblewrapProvider:
     name = "bubblewrap"
     isolated = True
     live_binds = True
+    writes_elsewhere = True
     containers = False
     """Of an instance: whether `images` names a directory."""
     only_where_needed = True
@@ -120,7 +122,8 @@ class BubblewrapProvider:
                 image, instead = await builder.prebuilt_or_built(spec.prebuilt, spec.build)
             spec = replace(spec, image=image.digest, build=None, prebuilt=None)
         with contextlib.ExitStack() as stack:
-            sandbox = self._sandbox(spec, stack, instead)
+            # The first sandbox of a process on an image reads the directories of its system.
+            sandbox = await anyio.to_thread.run_sync(self._sandbox, spec, stack, instead)
             async with sandbox.opened():
                 yield sandbox
 
@@ -136,11 +139,13 @@ class BubblewrapProvider:
             return BubblewrapSandbox(self._root, spec, self._hierarchies, own_user=own_user, users=users)
         image = stack.enter_context(self._images.using(spec.image))
         check_binds(spec, image)
+        written = places(image.root, image.work, image.env, wanted=spec.writable, taken=spec.binds.values())
         owners = OF_ROOT
         if own(spec.user) is None:
             owners = image.owners
         etc = {name: read_system_file(image.root, f"etc/{name}") for name in ("passwd", "group")}
-        users = _range(spec.user, etc, "the image", owners.ids)
+        more = of_places(owners, written).values()
+        users = _range(spec.user, etc, "the image", owners.ids, more)
         return ImageSandbox(
             self._root,
             spec,
@@ -150,6 +155,7 @@ class BubblewrapProvider:
             owners=owners,
             image=image,
             layerings=self._layerings,
+            places=written,
             instead=instead,
         )
 
@@ -207,13 +213,19 @@ def _missing_tools() -> tuple[str, ...]:
 
 
 def _range(
-    user: str, etc: Mapping[str, str], where: str, owners: Collection[tuple[int, int]]
+    user: str,
+    etc: Mapping[str, str],
+    where: str,
+    owners: Collection[tuple[int, int]],
+    more: Collection[tuple[int, int]] = (),
 ) -> Range | None:
-    """The users of a sandbox whose programs run as `user`; None if it needs no range."""
+    """The users of a sandbox whose programs run as `user`; None if it needs no range. `more`: further owners, as many as there is room for."""
     if own(user) is not None:
         return None
     account = find(user, etc["passwd"], etc["group"], where)
-    return Range.of(account, owners, FIRST_RANGE + MOST_IDS * secrets.randbelow(RANGES))
+    return Range.of(
+        account, within_range(account, owners, more), FIRST_RANGE + MOST_IDS * secrets.randbelow(RANGES)
+    )
 
 
 def check_spec(spec: SandboxSpec) -> None:

@@ -82,7 +82,7 @@ class DirectorySandbox(ABC):
         self._claim = -1
         self._hierarchies = hierarchies
         self._disk = DiskUsage(self.directory / "files", spec.limits)
-        self._placed: dict[str, artifacts.PlacedEntry] = {}
+        self._placed: dict[str, artifacts.PlacedEntry] = {}  # by path below /app, or by absolute path
         self._programs: set[SupervisedProgram] = set()
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -135,7 +135,7 @@ class DirectorySandbox(ABC):
         return list({pid for program in self._programs for pid in program.living()})
 
     def base(self, name: str) -> Path:
-        """The path by which this process reaches a place, by its name below `files/`."""
+        """The path by which this process reaches a place, by its name: below `files/`, or of an image its absolute path inside."""
         return self.directory / "files" / name
 
     def lay(self) -> None:  # noqa: B027 - optional
@@ -216,19 +216,29 @@ class DirectorySandbox(ABC):
     def _place(self, inside: str, file: AnyFile, owner: tuple[int, int] | None) -> None:
         name, parts, base = self._based(inside)
         tree.write(base, parts, file, owner)
-        if name == "app":
-            self._placed["/".join(parts)] = artifacts.PlacedEntry.of(file)
+        self._note(name, parts, artifacts.PlacedEntry.of(file))
 
     def _based(self, inside: str) -> tuple[str, list[str], Path]:
         """Where a path inside lies; the directory below which it does is there."""
-        name, parts = locate(inside)
+        name, parts = self.locate(inside)
         base = self.base(name)
         if not base.is_dir():
             self._make(base)
         return name, parts, base
 
+    def locate(self, inside: str) -> tuple[str, list[str]]:
+        """Split a path inside into a name for `base` and the parts below that. ValueError for a path where nothing can be placed."""
+        return locate(inside)
+
+    def _note(self, name: str, parts: Sequence[str], entry: artifacts.PlacedEntry) -> None:
+        """Remember what was placed where changes are looked for."""
+        if name == "app":
+            self._placed["/".join(parts)] = entry
+        elif name.startswith("/"):
+            self._placed["/".join((name, *parts))] = entry
+
     async def get(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
-        name, parts = locate(path)
+        name, parts = self.locate(path)
         return await anyio.to_thread.run_sync(tree.read, self.base(name), parts, max_bytes)
 
     async def changed(self, limits: ArtifactLimits | None = None) -> Artifacts:
@@ -329,16 +339,14 @@ class DirectorySandbox(ABC):
         for inside, mode in {**dict.fromkeys(directories, 0o755), **modes}.items():
             name, parts, base = self._based(inside)
             tree.make(base, parts, owner)
-            if name == "app":
-                placed = artifacts.PlacedEntry.folder if inside in modes else artifacts.PlacedEntry.made
-                self._placed["/".join(parts)] = placed(mode)
+            placed = artifacts.PlacedEntry.folder if inside in modes else artifacts.PlacedEntry.made
+            self._note(name, parts, placed(mode))
         for inside, target in links.items():
             name, parts, base = self._based(inside)
             tree.link(base, parts, target, owner)
-            if name == "app":
-                self._placed["/".join(parts)] = artifacts.PlacedEntry.link(target)
+            self._note(name, parts, artifacts.PlacedEntry.link(target))
         for inside in sorted(modes, reverse=True):
-            name, parts = locate(inside)
+            name, parts = self.locate(inside)
             tree.permit(self.base(name), parts, modes[inside])
 
     def _make(self, directory: Path) -> None:

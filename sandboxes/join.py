@@ -215,12 +215,12 @@ def _make(kind: bytes, line: int, task: int) -> NoReturn:
         with open(task, "rb") as file:
             request = json.load(file)
         if kind == _MOUNT:
-            fds, daemon = image_mount.mounted(request)
+            fds, daemons = image_mount.mounted(request)
         else:
-            fds, daemon = [user_namespace.closed(request["maps"])], None
+            fds, daemons = [user_namespace.closed(request["maps"])], []
         _say(reports, {}, *fds)
-        if daemon is not None:
-            image_mount.serve(reports, daemon)
+        if daemons:
+            image_mount.serve(reports, daemons)
     except BaseException as error:  # noqa: BLE001 - as for the gate
         with contextlib.suppress(OSError):
             _say(reports, {"failed": str(error), "errno": getattr(error, "errno", None) or 0})

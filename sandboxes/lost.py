@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from sandboxes.base import Lost
@@ -52,6 +53,17 @@ class Losses:
         if self.counts[lost] < NAMED:
             self.named.append((path, lost))
         self.counts[lost] += 1
+
+
+def named(found: Iterable[tuple[str, Lost]]) -> tuple[tuple[str, Lost], ...]:
+    """Of each kind the first `NAMED` paths."""
+    kept: list[tuple[str, Lost]] = []
+    counts: Counter[Lost] = Counter()
+    for path, lost in found:
+        counts[lost] += 1
+        if counts[lost] <= NAMED:
+            kept.append((path, lost))
+    return tuple(kept)
 
 
 def _attributes(path: str) -> list[str]:

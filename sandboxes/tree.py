@@ -141,6 +141,27 @@ def make_passable(directory: Path, mode: int = 0o711) -> None:
     directory.chmod(mode)
 
 
+def clear(base: Path, parts: Sequence[str], *, kind: int | None = None) -> None:
+    """Remove what is at `base/parts`, with everything below it, if there is something and no link leads there. `kind`: only a directory
+    (`stat.S_IFDIR`), or only something else (0). No process may write there at the same time."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in parts[:-1]:
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                os.close(fd)
+                fd = inner
+            is_directory = stat.S_ISDIR(os.lstat(parts[-1], dir_fd=fd).st_mode)
+            if kind is not None and is_directory != (kind == stat.S_IFDIR):
+                return
+            if is_directory:
+                shutil.rmtree(parts[-1], dir_fd=fd)
+            else:
+                os.unlink(parts[-1], dir_fd=fd)
+        finally:
+            os.close(fd)
+
+
 def permit(base: Path, parts: Sequence[str], mode: int) -> None:
     """Set the permission bits of the directory `base/parts`, which must exist. A link or file at any part is refused."""
     fd = _enter(base, parts, "/".join(parts), None, create=False)

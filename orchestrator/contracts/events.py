@@ -180,7 +180,8 @@ class ArtifactFile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
 
     `kind`: a file; a link, with its target as the body; a directory without files, or with permissions other than 755;
     a path that was not copied (`behind`), with the reason in `why`: the tests find nothing there; a file outside of the work directory
-    (`collected`), with its absolute path. `step`: after which step of a task with several; from 0.
+    (`collected`), with its absolute path. It may also be a link, a directory or a deletion (tasks.artifact_modes): the type in `mode` says
+    so. `step`: after which step of a task with several; from 0.
     """
 
     path: Path

@@ -88,8 +88,8 @@ class FailureClass(StrEnum):
 
 
 class Left(StrEnum):
-    """The kind of a path that an attempt left in its work directory. BEHIND: it cannot be copied to the tests. COLLECTED: a file outside of the work
-    directory, by its absolute path. ANSWER: the final message of one step, by the path at which its tests find it."""
+    """The kind of a path that an attempt left in its work directory. BEHIND: it cannot be copied to the tests. COLLECTED: something outside of the
+    work directory, by its absolute path. ANSWER: the final message of one step, by the path at which its tests find it."""
 
     FILE = "file"
     LINK = "link"

@@ -49,10 +49,12 @@ _BOTH = text(
     f"""SELECT path, a.there AS left_there, b.there AS right_there, {size_of("a")} AS left_size, {size_of("b")} AS right_size,
               CASE WHEN NOT coalesce(d.same, false) THEN {beginning_of("a")} END AS left_body,
               CASE WHEN NOT coalesce(d.same, false) THEN {beginning_of("b")} END AS right_body, d.same
-         FROM (SELECT path, body, parts, size, true AS there FROM artifacts WHERE run_id = :run AND rollout_id = :left AND (attempt, step) =
+         FROM (SELECT path, mode, body, parts, size, true AS there FROM artifacts
+                WHERE run_id = :run AND rollout_id = :left AND (attempt, step) =
                 (SELECT attempt, max(step) FROM rollouts JOIN artifacts USING (rollout_id, attempt)
                   WHERE rollout_id = :left GROUP BY attempt)) a
-         FULL JOIN (SELECT path, body, parts, size, true AS there FROM artifacts WHERE run_id = :run AND rollout_id = :right AND (attempt, step) =
+         FULL JOIN (SELECT path, mode, body, parts, size, true AS there FROM artifacts
+                WHERE run_id = :run AND rollout_id = :right AND (attempt, step) =
                 (SELECT attempt, max(step) FROM rollouts JOIN artifacts USING (rollout_id, attempt)
                   WHERE rollout_id = :right GROUP BY attempt)) b USING (path)
          CROSS JOIN LATERAL (SELECT {sha_of("a")} = {sha_of("b")} AS same) d

@@ -1,5 +1,6 @@
 """Files that an attempt left for its verifier: text as text, anything else marked as binary."""
 
+import stat
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,6 +11,7 @@ from orchestrator.contracts.errors import NotFoundError
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Left
 from orchestrator.queries.texts import Cut, readable
+from orchestrator.tasks.artifact_modes import GONE
 
 SHOWN = 20_000  # characters of a file in a page
 READ = 128 * 1024  # bytes of a file that are read for a page
@@ -26,6 +28,10 @@ class FileKind(StrEnum):
     DELETED = "deleted"  # by the agent
 
 
+_GONE = "gone"
+_BY_TYPE = {stat.S_IFLNK: Left.LINK, stat.S_IFDIR: Left.DIRECTORY, GONE: _GONE}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
     """`bytes`: its size. `text`: of a link its target, of a path that was not copied the reason; None if it is not text."""
@@ -39,7 +45,7 @@ class File:
 
 def size_of(row: str) -> str:
     """SQL: the bytes of an artifact; null: deleted."""
-    return f"coalesce(length({row}.body), {row}.size)"
+    return f"CASE WHEN {row}.mode <> {GONE} THEN coalesce(length({row}.body), {row}.size) END"
 
 
 def beginning_of(row: str) -> str:
@@ -75,6 +81,9 @@ async def files(connection: AsyncConnection, run_id: int, rollout_id: int, attem
 
 
 def _file(path: str, mode: int, body: bytes | None, size: int | None, left: str, why: str | None) -> File:
+    if (found := _BY_TYPE.get(stat.S_IFMT(mode))) is not None:  # outside of the work directory of an image
+        left, mode = found, stat.S_IMODE(mode)
+        body, size = (None, None) if left == _GONE else (body, size)
     if left == Left.BEHIND:
         return File(path=path, mode=mode, kind=FileKind.BEHIND, bytes=0, text=Cut(why or "", len(why or "")))
     if left == Left.DIRECTORY:

@@ -24,6 +24,7 @@ from orchestrator.runner.open_sandbox import open_sandbox
 from orchestrator.runner.outcome import LOG_BYTES
 from orchestrator.runtime.log import get
 from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.artifact_modes import placeable
 from orchestrator.tasks.artifacts import stayed_behind, with_artifacts
 from orchestrator.tasks.collected import ANSWER_PATH
 from orchestrator.tasks.environment import Environment
@@ -125,6 +126,8 @@ async def grade(
 
     SandboxError and SandboxFull when the platform fails, ValueError or PathRefused when the files cannot be placed.
     """
+    # Where they have no place, a reward of 0 says so.
+    work = replace(work, artifacts=placeable(work.artifacts, built=pristine.build is not None))
     environment, tests = with_artifacts(pristine, work.artifacts, work.stored), work.tests
     held = verification_limits(
         section,

@@ -19,6 +19,7 @@ from orchestrator.tasks.held.budget import LEDGER
 from orchestrator.tasks.reserved import START_UP
 from orchestrator.tasks.verdict import UNTRUSTED_FILE
 from sandboxes.base import HOME, WORK, AnyFile, File, KilledBy, Limits, digest_of
+from sandboxes.elsewhere import lies_elsewhere
 
 SEED_VARIABLE: Final = "PENSTOCK_SEED"
 SEED_FILE: Final = f"{UNTRUSTED_FILE.rpartition('/')[0]}/seed.sh"
@@ -55,7 +56,11 @@ def verification_limits(
     section: SandboxSection, timeout_s: float, environment: Environment, *, private: bool, tests_bytes: int
 ) -> VerificationLimits:
     """`private`: no other sandbox shares this one's /dev/shm."""
-    placed = [(path, file.size) for path, file in environment.files.items() if path.startswith(f"{WORK}/")]
+    placed = [
+        (path, file.size)
+        for path, file in environment.files.items()
+        if path.startswith(f"{WORK}/") or lies_elsewhere(path)
+    ]
     disk = (section.disk_mb << 20) + sum(size + 3 * _BLOCK for _, size in placed)
     if environment.build is not None:
         disk += section.disk_mb << 20  # upper bound for the work directory of an image

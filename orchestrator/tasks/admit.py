@@ -12,7 +12,13 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.collected import places
 from orchestrator.tasks.compose.services import COMPOSE
 from orchestrator.tasks.dockerfile import check_entrypoint, variables_set
-from orchestrator.tasks.environment import DOCKERFILE, builds_where_needed, check_services, reaches_the_proxy
+from orchestrator.tasks.environment import (
+    DOCKERFILE,
+    builds_where_needed,
+    check_services,
+    reaches_the_proxy,
+    writes_elsewhere,
+)
 from orchestrator.tasks.harbor import CONTEXT, ENVIRONMENT, SOLUTION, STEPS, TEST_SCRIPT, TESTS, Task
 from orchestrator.tasks.keys import check_keys
 from orchestrator.tasks.multi_step import TaskStep, steps_of
@@ -118,7 +124,8 @@ def _of_agent(
     )
     begins = begins_in(environment)
     for step in steps:
-        yield from places(step.task.settings.artifacts, begins, built=built)
+        declared = step.task.settings.artifacts
+        yield from places(declared, begins, built=built, elsewhere=writes_elsewhere(provider))
 
 
 def _provider(sandbox: SandboxSection) -> AnyProvider:

@@ -9,7 +9,8 @@ import msgspec
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.states import Left
-from orchestrator.tasks.artifacts import INLINE_BYTES, answer_bytes, packed, permissions
+from orchestrator.tasks.artifact_modes import type_of
+from orchestrator.tasks.artifacts import INLINE_BYTES, answer_bytes, kind_of, packed, permissions
 from orchestrator.tasks.message import Part, split
 from sandboxes.base import AnyFile, Artifacts, File
 
@@ -48,7 +49,12 @@ def entries(
             blob = split(file, parts)
             found.append(
                 ArtifactFile(
-                    path=path, body=None, mode=permissions(file.mode), parts=list(blob.parts), size=blob.size
+                    path=path,
+                    body=None,
+                    mode=permissions(file.mode),
+                    kind=kind_of(path),
+                    parts=list(blob.parts),
+                    size=blob.size,
                 )
             )
     return sorted(found, key=lambda file: file.path), parts
@@ -76,7 +82,7 @@ def read_listing(body: bytes) -> list[ArtifactFile]:
 
 
 def _as_blobs(file: ArtifactFile, parts: dict[str, Part]) -> ArtifactFile:
-    if file.kind not in (Left.FILE, Left.COLLECTED) or file.body is None:
+    if file.kind not in (Left.FILE, Left.COLLECTED) or file.body is None or type_of(file):
         return file
     data = unb64(file.body)
     if len(data) <= SMALL_BYTES:

@@ -1,7 +1,9 @@
-"""Artifacts: the changes in the agent's work directory that go to verification, within limits, and their application there.
+"""Artifacts: the changes in the agent's work directory that go to verification, within limits, and their application there. On an image, those in its
+other places that programs may write (sandboxes.elsewhere) go with them, by their absolute paths.
 
 Only the changes are copied: files with their permissions, directories that are empty or have their own permissions, and symbolic links that
-stay in the work directory (`sandboxes.artifacts.stays`). They are recreated for the tests, and the platform never follows links.
+stay in the work directory (`sandboxes.artifacts.stays`) or, on an image, in these places. They are recreated for the tests, and the platform never
+follows links.
 Times and owners are not copied. Set-user-id, set-group-id and sticky bits, hard links, extended attributes and access control lists are not copied
 either, but notes name them. A note is an entry that stayed behind, by path and kind, and does not count as a file.
 
@@ -11,6 +13,7 @@ verdict is 0.
 """
 
 import posixpath
+import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -23,8 +26,10 @@ from orchestrator.contracts.ids import b64, unb64
 from orchestrator.contracts.quote import cut
 from orchestrator.contracts.states import Left
 from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.artifact_modes import GONE, directory_at, gone_at, is_change, link_at, type_of
 from orchestrator.tasks.environment import Environment
 from sandboxes.base import WORK, AnyFile, ArtifactLimits, Artifacts, File, Lost, RefusedReason
+from sandboxes.elsewhere import place_of
 from sandboxes.lost import NAMED
 
 INLINE_BYTES = 400_000  # 533 KB in base64: the result still fits the smallest maximum message of a server
@@ -130,24 +135,36 @@ def packed(changed: Artifacts, only: Mapping[str, AnyFile] | None = None) -> lis
         for path, lost in changed.lost
         if f"{path} ({lost.value})" not in changed.added.keys() | changed.modified.keys()
     ]
-    found += [ArtifactFile(path=path, body=None) for path in changed.deleted]
+    found += [
+        gone_at(path) if path.startswith("/") else ArtifactFile(path=path, body=None)
+        for path in changed.deleted
+    ]
     found += [
         ArtifactFile(path=_written(path), body=None, kind=Left.BEHIND, why=reason.value)
         for path, reason in changed.refused[:MOST_BEHIND]
     ]
     found += [
-        ArtifactFile(path=path, body="", mode=mode & 0o777, kind=Left.DIRECTORY)
+        directory_at(path, mode)
+        if path.startswith("/")
+        else ArtifactFile(path=path, body="", mode=mode & 0o777, kind=Left.DIRECTORY)
         for path, mode in changed.directories.items()
     ]
     found += [
-        ArtifactFile(path=path, body=b64(target.encode()), mode=0o777, kind=Left.LINK)
+        link_at(path, target)
+        if path.startswith("/")
+        else ArtifactFile(path=path, body=b64(target.encode()), mode=0o777, kind=Left.LINK)
         for path, target in changed.links.items()
     ]
     found += [
-        ArtifactFile(path=path, body=b64(file.data), mode=permissions(file.mode))
+        ArtifactFile(path=path, body=b64(file.data), mode=permissions(file.mode), kind=kind_of(path))
         for path, file in files.items()
     ]
     return sorted({file.path: file for file in found}.values(), key=lambda file: file.path)
+
+
+def kind_of(path: str) -> Left:
+    """The kind of a changed file."""
+    return Left.COLLECTED if path.startswith("/") else Left.FILE
 
 
 def stayed_behind(artifacts: Sequence[ArtifactFile]) -> str | None:
@@ -189,12 +206,14 @@ def with_artifacts(
 ) -> Environment:
     """The pristine environment with the artifacts applied. `stored`: the content of those that lie in blobs, by path. Deleted entries stay deleted.
     If the agent replaced a directory by a file, or a file by a directory, the agent's version is used. If the tests' work directory is now a file,
-    they start in its parent directory."""
+    they start in its parent directory. Where the image lacks a place outside of the work directory, it is made."""
     collected: dict[str, AnyFile] = {
         artifact.path: _content(artifact, stored)
         for artifact in artifacts
-        if artifact.kind is Left.COLLECTED and not artifact.deleted
+        if artifact.kind is Left.COLLECTED and not artifact.deleted and type_of(artifact) == 0
     }
+    beyond = [artifact for artifact in artifacts if is_change(artifact)]
+    links = {artifact.path: _link(artifact) for artifact in beyond if type_of(artifact) == stat.S_IFLNK}
     artifacts = [artifact for artifact in artifacts if not artifact.path.startswith("/")]
     change = _Change(artifacts, stored)
     begin = environment.work_dir
@@ -207,11 +226,26 @@ def with_artifacts(
             path for path in environment.directories if not _covered(path, change.no_directory)
         ),
         work_dir=begin,
-        without=tuple(sorted(change.gone)),
-        links=change.kept(environment.links) | change.links,
+        without=(
+            *sorted(change.gone),
+            *(artifact.path for artifact in beyond if type_of(artifact) == GONE),
+        ),
+        links=change.kept(environment.links) | change.links | links,
         modes={path: mode for path, mode in environment.modes.items() if change.keeps_directory(path)}
-        | change.modes,
+        | change.modes
+        | {
+            artifact.path: permissions(artifact.mode)
+            for artifact in beyond
+            if type_of(artifact) == stat.S_IFDIR
+        },
+        writable=tuple(
+            dict.fromkeys((*environment.writable, *(place_of(artifact.path) for artifact in beyond)))
+        ),
     )
+
+
+def _link(artifact: ArtifactFile) -> str:
+    return unb64(artifact.body or "").decode(errors="surrogateescape")
 
 
 def _content(artifact: ArtifactFile, stored: Mapping[str, AnyFile]) -> AnyFile:
@@ -239,7 +273,7 @@ class _Change:
                 case Left.FILE:
                     self.files[path] = _content(artifact, stored)
                 case Left.LINK:
-                    self.links[path] = unb64(artifact.body or "").decode(errors="surrogateescape")
+                    self.links[path] = _link(artifact)
                 case Left.DIRECTORY:
                     self.modes[path] = artifact.mode & 0o777
         self.no_directory = self.files.keys() | self.links.keys()

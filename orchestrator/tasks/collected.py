@@ -1,22 +1,27 @@
-"""`artifacts` and `[[verifier.collect]]`: what of the agent's sandbox goes to the tests besides the changes of its work directory.
+"""`artifacts` and `[[verifier.collect]]`: what of the agent's sandbox goes to the tests besides the changes of its work directory and, on an image,
+of its directories that hold data.
 
 An artifact appears in verification at its own path. `destination` only says where Harbor keeps a copy, so it has no effect here.
 `/logs/artifacts` is an artifact of every task whose tests mention it.
 """
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 
 from orchestrator.contracts.events import ArtifactFile
+from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Left
 from orchestrator.tasks import key_values as values
+from orchestrator.tasks.artifact_modes import is_change, type_of
 from orchestrator.tasks.artifacts import noted
 from sandboxes.base import WORK, AnyFile
+from sandboxes.elsewhere import leads_elsewhere, place_of
 
 CONVENTION: Final = "/logs/artifacts"
 COLLECTED: Final = (CONVENTION, "/tmp")
@@ -27,6 +32,7 @@ ANSWER_PATH: Final = "/logs/agent/answer.txt"
 READ_BYTES: Final = 1 << 20
 """Larger files of the tests are data, not programs."""
 MAIN: Final = "main"
+_WAY_OUT: Final = "is a symbolic link out of the work directory, where tests in an environment of their own may have other files,"
 
 
 class ArtifactSource(BaseModel):
@@ -41,6 +47,11 @@ class ArtifactSource(BaseModel):
     def is_collected(self) -> bool:
         """Whether it lies outside of the work directory, whose changes the tests see anyway."""
         return any(self.source == place or self.source.startswith(f"{place}/") for place in COLLECTED)
+
+    @property
+    def lies_elsewhere(self) -> bool:
+        """Whether it lies where an image may have data outside of its work directory, or is such a place."""
+        return place_of(self.source) != ""
 
     def excludes(self, relative: str) -> bool:
         """Whether a pattern leaves out a path below the source, or a directory above it."""
@@ -137,17 +148,35 @@ def only_declared(
         for artifact in declared
         if (root := _in_work(artifact, begins, built=built)) is not None
     ]
+    beyond = [(artifact.source, artifact) for artifact in declared if artifact.lies_elsewhere]
     return [
-        file
+        _without_ways_out(file)
         for file in left
         for path in [noted(file)]
-        if file.kind == Left.COLLECTED
+        if (file.kind == Left.COLLECTED and not is_change(file))
         or any(
             path == root or root == "." or path.startswith(f"{root}/")
-            for root, artifact in roots
+            for root, artifact in (beyond if path.startswith("/") else roots)
             if not artifact.excludes("" if path == root else posixpath.relpath(path, root))
         )
     ]
+
+
+def _without_ways_out(file: ArtifactFile) -> ArtifactFile:
+    """The file, unless it is a link to a place outside of the work directory: the environment of the tests may have its own files there."""
+    beyond = is_change(file) and type_of(file) == stat.S_IFLNK
+    if not beyond and (file.kind is not Left.LINK or not _leads_out(file)):
+        return file
+    return ArtifactFile(path=file.path, body=None, kind=Left.BEHIND, why=_WAY_OUT, step=file.step)
+
+
+def _leads_out(file: ArtifactFile) -> bool:
+    return leads_elsewhere(file.path, unb64(file.body or "").decode(errors="replace"))
+
+
+def written_elsewhere(declared: Iterable[ArtifactSource]) -> tuple[str, ...]:
+    """The artifacts outside of the work directory that programs of an image may write besides its directories of data, in order."""
+    return tuple(dict.fromkeys(artifact.source for artifact in declared if artifact.lies_elsewhere))
 
 
 def _in_work(artifact: ArtifactSource, begins: str | None, *, built: bool) -> str | None:
@@ -161,20 +190,28 @@ def _in_work(artifact: ArtifactSource, begins: str | None, *, built: bool) -> st
     return None
 
 
-def places(declared: tuple[ArtifactSource, ...], begins: str | None, *, built: bool) -> Iterator[str]:
+def places(
+    declared: tuple[ArtifactSource, ...], begins: str | None, *, built: bool, elsewhere: bool = False
+) -> Iterator[str]:
     """Sentences about artifacts that no file of the agent can be at, or that lie in a work directory that only the image can tell. Arguments as for
-    `only_declared`."""
+    `only_declared`; `elsewhere`: whether the provider lets programs write an image's other places."""
+    elsewhere = elsewhere and built
+    also = (
+        f"{CONVENTION}, /tmp and directories of data such as /data" if elsewhere else f"{CONVENTION} and /tmp"
+    )
     for artifact in declared:
+        if elsewhere and artifact.lies_elsewhere:
+            continue
         if artifact.is_collected or _in_work(artifact, begins, built=built) is not None:
             continue
         wrong = f"task.toml: artifacts has {quoted(artifact.source)}: files can be taken from"
         if begins is None:
             yield (
-                f"{wrong} {CONVENTION}, /tmp and the work directory alone, and the Dockerfile does not say which that is: "
+                f"{wrong} {also.replace(' and ', ', ', 1)} and the work directory alone, and the Dockerfile does not say which that is: "
                 "write it into [environment].workdir, or copy the file with a command of [[verifier.collect]]"
             )
         else:
             yield (
-                f"{wrong} {begins if built else WORK}, {CONVENTION} and /tmp alone, "
+                f"{wrong} {begins if built else WORK}, {also} alone, "
                 "write it there, or copy it with a command of [[verifier.collect]]"
             )

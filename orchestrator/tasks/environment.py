@@ -88,8 +88,8 @@ class Environment:
 
     `links`: absolute path → target of a symbolic link; `modes`: permission bits of directories, by absolute path.
     `build` is the build context if the provider makes the image; the image then holds everything else, except `without`: absolute paths that
-    must be absent. `prebuilt`: a context that begins with the image that `docker_image` names, to be tried before `build`. `services`: side
-    services next to it.
+    must be absent. `writable`: absolute paths outside of the work directory that programs of an image are to write as well (sandboxes.base).
+    `prebuilt`: a context that begins with the image that `docker_image` names, to be tried before `build`. `services`: side services next to it.
     """
 
     files: Mapping[str, AnyFile]
@@ -99,6 +99,7 @@ class Environment:
     build: Mapping[str, BuildEntry] | None = None
     prebuilt: Mapping[str, BuildEntry] | None = None
     without: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     modes: Mapping[str, int] = field(default_factory=dict)
     cpus: float = 0.0
@@ -121,6 +122,7 @@ class Environment:
             build=self.build,
             prebuilt=self.prebuilt,
             without=self.without,
+            writable=self.writable,
             limits=replace(limits, cpus=self.cpus),
             build_timeout_s=self.build_timeout_s,
             links=self.links,
@@ -219,6 +221,11 @@ def builds_where_needed(provider: Provider | type[Provider]) -> bool:
 def reaches_the_proxy(provider: Provider | type[Provider]) -> bool:
     """Whether programs of a provider's sandboxes reach the runner's egress proxy, by a directory with its socket."""
     return bool(getattr(provider, "live_binds", False))
+
+
+def writes_elsewhere(provider: Provider | type[Provider]) -> bool:
+    """Whether programs of a provider's sandboxes may write an image's directories of data, and the tests get the changes."""
+    return bool(getattr(provider, "writes_elsewhere", False))
 
 
 def has_side_services(provider: Provider | type[Provider]) -> bool:

@@ -28,7 +28,7 @@ from typing import Any, Final
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.bundle import Bundle, BundleLimits, with_mode
-from orchestrator.tasks.collected import only_declared
+from orchestrator.tasks.collected import only_declared, written_elsewhere
 from orchestrator.tasks.compose.services import COMPOSE, NOTHING, Composed, read_services
 from orchestrator.tasks.environment import (
     DOCKERFILE,
@@ -231,7 +231,16 @@ class Task:
         variables = {**found.env, **composed.env, **variables_of(table)}
         check_variables(variables, "the environment of the task's programs")
         user = self.settings.agent_users[0] or found.user
-        return replace(found, env=variables, services=composed.services, user=user)
+        return replace(
+            found, env=variables, services=composed.services, user=user, writable=self._writable(found)
+        )
+
+    def _writable(self, found: Environment) -> tuple[str, ...]:
+        """What programs of an image may write because the task declares artifacts there."""
+        if found.build is None:
+            return ()
+        steps = (artifact for step in self.settings.steps for artifact in step.artifacts)
+        return written_elsewhere((*self.settings.artifacts, *steps))
 
     @cached_property
     def composed(self) -> Composed:
@@ -269,7 +278,13 @@ class Task:
             raise ValueError(str(error).replace(CONTEXT, TESTS)) from error
         variables = {**found.env, **composed.env, **variables_of(table)}
         check_variables(variables, "the environment of the tests")
-        return replace(found, env=variables, services=composed.services, user=user or found.user)
+        return replace(
+            found,
+            env=variables,
+            services=composed.services,
+            user=user or found.user,
+            writable=self._writable(found),
+        )
 
     def _environment(
         self,

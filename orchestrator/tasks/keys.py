@@ -258,7 +258,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "source": _no_effect(),
     "artifacts": _honoured(
         artifacts_must,
-        "files or directories of the work directory, `/logs/artifacts` or `/tmp`, which the tests see at their own paths; other places are refused",
+        "files or directories of the work directory, `/logs/artifacts`, `/tmp` or, on an image of bubblewrap, of data; other places are refused",
     ),
     **_ARTIFACT,
     **_STEPS,

@@ -6,6 +6,7 @@ The lease is not checked here: the transaction does that, and counts late and fo
 
 import math
 import re
+import stat
 from collections.abc import Iterator
 
 from orchestrator.contracts.errors import MessageError
@@ -20,12 +21,14 @@ from orchestrator.contracts.events import (
 from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FailureClass, Left
+from orchestrator.tasks.artifact_modes import TYPES, is_change, type_of
 from orchestrator.tasks.artifacts import MOST_NOTES, is_note, size_of
 from orchestrator.tasks.collected import ANSWER_PATH, COLLECTED
 from orchestrator.tasks.key_values import MOST_STEPS
 from orchestrator.tasks.verdict import component_flaws, process_flaws
-from sandboxes.artifacts import stays
+from sandboxes.artifacts import stays_in_image
 from sandboxes.base import ArtifactLimits
+from sandboxes.elsewhere import lies_elsewhere
 
 YEAR = 366 * 86400.0
 SMALL, INTEGER = 2**15 - 1, 2**31 - 1
@@ -95,7 +98,9 @@ def _of_artifacts(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[st
         # An agent may name its files freely; only their location is checked.
         outside = any(file.path.startswith(f"{place}/") for place in COLLECTED)
         answer = file.kind is Left.ANSWER and file.path == ANSWER_PATH
-        outside = answer or (outside and file.kind in (Left.COLLECTED, Left.BEHIND))
+        outside = answer or (
+            (outside or lies_elsewhere(file.path)) and file.kind in (Left.COLLECTED, Left.BEHIND)
+        )
         relative = file.path[1:] if outside else file.path
         if "\0" in relative or any(part in ("", ".", "..") for part in relative.split("/")):
             yield f"an artifact lies at {quoted(file.path)}, which is not below the work directory"
@@ -103,7 +108,7 @@ def _of_artifacts(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[st
             total += size_of(file)
         except ValueError as error:
             yield f"an artifact is not base64: {error}"
-        if not 0 <= file.mode <= 0o777:
+        if not 0 <= (file.mode ^ type_of(file) if is_change(file) else file.mode) <= 0o777:
             yield f"an artifact has mode {file.mode:o}"
         if not 0 <= file.step < MOST_STEPS:
             yield f"an artifact is of step {file.step}"
@@ -128,12 +133,28 @@ def _of_kind(file: ArtifactFile, limits: ArtifactLimits) -> Iterator[str]:
         yield f"an artifact has {file.size} bytes"
     elif file.kind is Left.COLLECTED and (file.deleted or not file.path.startswith("/")):
         yield f"a collected artifact lies at {quoted(file.path)}, or has no body"
+    elif is_change(file) and (flaw := _flaw_of_change(file)) is not None:
+        yield flaw
     elif file.kind is Left.ANSWER and (file.body is None or file.path != ANSWER_PATH):
         yield f"the answer of a step lies at {quoted(file.path)}, or has no body"
-    elif file.kind == Left.LINK and (file.body is None or not stays(file.path, _target(file.body))):
+    elif file.kind == Left.LINK and (file.body is None or not stays_in_image(file.path, _target(file.body))):
         yield f"the link at {quoted(file.path)} leads out of the work directory"
     elif file.kind is Left.DIRECTORY and file.body != "":
         yield "an artifact is a directory and has a body"
+
+
+def _flaw_of_change(file: ArtifactFile) -> str | None:
+    """What no runner says of a change in one of an image's places outside of the work directory."""
+    kind = type_of(file)
+    if kind not in TYPES:
+        return f"the artifact at {quoted(file.path)} has mode {file.mode:o}"
+    if kind == 0:
+        return None
+    if file.parts or file.body is None or (kind != stat.S_IFLNK and file.body):
+        return f"the artifact at {quoted(file.path)} is not a file and has other content than a link has"
+    if kind == stat.S_IFLNK and not stays_in_image(file.path, _target(file.body)):
+        return f"the link at {quoted(file.path)} leads out of the places that programs may write"
+    return None
 
 
 def _target(body: str) -> str:

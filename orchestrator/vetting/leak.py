@@ -8,6 +8,7 @@ from typing import Final
 from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.states import Left as LeftKind
 from orchestrator.probing import NOT_HIDDEN, Left
+from orchestrator.tasks.artifact_modes import is_change, type_of
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import SOLUTIONS, Task
 from orchestrator.tasks.vetting.findings import Fault, Finding
@@ -31,11 +32,11 @@ def solved_of(left: Left, readable: Readable) -> Solved:
     written = {
         file.path: unb64(file.body)
         for file in left.artifacts
-        if file.body is not None and file.kind == LeftKind.FILE
+        if file.body is not None and (file.kind is LeftKind.FILE or (is_change(file) and type_of(file) == 0))
     }
     before = {}
     for file in left.artifacts:  # an image may have another work directory
-        ends = (f"{WORK}/{file.path}", f"/{file.path}")
+        ends = (file.path,) if file.path.startswith("/") else (f"{WORK}/{file.path}", f"/{file.path}")
         known = (path for end in ends for path in readable.files if path.endswith(end))
         if (path := next(known, None)) is not None:
             before[path] = readable.files[path]

@@ -173,7 +173,7 @@ FILES = (
     ),
     Attempt(
         name="writing anywhere but in the sandbox's own places",
-        body="mine = ('/app', '/tmp', '/logs', '/home/agent', '/dev/shm', '/dev/pts', '/dev/mqueue', '/proc')\n"
+        body="mine = ('/app', '/tmp', '/logs', '/home/agent', '/dev/shm', '/dev/pts', '/dev/mqueue', '/proc', *target['places'])\n"
         "places = {line.split()[4] for line in open('/proc/self/mountinfo')}\n"
         "for place in [p for p in places if os.path.isdir(p) and os.access(p, os.R_OK)]:\n"
         "    places |= {entry.path for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False)}\n"

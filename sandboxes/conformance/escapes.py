@@ -122,7 +122,7 @@ def _answering(udp: socket.socket, *listeners: socket.socket) -> Iterator[None]:
 def outside(attempt: Attempt) -> str:
     """The program's report without confinement: `out`, or why this machine itself refuses."""
     with host() as target, tempfile.TemporaryDirectory() as directory:
-        argv = [sys.executable, "-c", attempt.program, json.dumps({**target, "own": directory})]
+        argv = [sys.executable, "-c", attempt.program, json.dumps({**target, "own": directory, "places": []})]
         result = subprocess.run(
             argv, capture_output=True, text=True, timeout=60, cwd=directory, stdin=subprocess.DEVNULL
         )
@@ -133,7 +133,9 @@ def outside(attempt: Attempt) -> str:
 async def _refused(attempt: Attempt, provider: Provider) -> None:
     with host() as target:
         async with provider.open(SandboxSpec(limits=_LIMITS)) as sandbox:
-            result = await sandbox.exec(["python3", "-c", attempt.program, json.dumps(target)])
+            # Directories of an image that programs may write: the sandbox's own, as its work directory is.
+            own = {"places": list(getattr(sandbox, "places", ()))}
+            result = await sandbox.exec(["python3", "-c", attempt.program, json.dumps(target | own)])
             output = result.stdout.decode().strip()
             confined(output != "out", f"it got out, and ended with {result}")
             require(output.startswith("refused "), f"it printed {output!r} and ended with {result}")

@@ -436,11 +436,12 @@ class ContainerSandbox(DirectorySandbox):
         owner = self.files_of
         app = self.directory / "files" / host_name(WORK)
         absent = {path.removeprefix(f"{WORK}/") for path in self.spec.without}
-        excluded = absent | {
-            path for path, placed in self._placed.items() if placed.kind is not PlacedKind.MADE
-        }
+        given = {PlacedKind.FILE, PlacedKind.LINK}
+        excluded = absent | {path for path, placed in self._placed.items() if placed.kind in given}
+        # Their permission bits are placed, not what is in them.
+        made = {path for path, placed in self._placed.items() if placed.kind is PlacedKind.DIRECTORY}
         for path in self._image.directories:
-            if not _within(path, excluded):
+            if path not in made and not _within(path, excluded):
                 tree.make(app, path.split("/"), owner)
                 self._placed[path] = DIRECTORY
         for path, file in self._image.content.items():

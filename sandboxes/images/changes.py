@@ -68,8 +68,10 @@ def changed(
     *,
     called: str = WORK,
     spool: Path | None = None,
+    at: str = "",
 ) -> Artifacts:
-    """Compare the layer at `upper` with the image's work directory `lower`, without the paths in `absent`, and with what the caller `placed` over it.
+    """Compare the layer at `upper` with the image's work directory `lower`, or with its directory `at`, without the paths in `absent`, and with what
+    the caller `placed` over it.
 
     No process may write at the same time.
     """
@@ -90,7 +92,16 @@ def changed(
             known[path] = earlier
             if earlier.directory and (not stat.S_ISDIR(mode) or _opaque(entry)):
                 known |= dict(image.below(path))
-    return artifacts.changed(upper, {**known, **placed}, limits, called=called, hidden=hidden, spool=spool)
+    return artifacts.changed(
+        upper,
+        {**known, **placed},
+        limits,
+        called=called,
+        hidden=hidden,
+        spool=spool,
+        at=at,
+        leads=artifacts.stays_in_image,
+    )
 
 
 def everything(lower: Path, absent: Collection[str]) -> Iterator[tuple[str, PlacedEntry]]:

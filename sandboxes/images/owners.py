@@ -9,9 +9,11 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from sandboxes.users import MOST_IDS, Account, Range
 
 Ids = tuple[int, int]
 """(uid, gid) inside."""
@@ -71,6 +73,27 @@ class Owners:
 
 
 OF_ROOT = Owners()
+
+
+def of_places(owners: Owners, places: Sequence[str], users: Range | None = None) -> dict[str, Ids]:
+    """The owners of entries in `places` that are not root's, by path from the root; with `users`, those that it knows: others stay root's."""
+    return {
+        path: ids
+        for path, ids in owners.system.items()
+        if any(f"/{path}/".startswith(f"{place}/") for place in places)
+        and (users is None or (ids[0] in users.uids and ids[1] in users.gids))
+    }
+
+
+def within_range(account: Account, known: Collection[Ids], more: Collection[Ids]) -> list[Ids]:
+    """`known`, and as many of `more`, the most frequent first, as one range of users takes."""
+    found = list(known)
+    for ids, _ in Counter(more).most_common():
+        uids = {0, account.uid, ids[0], *(uid for uid, _ in found)}
+        gids = {0, account.gid, *account.groups, ids[1], *(gid for _, gid in found)}
+        if max(len(uids), len(gids)) <= MOST_IDS:
+            found.append(ids)
+    return found
 
 
 def read_system_file(root: Path, path: str) -> str:

@@ -1,16 +1,18 @@
-"""A bubblewrap sandbox on an image: the image read-only around its places, and a layer of its own over the image's work directory."""
+"""A bubblewrap sandbox on an image: the image read-only around its places, and a layer of its own over the image's work directory and over those of
+its directories that hold data (places.py)."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import shutil
+import posixpath
 import stat
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from sandboxes import artifacts, cgroups
+from sandboxes import artifacts, cgroups, tree
 from sandboxes.base import (
     PLACED,
     WORK,
@@ -21,12 +23,15 @@ from sandboxes.base import (
     SandboxSpec,
 )
 from sandboxes.bubblewrap_sandbox import BubblewrapSandbox
+from sandboxes.elsewhere import lies_elsewhere
+from sandboxes.image_mount import ELSEWHERE, OF_WORK
 from sandboxes.images import changes, hold, view
 from sandboxes.images.mounted import Layer, Layering, open_layer
-from sandboxes.images.owners import OF_ROOT, Ids, Owners, give
+from sandboxes.images.owners import OF_ROOT, ROOT, Ids, Owners, give, of_places
 from sandboxes.images.store import Image
 from sandboxes.users import Range
 
+T = TypeVar("T")
 _PASSING = frozenset(
     {
         errno.ENOMEM,
@@ -55,12 +60,22 @@ class Layerings:
         self.refused: dict[Layering, str] = {}
 
     def open(
-        self, image: Image, directory: Path, owner: Ids | None, *, kinds: Collection[Layering] | None = None
+        self,
+        image: Image,
+        directory: Path,
+        owner: Ids | None,
+        *,
+        places: Sequence[str] = (),
+        places_of: Ids | None = None,
+        kinds: Collection[Layering] | None = None,
     ) -> Layer:
-        """A layer of the chosen kind, or of the best one among `kinds`. SandboxError if none can be made."""
+        """A layer of the chosen kind, or of the best one among `kinds`; arguments as for `open_layer`. SandboxError if none can be made."""
+        opened = partial(
+            open_layer, image=image, directory=directory, owner=owner, places=places, places_of=places_of
+        )
         if self.chosen is not None and (kinds is None or self.chosen in kinds):
             try:
-                return open_layer(self.chosen, image, directory, owner)
+                return opened(self.chosen)
             except OSError as error:
                 raise SandboxError(
                     f"a layer over an image cannot be made by {self.chosen}: {error}"
@@ -69,7 +84,7 @@ class Layerings:
             if kinds is not None and kind not in kinds:
                 continue
             try:
-                layer = open_layer(kind, image, directory, owner)
+                layer = opened(kind)
             except OSError as error:
                 if kind is Layering.COPY or error.errno in _PASSING:
                     raise
@@ -81,7 +96,8 @@ class Layerings:
 
 
 class ImageSandbox(BubblewrapSandbox):
-    """`image` must stay in its store until the sandbox is closed. `instead`: what it is, if it stands for another image."""
+    """`image` must stay in its store until the sandbox is closed. `places`: of it, which programs may write besides its work
+    directory. `instead`: what it is, if it stands for another image."""
 
     def __init__(
         self,
@@ -94,6 +110,7 @@ class ImageSandbox(BubblewrapSandbox):
         layerings: Layerings,
         users: Range | None = None,
         owners: Owners = OF_ROOT,
+        places: Sequence[str] = (),
         instead: str = "",
     ) -> None:
         super().__init__(root, spec, hierarchies, own_user=own_user, users=users)
@@ -102,6 +119,9 @@ class ImageSandbox(BubblewrapSandbox):
         self._layerings = layerings
         self._instead = instead
         self._layer: Layer | None = None
+        self.places = tuple(places)
+        """Absolute paths, none within another. A program may replace what is in them, but neither them nor what is above."""
+        # Relative to the work directory, or absolute.
         self._absent = tuple(path.removeprefix(f"{WORK}/") for path in spec.without)
 
     @property
@@ -124,40 +144,85 @@ class ImageSandbox(BubblewrapSandbox):
         if name == "app":
             assert self._layer is not None
             return self._layer.base
+        if name.startswith("/"):
+            assert self._layer is not None
+            return self._layer.elsewhere / name.lstrip("/")
         return super().base(name)
 
+    def locate(self, inside: str) -> tuple[str, list[str]]:
+        place = self._place_of(inside)
+        if place and posixpath.normpath(inside) == inside:
+            return place, inside.removeprefix(f"{place}/").split("/")
+        try:
+            return super().locate(inside)
+        except ValueError as error:
+            if not lies_elsewhere(inside):
+                raise
+            raise ValueError(
+                f"{inside!r} cannot be placed: on the image {self.image.digest[:12]} nothing can be written there, because it serves programs from it"
+                " or reaches it by a link (ops/guides/images.md)"
+            ) from error
+
+    def _place_of(self, inside: str) -> str:
+        """The place that holds `inside`; "" for none."""
+        return next((each for each in self.places if inside.startswith(f"{each}/")), "")
+
     def lay(self) -> None:
-        if self.users is None:
-            self._layer = self._layerings.open(self.image, self.directory, self.files_of)
+        places, users = self.places, self.users
+        if users is None:
+            self._layer = self._layerings.open(
+                self.image, self.directory, self.files_of, places=places, places_of=self.files_of
+            )
         else:
-            self._lay_for(self.users)
+            self._lay_for(users)
+        for place in places:
+            self._make_place(place)
         for path in self._absent:
-            self._leave_out(path)
+            base, parts = self._located(path) if path.startswith("/") else (self.base("app"), path.split("/"))
+            tree.clear(base, parts)
+        self._give_way()
 
     def _lay_for(self, users: Range) -> None:
         """A layer in which every file has the owner that the image's author gave it."""
         usual = users.outside(*self._owners.usual)
-        self._layer = self._layerings.open(self.image, self.directory, usual, kinds=_WITH_OWNERS)
-        os.chown(self.directory / "files" / "app", *usual)
+        # Overlayfs does not see what changes later.
+        os.chown(self.directory / OF_WORK.upper, *usual)
+        self._layer = self._layerings.open(
+            self.image,
+            self.directory,
+            usual,
+            places=self.places,
+            places_of=users.outside(*ROOT),
+            kinds=_WITH_OWNERS,
+        )
         give(self.base("app"), {path: users.outside(*ids) for path, ids in self._owners.others.items()})
+        if self.places:
+            known = of_places(self._owners, self.places, users)
+            give(self._layer.elsewhere, {path: users.outside(*ids) for path, ids in known.items()})
 
-    def _leave_out(self, path: str) -> None:
-        parent, _, name = path.rpartition("/")
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            fd = os.open(self.base("app"), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                for part in filter(None, parent.split("/")):
-                    inner = os.open(
-                        part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd
-                    )
-                    os.close(fd)
-                    fd = inner
-                if stat.S_ISDIR(os.lstat(name, dir_fd=fd).st_mode):
-                    shutil.rmtree(name, dir_fd=fd)
-                else:
-                    os.unlink(name, dir_fd=fd)
-            finally:
-                os.close(fd)
+    def _make_place(self, place: str) -> None:
+        """Make a place, and what is above it, if the image lacks them."""
+        assert self._layer is not None
+        parts = place.strip("/").split("/")
+        made = [
+            end
+            for end in range(1, len(parts) + 1)
+            if not (self._layer.elsewhere / "/".join(parts[:end])).is_dir()
+        ]
+        if made:
+            tree.make(self._layer.elsewhere, parts, self.files_of)
+
+    def _located(self, path: str) -> tuple[Path, list[str]]:
+        name, parts = self.locate(path)
+        return self.base(name), parts
+
+    def _give_way(self) -> None:
+        """Remove what the image has of another kind where something is placed: a directory in place of a file or link, or the reverse."""
+        spec = self.spec
+        for inside in (*spec.files, *spec.links):
+            tree.clear(*self._located(inside), kind=stat.S_IFDIR)
+        for inside in (*spec.directories, *spec.modes):
+            tree.clear(*self._located(inside), kind=0)
 
     def enter(self) -> Sequence[str]:
         assert self._layer is not None
@@ -170,23 +235,46 @@ class ImageSandbox(BubblewrapSandbox):
         assert self._layer is not None
         work = str(self._layer.work)
         others = [(outside, inside) for outside, inside in super().writable() if inside != WORK]
-        return [(work, WORK), *([(work, self.image.work)] if self.image.work != WORK else []), *others]
+        own = [(work, WORK), *([(work, self.image.work)] if self.image.work != WORK else [])]
+        beyond = [(f"{self._layer.whole}{place}", place) for place in self.places]
+        return [*own, *beyond, *others]
 
     def system_options(self) -> list[str]:
         assert self._layer is not None
-        places = {*_OWN, self.image.work, *self.spec.binds.values()}
+        places = {*_OWN, self.image.work, *self.places, *self.spec.binds.values()}
         return [*view.view(self.image.root, self._layer.system, places), *hold.hold()[1]]
 
     def compare(self, limits: ArtifactLimits) -> Artifacts:
+        found = self._compared("", self.image.work, self.directory / OF_WORK.upper, limits)
+        for place in self.places:
+            upper = self.directory / ELSEWHERE.upper / place.lstrip("/")
+            if upper.is_dir():
+                more = self._compared(place, place, upper, artifacts.left_of(limits, found))
+                found = artifacts.together(found, more, place)
+        return found
+
+    def _compared(self, at: str, lies_at: str, upper: Path, limits: ArtifactLimits) -> Artifacts:
+        """The changes of the work directory, or of the place `at`."""
         assert self._layer is not None
-        lower = self.image.root / self.image.work.lstrip("/")
-        upper = self.directory / "files" / "app"
-        if self._layer.kind is Layering.COPY:
-            known = dict(changes.everything(lower, self._absent))
-            placed = {**known, **self._placed}
-            return artifacts.changed(upper, placed, limits, called=self.work, spool=self.spool())
-        return changes.changed(
-            upper, lower, self._placed, self._absent, limits, called=self.work, spool=self.spool()
+        lower = self.image.root / lies_at.lstrip("/")
+        placed = {path: entry for path, entry in self._placed.items() if not path.startswith("/")}
+        absent = [path for path in self._absent if not path.startswith("/")]
+        if at:
+            placed = _below(at, self._placed)
+            absent = list(_below(at, dict.fromkeys(self._absent)))
+        if self._layer.kind is not Layering.COPY:
+            return changes.changed(
+                upper, lower, placed, absent, limits, called=self.work, spool=self.spool(), at=at
+            )
+        known = dict(changes.everything(lower, absent)) if lower.is_dir() else {}
+        return artifacts.changed(
+            upper,
+            {**known, **placed},
+            limits,
+            called=self.work,
+            spool=self.spool(),
+            at=at,
+            leads=artifacts.stays_in_image,
         )
 
     def _remove(self) -> None:
@@ -194,6 +282,11 @@ class ImageSandbox(BubblewrapSandbox):
             self._layer.close()
             self._layer = None
         super()._remove()
+
+
+def _below(at: str, entries: Mapping[str, T]) -> dict[str, T]:
+    """The entries whose path lies below `at`, by path relative to it."""
+    return {path[len(at) + 1 :]: entry for path, entry in entries.items() if path.startswith(f"{at}/")}
 
 
 def check_spec(spec: SandboxSpec, image: Image) -> None:

@@ -8,8 +8,17 @@ import io
 import zipfile
 from pathlib import Path
 
-_MODULES = ("__init__", "base", "tree", "artifacts", "lost", "procfs", "seccomp", "inside/__init__", "inside/frames", "inside/supervisor",
-            "inside/program", "inside/confine", "inside/pipe")  # fmt: skip
+_MODULES = (
+    *("__init__", "base", "tree", "artifacts", "elsewhere", "lost", "procfs", "seccomp"),
+    *(
+        "inside/__init__",
+        "inside/frames",
+        "inside/supervisor",
+        "inside/program",
+        "inside/confine",
+        "inside/pipe",
+    ),
+)
 _MAIN = "import sys\nfrom importlib import import_module\nimport_module(f'sandboxes.inside.{sys.argv[1]}').main()\n"
 _WHEN = (1980, 1, 1, 0, 0, 0)
 

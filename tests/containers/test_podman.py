@@ -129,6 +129,22 @@ async def test_a_named_user_of_an_image_has_its_own_files_and_no_others(user: st
         assert set((await sandbox.changed()).added) == {"mine/new"}
 
 
+async def test_what_is_placed_over_an_image_replaces_what_it_has_of_another_kind_and_keeps_what_is_in_a_directory() -> (
+    None
+):
+    build = {"Dockerfile": File(DOCKERFILE), "a.txt": File(b"a")}
+    placed = SandboxSpec(
+        build=build,
+        modes={"/app/sub": 0o700, "/app/made": 0o755, "/app/link": 0o755},
+        files={"/app/empty": File(b"x"), "/app/link/y": File(b"y")},
+    )
+    async with ContainerProvider().open(placed) as sandbox:
+        result = await sandbox.exec(
+            ["sh", "-c", "stat -c %a sub; cat sub/a.txt empty link/y; ls made; [ -L link ] || echo real"]
+        )
+        assert result.stdout == b"700\naxyreal\n", result
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have other users")
 async def test_sandboxes_of_one_named_user_do_not_use_up_each_others_processes() -> None:
     spec = SandboxSpec(user="4321", limits=Limits(processes=24))

@@ -297,8 +297,13 @@ artifacts = Table(
     Column("run_id", Integer, nullable=False, comment="the run that the row belongs to"),
     Column("rollout_id", BigInteger, nullable=False, comment="the rollout that left it"),
     Column("attempt", SmallInteger, nullable=False, comment="the attempt that left it"),
-    Column("path", Text, nullable=False, comment="relative to the work directory"),
-    Column("mode", Integer, nullable=False, comment="permission bits"),
+    Column("path", Text, nullable=False, comment="relative to the work directory; kind collected: absolute"),
+    Column(
+        "mode",
+        Integer,
+        nullable=False,
+        comment="permission bits; kind collected: with the type of a link, a directory, or as of a character device a deletion",
+    ),
     Column("body", LargeBinary, comment="the bytes, of a link its target; null: in blobs, or deleted"),
     Column(
         "kind",

@@ -26,8 +26,8 @@ _REMEDIES: Final = (
     ),
     (
         _READ_ONLY,
-        "let the work lie below the work directory ([environment].workdir or WORKDIR names another one), /tmp or /home/agent: "
-        "everything else of an image is read-only",
+        "let the work lie below the work directory ([environment].workdir or WORKDIR names another one), /tmp, /home/agent or, on an image of "
+        "bubblewrap, a directory of data (/data) that it has or that artifacts of task.toml names: everything else of an image is read-only",
     ),
 )
 

@@ -77,7 +77,7 @@ def test_the_key_workdir_names_the_work_directory_that_a_dockerfile_does_not() -
     [
         (
             "FROM debian:12\nRUN true\nWORKDIR /srv/w",
-            "artifacts has '/etc/x': files can be taken from /srv/w, /logs/artifacts and /tmp alone",
+            "artifacts has '/etc/x': files can be taken from /srv/w, /logs/artifacts, /tmp and directories of data such as /data alone",
         ),
         ("FROM debian:12\nRUN true", "the Dockerfile does not say which that is: write it into"),
         ("", "files can be taken from /app, /logs/artifacts and /tmp alone"),

@@ -69,6 +69,9 @@ def test_a_solution_that_writes_outside_of_its_work_directory_is_named_as_such(o
     (finding,) = oracle_findings([Outcome(reward=0.0, reason=f"exit code 1: {output}")], 1.0)
     assert finding.fault is Fault.ORACLE_FAILS and OUTSIDE in finding.says
     assert finding.what_to_do.startswith("let the work lie below the work directory")
+    assert (
+        "a directory of data (/data) that it has or that artifacts of task.toml names" in finding.what_to_do
+    )
     (finding,) = oracle_findings([Outcome(reward=0.0, reason="exit code 1")], 1.0)
     assert finding.what_to_do == REMEDIES[Fault.ORACLE_FAILS]
 
