@@ -205,8 +205,8 @@ def remove_probes(mountinfo: Path = Path("/proc/self/mountinfo")) -> int:
     except OSError:
         return 0
     removed = 0
-    for directory in (found for mount in mounts for found in (mount / _BASE).glob(f"{_PROBE}*")):
-        if _abandoned(directory):
+    for directory in (found for mount in mounts for found in _parts(mount / _BASE)):
+        if directory.name.startswith(_PROBE) and _abandoned(directory):
             # A probe that still has a process ends soon: `rmdir` refuses until then.
             with contextlib.suppress(OSError):
                 directory.rmdir()
@@ -312,6 +312,7 @@ def _gone(directory: Path) -> bool:
 
 
 def _parts(directory: Path) -> list[Path]:
+    """The groups in a group, none if it is gone: the last of its processes may remove it at any moment."""
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []

@@ -235,8 +235,11 @@ class ImageStore:
     def names(self) -> dict[str, str]:
         """Name → digest."""
         directory = self.directory / "names"
-        files = directory.iterdir() if directory.is_dir() else ()
-        return {file.name.replace("%2f", "/"): file.read_text(encoding="ascii").strip() for file in files}
+        found = {}
+        for file in directory.iterdir() if directory.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                found[file.name.replace("%2f", "/")] = file.read_text(encoding="ascii").strip()
+        return found
 
     @contextmanager
     def using(self, reference: str) -> Iterator[Image]:

@@ -133,6 +133,21 @@ def test_probes_of_dead_owners_are_removed_and_those_that_cannot_be_judged_by_th
     assert all(each.is_dir() for each in kept) and not any(each.exists() for each in dead)
 
 
+MOVING = "import os, sys\nwhile True:\n    os.mkdir(sys.argv[1])\n    os.rmdir(sys.argv[1])\n"
+
+
+def test_another_process_may_remove_the_directory_of_all_groups_at_any_moment(tmp_path: Path) -> None:
+    table, mount = tmp_path / "mountinfo", tmp_path / "unified"
+    table.write_text(v2(mount, "memory pids"))
+    with subprocess.Popen([sys.executable, "-c", MOVING, str(mount / "penstock")]) as others:
+        try:
+            while not (mount / "penstock").exists():
+                assert others.poll() is None
+            assert {remove_probes(table) for _ in range(3000)} == {0}
+        finally:
+            others.kill()
+
+
 PROBING = """
 import time
 from sandboxes import cgroups
