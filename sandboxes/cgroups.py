@@ -95,6 +95,18 @@ class Cgroup:
             return _counter(self.directories[0] / "memory.oom_control", "oom_kill")
         return _counter(self.directories[0] / "memory.events", "oom_kill")
 
+    def limit_processes(self, count: int) -> None:
+        """Allow `count` processes from now on; running ones stay. OSError if the kernel refuses."""
+        (self._processes / "pids.max").write_text(str(count))
+
+    def refused_processes(self) -> int:
+        """How often the kernel has refused a process, for lack of room below the limit."""
+        return _counter(self._processes / "pids.events", "max")
+
+    @property
+    def _processes(self) -> Path:
+        return self.directories[0 if self.version == 2 else 1]
+
     def pids(self) -> list[int]:
         """The processes in the group, numbered as in this pid namespace."""
         return sorted({pid for directory in self.directories for pid in _below(directory)})

@@ -31,7 +31,7 @@ LABEL = "penstock.sandbox"
 ROOT = "penstock.root"
 """Label of every container: the directory that holds the sandbox's record."""
 CALL_S = 60.0
-_OWN_PROCESSES, _ENTERING, ANY_PROCESSES = 2, 24, 32_768
+_OWN_PROCESSES, ENTERING, ANY_PROCESSES = 2, 24, 32_768
 """Process 1 and a program's shell; an engine's short-lived processes while it starts a program inside; more than any user of a machine has."""
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
 """Of a side service whose image begins as root: what a server needs to prepare its files and become an ordinary user."""
@@ -112,7 +112,7 @@ class Engine:
         limits, settings = run.limits, self.settings
         max_processes = limits.processes + _OWN_PROCESSES if run.own_user else ANY_PROCESSES
         # If the user has its own limit, programs that use it up do not prevent the engine from starting the next one.
-        pids_limit = max_processes + _ENTERING if run.own_user else limits.processes
+        pids_limit = max_processes + ENTERING if run.own_user else limits.processes
         memory = f"{limits.memory_mb}m"
         options = [
             *("--rm", "--detach", f"--name={run.name}", "--pull=never", "--log-driver=none"),
@@ -157,7 +157,7 @@ class Engine:
             *("--security-opt=no-new-privileges", "--security-opt=label=disable"),
             f"--security-opt=seccomp={run.seccomp}",
             *(f"--memory={memory}", f"--memory-swap={memory}", f"--shm-size={memory}"),
-            *(f"--pids-limit={limits.processes + _ENTERING}", *_fixed_limits()),
+            *(f"--pids-limit={limits.processes + ENTERING}", *_fixed_limits()),
             f"--ulimit=nproc={ANY_PROCESSES}:{ANY_PROCESSES}",
             f"--ulimit=fsize={limits.disk_mb << 20}:{limits.disk_mb << 20}",
             *("--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555", "--mount", run.hosts.option),

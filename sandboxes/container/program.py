@@ -34,6 +34,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DIE_S, _STUBBORN_S, _ENTER_S = 20.0, 2.0, 10.0
 _SOON_S = 0.002
 _KILLED = 128 + signal.SIGKILL
+_NOT_RUN = 126
+_CROWDED_OUT = b"cannot run: the sandbox's running programs have used up its processes\n"
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 SCRIPT = "\n".join(
     (
@@ -81,6 +83,8 @@ class Pipes(Streams):
             paths = {name: self._made(name, owner) for name in ("out", "err")}
             self.out, self.err = (self._kept(os.open(directory / name, _READ)) for name in paths)
             self._held = tuple(paths.values())
+            self.complaints = paths["err"]
+            """Our own side of stderr, until `let_go`."""
             if given:
                 self.given = self._made("in", owner)
         except BaseException:
@@ -126,6 +130,7 @@ class ContainerProgram(SupervisedProgram):
         self._pipes = pipes
         self._part = part
         self._before_s = session.group.cpu_s() if session.group is not None else 0.0
+        self._refused_before = session.refused_processes()
         self._began_inside = False
         self._entered = anyio.Event()
         self._complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)
@@ -154,6 +159,8 @@ class ContainerProgram(SupervisedProgram):
             self._entered.set()
         await anyio.wait_readable(self._pidfd)
         self._client.wait()
+        if self._crowded_out:
+            os.write(self._pipes.complaints, _CROWDED_OUT)
         if self._client.returncode < 0:  # its exit code would not be known
             self._kill()
 
@@ -169,6 +176,12 @@ class ContainerProgram(SupervisedProgram):
         if self._part is not None:
             self._session.settle_in(self._part)
         os.write(self._pipes.gate, b"no\n" if self._end_wanted.is_set() else b"go\n")
+
+    @property
+    def _crowded_out(self) -> bool:
+        """Whether programs that multiply without pause left the engine no process to start this one: their doing, and its result."""
+        refused = self._session.refused_processes()
+        return not self._began_inside and self._client.returncode > 0 and refused > self._refused_before
 
     @staticmethod
     async def _first_of(fd: int, scope: anyio.CancelScope) -> None:
@@ -223,6 +236,8 @@ class ContainerProgram(SupervisedProgram):
             return -signal.SIGKILL if code == _KILLED else code
         if self._session.killed:  # programs have ended their own session
             return -signal.SIGKILL
+        if self._crowded_out:
+            return _NOT_RUN
         failure = f"{self._session.engine.settings.engine} did not start a program (exit code {code})"
         if code < 0:  # the client is outside: only something outside can end it
             raise SandboxLost(f"{failure}: its client was ended")

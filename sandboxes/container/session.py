@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ import anyio
 from sandboxes import procfs, tree
 from sandboxes.base import SandboxError
 from sandboxes.cgroups import Cgroup, CgroupPart, of_process
-from sandboxes.container.engine import ContainerRun, Engine, error_text
+from sandboxes.container.engine import ENTERING, ContainerRun, Engine, error_text
 
 INSIDE = "/run/penstock-program"
 """Where the pipes and variables of session and programs are bound."""
@@ -59,6 +59,11 @@ class _Group(Cgroup):
         with contextlib.suppress(OSError):
             self.seen["cpu"] = Cgroup.cpu_s(self)
         return self.seen.get("cpu", 0.0)
+
+    def refused_processes(self) -> int:
+        with contextlib.suppress(OSError):
+            self.seen["refused"] = Cgroup.refused_processes(self)
+        return int(self.seen.get("refused", 0))
 
 
 class ContainerSession:
@@ -132,6 +137,28 @@ class ContainerSession:
     def part(self, name: str) -> CgroupPart | None:
         """Create the part of one program. OSError if the kernel refuses."""
         return self.group.part(name) if self.group is not None and self.parts else None
+
+    @contextlib.contextmanager
+    def room(self, processes: int) -> Iterator[None]:
+        """Inside the block, the engine has processes to start a program, also if programs have used up all of their `processes`. A program that
+        multiplies without pause can take them: the next one then does not start (program.py)."""
+        if self.group is None or not self.parts:
+            yield
+            return
+        self._limit(processes + ENTERING)
+        try:
+            yield
+        finally:
+            self._limit(processes)
+
+    def refused_processes(self) -> int:
+        """How often the kernel has refused a process in the container; 0 if that cannot be seen."""
+        return 0 if self.group is None else self.group.refused_processes()
+
+    def _limit(self, processes: int) -> None:
+        with contextlib.suppress(OSError):  # the container has ended
+            if self.group is not None:
+                self.group.limit_processes(processes)
 
     def settle_in(self, part: CgroupPart) -> None:
         """Move every process that is in no part into `part`. Programs start one at a time, so these are the newest program and the processes that

@@ -157,6 +157,24 @@ async def test_sandboxes_of_one_named_user_do_not_use_up_each_others_processes()
         assert b"fork" in refused.stderr.lower(), refused
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have other users")
+@pytest.mark.parametrize("user", ["agent", "4321"])
+async def test_programs_that_multiply_without_pause_are_the_sandboxs_own_fault(user: str) -> None:
+    bomb = "import os\nif os.fork(): os._exit(0)\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"
+    async with ContainerProvider().open(
+        SandboxSpec(user=user, limits=Limits(processes=24, cpu_s=600))
+    ) as sandbox:
+        await sandbox.exec(["python3", "-c", bomb])
+        for _ in range(3):
+            result = await sandbox.exec(["sh", "-c", "echo lives"], timeout_s=60)
+            crowded = b"cannot run: the sandbox's running programs have used up its processes\n"
+            assert (result.exit_code, result.stdout, result.stderr) in [
+                (0, b"lives\n", b""),
+                (126, b"", crowded),
+            ], result
+        assert set((await sandbox.changed()).added) == set()
+
+
 async def test_users_that_a_container_cannot_have_are_one_sentence() -> None:
     for user, sentence in (
         ("root", "their root would be this machine's"),
