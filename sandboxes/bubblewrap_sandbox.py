@@ -206,7 +206,7 @@ class BubblewrapSandbox(DirectorySandbox):
 
     def _places(self) -> list[str]:
         options = ["--proc", "/proc", "--dev", "/dev"]
-        options += ["--size", str(self.limits.memory_mb << 20), "--tmpfs", "/dev/shm"]
+        options += ["--size", str(self.limits.memory_mb << 20), "--perms", "1777", "--tmpfs", "/dev/shm"]
         for outside, inside in self.writable():
             options += ["--bind", outside, inside]
         for inside in PLACED:  # running programs must see files that are placed later

@@ -41,6 +41,16 @@ async def arguments_that_no_kernel_takes_are_a_result_not_an_error(provider: Pro
 
 
 @check()
+async def programs_have_shared_memory_and_semaphores(provider: Provider) -> None:
+    script = (
+        "import os, multiprocessing\nmultiprocessing.Lock()\nprint(oct(os.stat('/dev/shm').st_mode & 0o777))"
+    )
+    async with provider.open(SandboxSpec()) as sandbox:
+        result = await sandbox.exec(["python3", "-c", script])
+        require(result.ok and result.stdout == b"0o777\n", f"/dev/shm: {result}")
+
+
+@check()
 async def input_reaches_the_program_and_output_comes_back_in_two_streams(provider: Provider) -> None:
     data = bytes(range(256)) * 2000
     async with provider.open(SandboxSpec()) as sandbox:
