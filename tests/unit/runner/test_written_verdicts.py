@@ -38,9 +38,16 @@ FITS = '[{"name": "a", "passed": true}]'
 LONG = "python3 -c 'print([0] * 300_000)' > "
 
 
-async def graded(script: str, *, timeout_s: float = 30.0, provider: Provider = PROVIDER) -> Grade:
+async def graded(
+    script: str,
+    *,
+    timeout_s: float = 300.0,
+    provider: Provider = PROVIDER,
+    section: SandboxSection | None = None,
+) -> Grade:
     work = GradedWork(answer="", artifacts=[], tests={"test.sh": File(script.encode())})
-    return await grade(provider, Environment(files={}), work, SandboxSection(), timeout_s=timeout_s, seed=1)
+    section = section or SandboxSection()
+    return await grade(provider, Environment(files={}), work, section, timeout_s=timeout_s, seed=1)
 
 
 def written(text: str, name: str) -> str:
@@ -174,7 +181,9 @@ async def test_every_way_to_run_the_tests_tells_a_signal_from_an_exit_status(pro
 
 async def test_a_script_whose_memory_ran_out_has_none_although_its_reward_was_written() -> None:
     greedy = "python3 -c 'x = []\nwhile True: x.append(b\"1\" * 10_000_000)'"
-    found = await graded(f"mkdir -p {V}; echo 1 > {V}/reward.txt; {greedy}; exit 0")
+    found = await graded(
+        f"mkdir -p {V}; echo 1 > {V}/reward.txt; {greedy}; exit 0", section=SandboxSection(memory_mb=64)
+    )
     assert (found.reward, found.cause, found.reason) == (
         None,
         NoVerdict.LIMIT,
