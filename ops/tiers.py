@@ -362,6 +362,11 @@ def changes(root: Path, base: str | None) -> Change:
         return Change(commit)
 
 
+def uncommitted(root: Path) -> bool:
+    """Whether files of the checkout differ from HEAD. Raises CalledProcessError without git."""
+    return bool(_git(root, "status", "--porcelain").strip())
+
+
 def _git(root: Path, *words: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
     return done.stdout

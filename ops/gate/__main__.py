@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ops import tiers
-from ops.gate import flaky, memory, new_tests, summary, verdict
+from ops.gate import flaky, kept, memory, new_tests, summary, verdict
 from ops.gate.part import Ended, end_leftovers, run, set_up
 from ops.gate.results import Result
 from ops.gate.verdict import Judged
@@ -31,23 +31,37 @@ RESERVE_S = 60.0  # of the whole limit, for the summary
 
 
 class Gate:
-    """One run. `deadline`: on the monotonic clock; `for_change`: in the shorter form that a commit needs."""
+    """One run. `deadline`: on the monotonic clock; `for_change`: in the shorter form that a commit needs; `commit`: "" if it is unknown or the
+    checkout has changes; `goes_on`: parts that ended on this commit count as they ended."""
 
-    def __init__(self, mapped: Tiers, deadline: float, *, for_change: bool) -> None:
+    def __init__(
+        self, mapped: Tiers, deadline: float, *, for_change: bool, commit: str = "", goes_on: bool = False
+    ) -> None:
         self.tiers = mapped
         self.deadline = deadline
         self.for_change = for_change
+        self.commit = commit
+        self.goes_on = goes_on
+        self.from_before: list[str] = []
         self.parts: list[Ended] = []
         self.left_out: list[tuple[str, str]] = []
 
     def run_part(self, choice: Choice) -> Ended | None:
         """One part of a tier; None if no time is left for it."""
         tier, words = choice.part.tier, list(choice.part.arguments)
+        directory, name = _directory(choice.part.name), choice.part.name
+        if self.goes_on and (before := kept.read(directory, self.commit, name, choice.why)) is not None:
+            self.parts.append(before)
+            self.from_before.append(name)
+            return before
         if self.for_change:
             if not choice.touched:
                 words.append("--dry-benches")  # bars judge where the change may have moved them
             words += tier.gate.split()
-        return self._run(choice.part.name, choice.why, words, tier)
+        ended = self._run(name, choice.why, words, tier)
+        if ended is not None and self.commit:
+            kept.keep(directory, self.commit, ended)
+        return ended
 
     def _run(self, name: str, why: str, words: Sequence[str], tier: Tier) -> Ended | None:
         time_left = self.deadline - time.monotonic() - RESERVE_S
@@ -55,8 +69,7 @@ class Gate:
             self.left_out.append((name, f"{why}; the limit of {self.tiers.limit_s // 60} minutes is reached"))
             return None
         patience = max(LEAST_S, PATIENCE * tier.budget) * tiers.slowness()
-        directory = (ROOM / name.replace(" ", "-").replace("/", "of")).resolve()
-        ended = run(name, why, ["./ops/test", *words], directory, min(patience, time_left))
+        ended = run(name, why, ["./ops/test", *words], _directory(name), min(patience, time_left))
         self.parts.append(ended)
         return ended
 
@@ -113,6 +126,10 @@ class Gate:
         ]
 
 
+def _directory(part: str) -> Path:
+    return (ROOM / part.replace(" ", "-").replace("/", "of")).resolve()
+
+
 def _turn(change: Change) -> tuple[int, list[str]]:
     """Which slice of the rotation is next, and what should be known about that and about the change."""
     turn, remarks = memory.turn(), []
@@ -138,6 +155,11 @@ def main(words: Sequence[str]) -> int:
         type=Path,
         help="a file for the summary as JSON; it is the last line of the output in any case",
     )
+    parser.add_argument(
+        "--go-on",
+        action="store_true",
+        help="everything: go on with a run that was stopped; parts that ended on this commit are not repeated",
+    )
     given = parser.parse_args(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic() - (time.time() - given.started if given.started else 0.0)
@@ -151,7 +173,20 @@ def main(words: Sequence[str]) -> int:
         print("\n".join(f"{choice.part.name:<14} rests: {choice.why}" for choice in plan.left_out))
         return 0
     for_change = given.what == "change"
-    gate = Gate(mapped, started + mapped.limit_s if for_change else float("inf"), for_change=for_change)
+    whole = change.commit if change.commit and not tiers.uncommitted(root) else ""
+    if given.go_on and (for_change or not whole):
+        print(
+            "--go-on is for `everything`, in a checkout of a commit without changes: commit them, or leave it out",
+            file=sys.stderr,
+        )
+        return 2
+    gate = Gate(
+        mapped,
+        started + mapped.limit_s if for_change else float("inf"),
+        for_change=for_change,
+        commit=whole if not for_change else "",
+        goes_on=given.go_on,
+    )
     if given.started:
         gate.parts.append(set_up(time.monotonic() - started))
     free_mb = shutil.disk_usage(root).free >> 20
@@ -162,12 +197,14 @@ def main(words: Sequence[str]) -> int:
     gate.left_out += [(choice.part.name, choice.why) for choice in plan.left_out]
     new = new_tests.changed_tests(root, change.base, change.paths or ())
     parts = [ended for choice in plan.runs if (ended := gate.run_part(choice))]
+    if gate.from_before:
+        remarks.append(f"ended before, on this commit, and not repeated: {', '.join(gate.from_before)}")
     judged = [*gate.new_runs(parts, new), *gate.second_runs(parts, new)]
     if flood := verdict.too_many(judged, listed):
         complaints.append(flood)
     found = summary.Summary(
         commit=change.commit,
-        seconds=time.monotonic() - started,
+        seconds=time.monotonic() - started + sum(p.seconds for p in parts if p.name in gate.from_before),
         parts=gate.parts,
         judged=judged,
         red=complaints,

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -87,13 +88,14 @@ def plant(tmp_path: Path) -> Plant:
     base = commit(room)
 
     def run(
-        files: dict[str, str], *words: str, before: dict[str, str] | None = None
+        files: dict[str, str], *words: str, before: dict[str, str] | None = None, committed: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """`before`: files that the base has already; `words`: the gate's, else `change`."""
+        """`before`: files that the base has already; `words`: the gate's, else `change`; `committed`: whether the files are."""
         _write(room, before or {})
         at = commit(room) if before else base
         _write(room, files)
-        commit(room)
+        if committed:
+            commit(room)
         environment = {
             **os.environ,
             "ONCE": str(tmp_path),
@@ -253,3 +255,36 @@ def test_a_plan_says_what_would_run_and_runs_nothing(plant: Plant, tmp_path: Pat
 def test_the_set_up_is_a_part_of_the_summary_and_of_the_time(plant: Plant) -> None:
     found = summary(plant({"ops/test": "#!/bin/sh\n"}, "change", "--started", str(time.time() - 1000)))
     assert found["parts"][0]["part"] == "set-up" and 1000 <= found["parts"][0]["seconds"] <= found["seconds"]
+
+
+KILLS = (
+    LOOK
+    + """
+import os, pathlib, signal
+
+def test_this_one_ends_the_gate_at_its_first_run():
+    once = pathlib.Path(os.environ["ONCE"]) / "killed"
+    if not once.exists():
+        once.touch()
+        os.kill(int(os.environ["GATE_RUN"].partition("-")[0]), signal.SIGKILL)
+"""
+)
+
+
+def test_a_run_of_everything_that_was_killed_goes_on_with_the_part_that_had_not_ended(plant: Plant) -> None:
+    planted = {"tests/test_fails.py": FAILS, "tests/test_kills.py": KILLS}
+    assert plant(planted, "everything").returncode == -signal.SIGKILL
+    done = plant({}, "everything", "--go-on", committed=False)
+    found = summary(done)
+    assert "===== fast (" not in done.stdout and "===== look (" in done.stdout
+    assert [(part["part"], part["tests"], len(part["failed"])) for part in found["parts"][:2]] == [
+        ("fast", 2, 1),
+        ("look", 2, 0),
+    ]
+    assert "ended before, on this commit, and not repeated: fast" in found["remarks"]
+    assert why(found) == {
+        "test_this_one_fails": "the change adds or changes this test: it must pass each time"
+    }
+    changed = plant({"tests/test_old.py": PASSES}, "everything", "--go-on", committed=False)
+    assert changed.returncode == 2 and "without changes: commit them" in changed.stderr
+    assert "===== fast (" in plant({}, "everything", "--go-on").stdout, "of another commit"
