@@ -22,6 +22,7 @@ from pathlib import Path
 import anyio
 from aiohttp import web
 from anyio.abc import TaskGroup
+from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus.base import Bus
@@ -38,7 +39,7 @@ from orchestrator.gateway.http.listen import BACKLOG, listen_tcp, listen_unix
 from orchestrator.gateway.http.protocol import WireRunner, raise_descriptor_limit
 from orchestrator.gateway.http.stored_routes import StoredRoutes
 from orchestrator.gateway.metrics import GatewayMetrics
-from orchestrator.gateway.render import experts, load_renderer, vocabulary
+from orchestrator.gateway.render import Renderer, experts, load_renderer, vocabulary
 from orchestrator.gateway.servers.client import RolloutServerClient
 from orchestrator.gateway.servers.health import HealthProbe
 from orchestrator.gateway.servers.lease import ServerLease
@@ -113,65 +114,43 @@ class Gateway:
         """
         if not settings.server_urls:
             log.warning("gateway.without_rollout_server", consequence="only scripted sessions are answered")
-        config = settings.config
         await transact(
             engine,
             lambda connection: check_chat_format_of(connection, run_id, settings.run, settings.model_dir),
             at="gateway.read",
         )
-        renderer = load_renderer(settings.model_dir, unproven=config.gateway.unproven_template)
-        routed = experts(settings.model_dir) if config.trainer.routing_replay else None
-        routes_bytes = routes_limit(config.gateway.routes_mb, bus.max_payload)
+        policy = _Policy.read(settings, bus)
         secret = shared_secret(settings.admin_secret_file)
         metrics = GatewayMetrics()
         async with AsyncExitStack() as stack:
             stack.enter_context(bind(run=settings.run))
             registry = stack.enter_context(joined(metrics.registry))
             journal = await stack.enter_async_context(
-                Journal.open(settings.journal_dir, int(config.gateway.spool_mb * 2**20))
+                Journal.open(settings.journal_dir, int(settings.config.gateway.spool_mb * 2**20))
             )
             metrics.spool.set_function(lambda: journal.held_bytes)
-            pool = await _connect(stack, settings, metrics, routed, routes_bytes)
+            pool = await _connect(stack, settings, metrics, policy)
             courier = Courier(
                 journal, bus, confirm=_confirm(engine, run_id), unsendable=_unsendable(engine, run_id)
             )
             # The journal is locked, so no other process has this name.
             owner = f"{socket.gethostname()}:{settings.journal_dir.absolute()}"
             store = SessionStore(engine, run_id, owner)
-            orders = Orders(of_servers=True)
+            orders = _orders(store, journal, pool)
             sessions = SessionRegistry(
                 engine,
                 run_id,
-                renderer=renderer,
+                renderer=policy.renderer,
                 journal=journal,
                 store=store,
                 metrics=metrics,
                 orders=orders,
             )
-            rows = ServerRows(engine, run_id, owner=owner, ttl_s=config.servers.lease_ttl_s)
-            await rows.leave_others([server.url for server in pool.servers])
-            leases = [ServerLease(rows, server.url) for server in pool.servers]
-            stack.push_async_callback(_release, leases)
+            rows = ServerRows(engine, run_id, owner=owner, ttl_s=settings.config.servers.lease_ttl_s)
+            leases = await _leases(stack, rows, pool)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(tasks.cancel_scope.cancel)
-            recorder = Recorder(
-                settings.run,
-                courier,
-                stop_ids=renderer.stop_ids,
-                metrics=metrics,
-                experts=routed,
-                routes_bytes=routes_bytes,
-            )
-            completions = CompletionService(
-                tasks=tasks,
-                renderer=renderer,
-                pool=pool,
-                recorder=recorder,
-                store=store,
-                sampling=config.sampling,
-                metrics=metrics,
-                replay_hold_s=config.gateway.replay_hold_s,
-            )
+            completions = _completions(tasks, settings, policy, courier, pool, store, metrics)
             sandbox = SandboxRoutes(
                 sessions,
                 completions,
@@ -179,25 +158,8 @@ class Gateway:
                 model=settings.run,
                 stored=StoredRoutes(sessions, store),
             )
-            admin = AdminRoutes(
-                run=settings.run,
-                secret=secret,
-                sessions=sessions,
-                pool=pool,
-                registry=registry,
-                session_ttl_s=config.gateway.session_ttl_s,
-                socket_path=settings.socket_path,
-                sandbox_port=config.gateway.sandbox_port,
-                orders=orders,
-                context=completions.budgets.context,
-            )
+            admin = _admin(settings, secret, sessions, completions, pool, registry, orders)
             tasks.start_soon(courier.run)
-
-            async def pending_writes(connection: AsyncConnection) -> int:
-                return await store.running(connection) + len(journal.pending())
-
-            orders.own, orders.calls = pending_writes, pool.calls_at
-            orders.servers_changed = lambda: pool.drain(orders.servers)
             await stack.enter_async_context(send_heartbeats(engine, run_id, orders))
             tasks.start_soon(restartable, "sessions", sessions.expire)
             _keep_weights(tasks, settings, pool, leases, metrics, engine=engine, bus=bus, run_id=run_id)
@@ -235,15 +197,31 @@ async def serve(settings: GatewaySettings) -> None:
             await anyio.sleep_forever()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Policy:
+    """How the policy's steps are rendered and recorded. `routed`: the experts whose routes are recorded, up to `routes_bytes` a step; None: no
+    routes are recorded."""
+
+    renderer: Renderer
+    routed: Experts | None
+    routes_bytes: int
+
+    @classmethod
+    def read(cls, settings: GatewaySettings, bus: Bus) -> "_Policy":
+        """Read it from the model directory. Raises ConfigurationError if no renderer fits."""
+        config = settings.config
+        return cls(
+            renderer=load_renderer(settings.model_dir, unproven=config.gateway.unproven_template),
+            routed=experts(settings.model_dir) if config.trainer.routing_replay else None,
+            routes_bytes=routes_limit(config.gateway.routes_mb, bus.max_payload),
+        )
+
+
 async def _connect(
-    stack: AsyncExitStack,
-    settings: GatewaySettings,
-    metrics: GatewayMetrics,
-    routed: Experts | None,
-    routes_bytes: int,
+    stack: AsyncExitStack, settings: GatewaySettings, metrics: GatewayMetrics, policy: _Policy
 ) -> ServerPool:
-    """The run's rollout servers, with a client of each on `stack`. `routed`: the experts whose routes are recorded, up to `routes_bytes` a step."""
-    config = settings.config.servers
+    """The run's rollout servers, with a client of each on `stack`."""
+    config, routed = settings.config.servers, policy.routed
     key = shared_secret(settings.server_key_file) if settings.server_key_file else None
     known = vocabulary(settings.model_dir)
     clients = [
@@ -256,8 +234,83 @@ async def _connect(
         [RolloutServer(client, silence_s=config.silence_s) for client in clients],
         metrics,
         spill_s=config.spill_s,
-        longest_routed=routed.tokens_in(routes_bytes) if routed is not None else None,
+        longest_routed=routed.tokens_in(policy.routes_bytes) if routed is not None else None,
         reserved=min(config.evaluation, max(0, len(clients) - 1)),
+    )
+
+
+def _orders(store: SessionStore, journal: Journal, pool: ServerPool) -> Orders:
+    """The drain orders of this gateway and of its rollout servers. Its remaining work: sessions of running rollouts and unsent steps."""
+
+    async def pending_writes(connection: AsyncConnection) -> int:
+        return await store.running(connection) + len(journal.pending())
+
+    orders = Orders(of_servers=True)
+    orders.own, orders.calls = pending_writes, pool.calls_at
+    orders.servers_changed = lambda: pool.drain(orders.servers)
+    return orders
+
+
+async def _leases(stack: AsyncExitStack, rows: ServerRows, pool: ServerPool) -> list[ServerLease]:
+    """The leases of the rollout servers, not taken yet; `stack` releases them."""
+    await rows.leave_others([server.url for server in pool.servers])
+    leases = [ServerLease(rows, server.url) for server in pool.servers]
+    stack.push_async_callback(_release, leases)
+    return leases
+
+
+def _completions(
+    tasks: TaskGroup,
+    settings: GatewaySettings,
+    policy: _Policy,
+    courier: Courier,
+    pool: ServerPool,
+    store: SessionStore,
+    metrics: GatewayMetrics,
+) -> CompletionService:
+    """What answers the calls: it generates in `pool` and records by `courier`."""
+    recorder = Recorder(
+        settings.run,
+        courier,
+        stop_ids=policy.renderer.stop_ids,
+        metrics=metrics,
+        experts=policy.routed,
+        routes_bytes=policy.routes_bytes,
+    )
+    return CompletionService(
+        tasks=tasks,
+        renderer=policy.renderer,
+        pool=pool,
+        recorder=recorder,
+        store=store,
+        sampling=settings.config.sampling,
+        metrics=metrics,
+        replay_hold_s=settings.config.gateway.replay_hold_s,
+    )
+
+
+def _admin(
+    settings: GatewaySettings,
+    secret: str,
+    sessions: SessionRegistry,
+    completions: CompletionService,
+    pool: ServerPool,
+    registry: CollectorRegistry,
+    orders: Orders,
+) -> AdminRoutes:
+    """The routes for runners and operators."""
+    config = settings.config.gateway
+    return AdminRoutes(
+        run=settings.run,
+        secret=secret,
+        sessions=sessions,
+        pool=pool,
+        registry=registry,
+        session_ttl_s=config.session_ttl_s,
+        socket_path=settings.socket_path,
+        sandbox_port=config.sandbox_port,
+        orders=orders,
+        context=completions.budgets.context,
     )
 
 

@@ -1,6 +1,7 @@
 """A finished action becomes a recorded step: durable in the journal, then in the forest, and only then served."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -94,7 +95,11 @@ class Recorder:
                 session.check_open()
                 forest = session.forest
                 origin = forest.classify(placement, request.reason)
-                node, event = self._build(session, request, placement, origin, generated, parsed, sampling)
+                tokens = _Tokens.of(placement, origin, generated)
+                node = self._node(len(forest.nodes), request, placement, origin, generated, parsed, tokens)
+                event = self._event(
+                    session, request, placement, origin, generated, parsed, sampling, tokens, node
+                )
                 marks = self._marks(session, request, generated, event, origin)
                 event = msgspec.structs.replace(event, marks=marks)
                 try:
@@ -187,7 +192,39 @@ class Recorder:
         raw = routes_to_bytes(unrecorded, width)
         return _step_routes(chain, start, layers, top_k, width, raw)
 
-    def _build(
+    def _node(
+        self,
+        idx: int,
+        request: CompletionRequest,
+        placement: Placement,
+        origin: Origin,
+        generated: Generated,
+        parsed: Parsed,
+        tokens: "_Tokens",
+    ) -> Node:
+        """The step as the forest holds it."""
+        return Node(
+            idx=idx,
+            parent=placement.parent,
+            history=placement.appended,
+            reply=parsed.turn,
+            buffer=IdBuffer(tokens.full),
+            full_len=len(tokens.full),
+            state_len=len(placement.ids),
+            root=idx if origin.kind is StepKind.ROOT else _root(origin),
+            chain=tokens.chain,
+            tools=placement.tools,
+            ended=bool(generated.ids) and generated.ids[-1] in self._stop_ids,
+            agent=request.agent,
+            parse=parsed.status,
+            finish=generated.finish,
+            digest=request.digest,
+            versions=tuple(sorted({span.version for span in generated.spans})),
+            generation_s=generated.timings.generation,
+            ended_at=generated.timings.ended,
+        )
+
+    def _event(
         self,
         session: Session,
         request: CompletionRequest,
@@ -196,45 +233,35 @@ class Recorder:
         generated: Generated,
         parsed: Parsed,
         sampling: dict[str, object],
-    ) -> tuple[Node, StepRecorded]:
-        spec, idx = session.spec, len(session.forest.nodes)
-        assert len(generated.ids) == len(generated.logprobs)
-        assert not_tiling(generated.spans, len(generated.ids)) is None
-        state = placement.ids
-        full = np.concatenate([state, np.asarray(generated.ids, dtype="<i4")])
-        is_root = origin.kind is StepKind.ROOT
-        prompt = ids_to_bytes(state) if is_root else None
-        digest = prompt_sha(prompt) if prompt is not None else None
-        delta = ids_to_bytes(state[origin.keep_len :])
-        action, logprobs = ids_to_bytes(generated.ids), logprobs_to_bytes(generated.logprobs)
-        parent_chain = origin.parent.chain if origin.parent is not None else digest or NO_PARENT
-        chain = chain_sha(parent_chain, origin.keep_len, delta, action)
-        root = idx if is_root else _root(origin)
-        versions = {span.version for span in generated.spans}
-        event = StepRecorded(
+        tokens: "_Tokens",
+        node: Node,
+    ) -> StepRecorded:
+        """The step as the data pool gets it, without marks."""
+        spec, prompt, spans = session.spec, tokens.prompt, generated.spans
+        return StepRecorded(
             run=self._run,
             rollout=spec.rollout,
             attempt=spec.attempt,
             epoch=spec.epoch,
-            idx=idx,
+            idx=node.idx,
             kind=origin.kind,
             parent=origin.parent.idx if origin.parent is not None else None,
-            root=root,
+            root=node.root,
             keep_len=origin.keep_len,
-            state_len=len(state),
-            full_len=len(full),
-            delta=b64(delta),
-            action=b64(action),
-            logprobs=b64(logprobs),
-            spans=list(generated.spans),
-            chain_sha=chain.hex(),
-            row_sha=row_sha(chain, logprobs, flat(generated.spans), canonical(sampling)).hex(),
+            state_len=node.state_len,
+            full_len=node.full_len,
+            delta=b64(tokens.delta),
+            action=b64(tokens.action),
+            logprobs=b64(tokens.logprobs),
+            spans=list(spans),
+            chain_sha=tokens.chain.hex(),
+            row_sha=row_sha(tokens.chain, tokens.logprobs, flat(spans), canonical(sampling)).hex(),
             sampling=sampling,
             finish=generated.finish,
             parse=parsed.status,
             agent=request.agent,
             prompt=b64(prompt) if prompt is not None else None,
-            prompt_sha=digest.hex() if digest is not None else None,
+            prompt_sha=tokens.digest.hex() if tokens.digest is not None else None,
             timings=StepTimings(
                 queue=generated.timings.queue,
                 first_byte=generated.timings.first_byte,
@@ -247,32 +274,45 @@ class Recorder:
             request_digest=request.digest,
             branch_reason=origin.reason,
             branch=origin.difference.plain() if origin.difference is not None else None,
-            routes=self._routes(generated, origin, len(full), chain),
+            routes=self._routes(generated, origin, node.full_len, tokens.chain),
             weights=[
-                reported for reported in generated.weights if int(reported.partition(":")[0]) in versions
+                reported for reported in generated.weights if int(reported.partition(":")[0]) in node.versions
             ][:MOST_WEIGHTS],
         )
-        node = Node(
-            idx=idx,
-            parent=placement.parent,
-            history=placement.appended,
-            reply=parsed.turn,
-            buffer=IdBuffer(full),
-            full_len=len(full),
-            state_len=len(state),
-            root=root,
-            chain=chain,
-            tools=placement.tools,
-            ended=bool(generated.ids) and generated.ids[-1] in self._stop_ids,
-            agent=request.agent,
-            parse=parsed.status,
-            finish=generated.finish,
-            digest=request.digest,
-            versions=tuple(sorted(versions)),
-            generation_s=generated.timings.generation,
-            ended_at=generated.timings.ended,
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokens:
+    """The tokens of a step: `full` is its state and its action. The bytes are those that are stored and that `chain` covers: `delta`, what the
+    state adds to what it keeps of its parent; `action` and its `logprobs`; `prompt`, the state of a root, and its address `digest`, None for other
+    steps."""
+
+    full: Ids
+    prompt: bytes | None
+    digest: bytes | None
+    delta: bytes
+    action: bytes
+    logprobs: bytes
+    chain: bytes
+
+    @classmethod
+    def of(cls, placement: Placement, origin: Origin, generated: Generated) -> "_Tokens":
+        assert len(generated.ids) == len(generated.logprobs)
+        assert not_tiling(generated.spans, len(generated.ids)) is None
+        state = placement.ids
+        prompt = ids_to_bytes(state) if origin.kind is StepKind.ROOT else None
+        delta, action = ids_to_bytes(state[origin.keep_len :]), ids_to_bytes(generated.ids)
+        digest = prompt_sha(prompt) if prompt is not None else None
+        before = origin.parent.chain if origin.parent is not None else digest or NO_PARENT
+        return cls(
+            full=np.concatenate([state, np.asarray(generated.ids, dtype="<i4")]),
+            prompt=prompt,
+            digest=digest,
+            delta=delta,
+            action=action,
+            logprobs=logprobs_to_bytes(generated.logprobs),
+            chain=chain_sha(before, origin.keep_len, delta, action),
         )
-        return node, event
 
 
 def _appended(request: CompletionRequest, placement: Placement, origin: Origin) -> list[dict[str, Any]]:
