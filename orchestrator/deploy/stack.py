@@ -5,16 +5,11 @@ Services that the configuration names are used; the others are started here. Eac
 """
 
 import contextlib
-import json
-import os
-import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import aiohttp
 import anyio
 import anyio.to_thread
 import asyncpg
@@ -25,13 +20,11 @@ from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.embedded.nats_server import prepare_nats
-from orchestrator.deploy.embedded.ports import free_port
 from orchestrator.deploy.embedded.postgres_cluster import discard_sockets, prepare_cluster
 from orchestrator.deploy.embedded.process_spec import (
     ProcessEvent,
     ProcessSpec,
     RestartPolicy,
-    RestartWhen,
 )
 from orchestrator.deploy.embedded.service_sources import (
     Source,
@@ -41,7 +34,7 @@ from orchestrator.deploy.embedded.service_sources import (
 )
 from orchestrator.deploy.embedded.service_specs import nats_spec, postgres_spec
 from orchestrator.deploy.embedded.supervisor import Supervisor
-from orchestrator.deploy.held_ports import HeldPorts, check_not_taken
+from orchestrator.deploy.held_ports import HeldPorts
 from orchestrator.deploy.home import Home
 from orchestrator.deploy.preflight import (
     check_config,
@@ -51,12 +44,11 @@ from orchestrator.deploy.preflight import (
     check_sandbox,
     check_scaffolds,
 )
-from orchestrator.gateway.servers.client.own_server import OwnServerConnector
+from orchestrator.deploy.stack_processes import Route, StackProcesses, direct, rollout_servers
 from orchestrator.pool.engine import MIGRATIONS, REVISION, check_revision, open_engine, revision_of
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.transact import passing, transact
 from orchestrator.runtime.plugins import names
-from orchestrator.runtime.secret_file import shared_secret, write_private
 from orchestrator.settings.config import (
     Config,
     effective,
@@ -67,8 +59,6 @@ from orchestrator.settings.providers import tables
 from sandboxes.owned import owned_directory
 
 NATS_PATIENCE_S = 5.0
-# Loading a large model takes minutes, and SGLang takes 7 s to end.
-COMMAND_START_S, SERVER_STOP_S = (600.0, 20.0)
 PROCESSES = (
     ProcessRole.ROLLOUT_SERVER,
     ProcessRole.ORCHESTRATOR,
@@ -79,14 +69,6 @@ PROCESSES = (
     ProcessRole.WEB,
 )
 EXPENDABLE = (ProcessRole.WEB,)  # it only shows the others' work: its loss ends nothing
-Route = Callable[[str, str, str], str]
-"""(process, service, real address) → the address that the process receives: for a proxy in between. Services: postgres, nats,
-gateway, gateway-socket, rollout-server."""
-
-
-def direct(process: str, what: str, address: str) -> str:
-    """The route without a proxy."""
-    return address
 
 
 async def up(
@@ -108,13 +90,7 @@ async def up(
     processes are started. `route` changes addresses.
     """
     config = home.config()
-    _check(config, only)
-    if ProcessRole.ROLLOUT_SERVER in only and not config.servers.urls and not config.policy.model:
-        raise ConfigurationError(f"{home.file}: policy.model names no directory: set it, or servers.urls")
-    # Rollout servers start before the data pool can be read. They use the policy that the last start found in it.
-    model = _model_of_the_run(home, config) or config.policy.model
-    if model:
-        check_model(Path(model), routing_replay=config.trainer.routing_replay)
+    model = _checked_model(home, config, only)
     services = services_of(home)
     await check_embedded_owner(services)
     # Resources that outlast the processes are released after them.
@@ -126,17 +102,10 @@ async def up(
             on_services(services)
         if ProcessRole.GATEWAY in only:
             outer_stack.enter_context(owned_directory(home.gateway_socket.parent))
-        check_disk(home.layout.root)
-        if ProcessRole.GATEWAY in only:
-            check_port(config.gateway.host, config.gateway.port)
-        if ProcessRole.WEB in only:
-            check_port(config.web.host, config.web.port, "web")
-        if ProcessRole.RUNNER in only or ProcessRole.VERIFIER in only:
-            await check_sandbox(config.sandbox.provider, tables(config.sandbox))
-        ports = HeldPorts(config, outer_stack)
-        own_servers = (
-            _rollout_servers(home, config, model, ports) if ProcessRole.ROLLOUT_SERVER in only else []
-        )
+        await _check_machine(home, config, only)
+        own_servers = []
+        if ProcessRole.ROLLOUT_SERVER in only:
+            own_servers = rollout_servers(home, config, model, HeldPorts(config, outer_stack))
         embedded = _embedded(services)
         if embedded:  # they load while the services are created; configured services are checked first
             supervisor.add(*_kept(config, [spec for spec, _ in own_servers]))
@@ -145,21 +114,12 @@ async def up(
         supervisor.add(*_kept(config, await anyio.to_thread.run_sync(_services, home, embedded)))
         if embedded:
             await supervisor.ready(*embedded)
-        config = home.connected()
-        await migrate(config, own=ProcessRole.POSTGRES in embedded)
-        changed, config = await create_run(config)
-        if changed and on_ignored_keys is not None:
-            on_ignored_keys(changed)
-        if changed:  # the run's own values were not checked yet
-            _check(config, only)
+        config = await _run_of(home, only, on_ignored_keys, own=ProcessRole.POSTGRES in embedded)
         if on_config is not None:
             on_config(config)
         _remember_model(home, config)
-        if own_servers and config.policy.model != model:
-            raise ConfigurationError(
-                f"run {quoted(config.run.name)} began with policy.model = {quoted(config.policy.model)}, "
-                f"and its rollout servers were started with {quoted(model)}: start again"
-            )
+        if own_servers:
+            _check_same_model(config, model)
         await check_bus(config)
         if not embedded:
             supervisor.add(*_kept(config, [spec for spec, _ in own_servers]))
@@ -167,14 +127,67 @@ async def up(
         if not config.servers.command:  # ours; other servers have /metrics only if their options enable it
             for spec, url in own_servers:
                 home.target(spec.name, config).tell(url.removeprefix("http://"))
-        ports = HeldPorts(config, outer_stack)  # of the configuration in force
-        supervisor.add(*_kept(config, _processes(home, config, only, embedded, urls, route, ports)))
+        processes = StackProcesses(
+            home=home,
+            config=config,
+            only=only,
+            services=embedded,
+            route=route,
+            ports=HeldPorts(config, outer_stack),  # of the configuration in force
+        )
+        supervisor.add(*_kept(config, processes.all(urls)))
         await supervisor.ready()
         if on_started is not None:
             on_started(config)
         await supervisor.until_stopped([spec.name for spec, _ in own_servers], expendable=EXPENDABLE)
     for name in (*only, *(spec.name for spec, _ in own_servers)):  # of killed processes
         home.target(name, config).file.unlink(missing_ok=True)
+
+
+def _checked_model(home: Home, config: Config, only: Sequence[str]) -> str:
+    """The first policy's directory, checked with the configuration; empty if there is none to serve. Rollout servers start before the data pool
+    can be read: they use the policy that the last start found in it. Raises ConfigurationError."""
+    _check(config, only)
+    if ProcessRole.ROLLOUT_SERVER in only and not config.servers.urls and not config.policy.model:
+        raise ConfigurationError(f"{home.file}: policy.model names no directory: set it, or servers.urls")
+    model = _model_of_the_run(home, config) or config.policy.model
+    if model:
+        check_model(Path(model), routing_replay=config.trainer.routing_replay)
+    return model
+
+
+async def _check_machine(home: Home, config: Config, only: Sequence[str]) -> None:
+    """Raise ConfigurationError or ServiceError if this machine lacks room, a port or the sandboxes that the processes need."""
+    check_disk(home.layout.root)
+    if ProcessRole.GATEWAY in only:
+        check_port(config.gateway.host, config.gateway.port)
+    if ProcessRole.WEB in only:
+        check_port(config.web.host, config.web.port, "web")
+    if ProcessRole.RUNNER in only or ProcessRole.VERIFIER in only:
+        await check_sandbox(config.sandbox.provider, tables(config.sandbox))
+
+
+async def _run_of(
+    home: Home, only: Sequence[str], on_ignored_keys: Callable[[list[str]], None] | None, *, own: bool
+) -> Config:
+    """Create the run in the data pool, or find it there. Returns the configuration in force. `own`: the database is ours to upgrade."""
+    config = home.connected()
+    await migrate(config, own=own)
+    changed, config = await create_run(config)
+    if changed:
+        if on_ignored_keys is not None:
+            on_ignored_keys(changed)
+        _check(config, only)  # the run's own values were not checked yet
+    return config
+
+
+def _check_same_model(config: Config, model: str) -> None:
+    """Raise ConfigurationError if the rollout servers were started with another policy than the run's."""
+    if config.policy.model != model:
+        raise ConfigurationError(
+            f"run {quoted(config.run.name)} began with policy.model = {quoted(config.policy.model)}, "
+            f"and its rollout servers were started with {quoted(model)}: start again"
+        )
 
 
 def _kept(config: Config, specs: Iterable[ProcessSpec]) -> Iterator[ProcessSpec]:
@@ -285,185 +298,3 @@ def upgrade(url: str) -> None:
     alembic.set_main_option("script_location", str(MIGRATIONS))
     alembic.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
     command.upgrade(alembic, "head")
-
-
-def _rollout_servers(
-    home: Home, config: Config, model: str, ports: HeldPorts
-) -> list[tuple[ProcessSpec, str]]:
-    """Our own rollout servers, with their URLs; none if the configuration names others."""
-    if config.servers.urls:
-        return []
-    key = () if (file := home.server_key) is None else ("--key-file", str(file))
-    secret = None if file is None else shared_secret(file)  # made before any process reads it
-    if (
-        secret is not None and config.servers.command
-    ):  # SGLang takes options from a file, and so others cannot read them
-        write_private(
-            home.server_key_config, f"api-key: {json.dumps(secret)}\nadmin-api-key: {json.dumps(secret)}\n"
-        )
-    found = []
-    for index in range(config.servers.embedded):
-        name = "rollout-server" if index == 0 else f"rollout-server-{index + 1}"
-        sockets = () if config.servers.command else ports.rollout_server(name)
-        port = sockets[0].port if sockets else free_port()
-        url = f"http://127.0.0.1:{port}"
-        seed = config.run.seed + index
-        argv = config.servers.starts(
-            model, port, seed, key_file=file or Path(), key_config=home.server_key_config
-        ) or (
-            sys.executable, "-m", "trainer.serving", "--model-path", model, "--host", "127.0.0.1",
-            "--port", str(port), "--max-running-requests", str(config.servers.max_running),
-            "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(seed), *key,
-        )  # fmt: skip
-        answers = _answers(f"{url}/model_info", secret)  # even while it is paused
-        spec = ProcessSpec(
-            name=name,
-            argv=argv,
-            env={"OMP_NUM_THREADS": "1", **({} if config.servers.command else _compiled(home))},
-            sockets=sockets,
-            before_start=None if sockets else partial(check_not_taken, port),
-            ready=answers,
-            answers=answers,
-            hang_s=config.servers.hang_s,
-            ready_timeout_s=COMMAND_START_S if config.servers.command else 60.0,
-            grace_s=SERVER_STOP_S,
-        )
-        found.append((spec, url))
-    return found
-
-
-def _compiled(home: Home) -> dict[str, str]:
-    """Where torch keeps compiled code: by default in the temporary directory, under a name that another user of the machine can take first."""
-    return {
-        "TORCHINDUCTOR_CACHE_DIR": os.environ.get(
-            "TORCHINDUCTOR_CACHE_DIR", str(home.layout.run / "compiled")
-        )
-    }
-
-
-def _processes(
-    home: Home,
-    config: Config,
-    only: Sequence[str],
-    services: tuple[str, ...],
-    urls: Sequence[str],
-    route: Route,
-    ports: HeldPorts,
-) -> Iterator[ProcessSpec]:
-    """`services` are our own: all others start after them and end before them."""
-    options = ("--config", str(home.file), *(part for item in home.overrides for part in ("--set", item)))
-    penstock = (sys.executable, "-m", "orchestrator.cli")
-
-    def env(process: str) -> dict[str, str]:
-        return {
-            "DATABASE_URL": route(process, "postgres", config.services.database_url),
-            "NATS_URL": route(process, "nats", config.services.nats_url),
-            "OMP_NUM_THREADS": "1",
-            **_compiled(home),
-        }
-
-    def dependencies(*before: str) -> tuple[str, ...]:
-        return (*services, *(name for name in before if name in only))
-
-    if ProcessRole.ORCHESTRATOR in only:
-        orchestrator = (*penstock, "orchestrator", *options)
-        yield ProcessSpec(
-            name="orchestrator",
-            argv=orchestrator,
-            env=env("orchestrator"),
-            sockets=ports.metrics("orchestrator"),
-            after=dependencies(),
-        )
-    port = config.gateway.port or free_port()  # the same across restarts: runners keep its address
-    if ProcessRole.GATEWAY in only:
-        sockets = ports.gateway()
-        port = sockets[0].port
-        routed = [route("gateway", "rollout-server", url) for url in urls]
-        servers = tuple(part for url in routed for part in ("--server", url))
-        # `penstock up` holds the ports of embedded servers. Those of a command are free while it is dead.
-        own = ("--own-servers",) if config.servers.command and not config.servers.urls else ()
-        yield ProcessSpec(
-            name="gateway",
-            argv=(*penstock, "gateway", *options, *servers, *own, "--port", str(port)),
-            env=env("gateway"),
-            sockets=sockets,
-            after=dependencies("orchestrator"),
-            before_start=lambda: home.gateway_url_file.unlink(missing_ok=True),
-            ready=_exists(home.gateway_url_file),
-        )
-    if ProcessRole.RUNNER in only:
-        url = route("runner", "gateway", f"http://{config.gateway.host}:{port}")
-        socket = route("runner", "gateway-socket", str(home.gateway_socket))
-        yield ProcessSpec(
-            name="runner",
-            argv=(*penstock, "runner", *options, "--gateway", url, "--gateway-socket", socket),
-            env=env("runner"),
-            sockets=ports.metrics("runner"),
-            after=dependencies("orchestrator"),
-            # It closes the sessions of its attempts.
-            ends_before=("gateway",) if ProcessRole.GATEWAY in only else (),
-        )
-    if ProcessRole.VERIFIER in only:
-        yield ProcessSpec(
-            name="verifier",
-            argv=(*penstock, "verifier", *options),
-            env=env("verifier"),
-            sockets=ports.metrics("verifier"),
-            after=dependencies("gateway"),
-        )
-    if ProcessRole.TRAINER in only:
-        yield ProcessSpec(
-            name="trainer",
-            argv=(*penstock, "trainer", *options),
-            env=env("trainer"),
-            sockets=ports.metrics("trainer"),
-            # Like the verifier, it is not needed before rollouts run, and it takes seconds to load.
-            after=dependencies("gateway"),
-            restart=RestartPolicy(when=RestartWhen.ON_FAILURE),
-        )
-    if ProcessRole.WEB in only:
-        yield ProcessSpec(
-            name="web",
-            argv=(*penstock, "web", *options),
-            env=env("web"),
-            sockets=ports.web(home.web_url_file),
-            after=dependencies(),
-            ready=_dashboard(home.web_url_file),
-        )
-
-
-def _answers(url: str, key: str | None = None) -> Callable[[], Awaitable[bool]]:
-    """Whether a server answers; one that is sent a key must be this user's."""
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    limit = aiohttp.ClientTimeout(total=2)
-
-    async def ready() -> bool:
-        connector = None if key is None else OwnServerConnector(os.geteuid())
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=limit, headers=headers, connector=connector) as session,
-                session.get(url) as response,
-            ):
-                return response.status == 200
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return False
-
-    return ready
-
-
-def _dashboard(url_file: Path) -> Callable[[], Awaitable[bool]]:
-    async def ready() -> bool:
-        try:
-            address = url_file.read_text().partition("/?")[0]
-        except OSError:
-            return False
-        return await _answers(f"{address}/healthz")()
-
-    return ready
-
-
-def _exists(file: Path) -> Callable[[], Awaitable[bool]]:
-    async def ready() -> bool:
-        return file.exists()
-
-    return ready
