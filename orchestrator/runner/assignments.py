@@ -75,6 +75,7 @@ class Assignments:
         worker: Worker,
         expected: type[RolloutAssigned] | type[VerifyAssigned],
         work: Work,
+        *,
         door: Door | None = None,
     ) -> None:
         self._worker = worker

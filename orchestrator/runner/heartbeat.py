@@ -31,7 +31,7 @@ TRIES_PER_TTL = 6  # for a beat that Postgres does not answer
 class Heart:
     """Beats while `run` runs."""
 
-    def __init__(self, engine: AsyncEngine, owner: str, ttl_s: float, journal: Journal) -> None:
+    def __init__(self, engine: AsyncEngine, owner: str, *, ttl_s: float, journal: Journal) -> None:
         self._engine = engine
         self._owner = owner
         self._ttl_s = ttl_s

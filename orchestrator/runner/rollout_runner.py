@@ -13,7 +13,7 @@ session is closed and nothing is reported. The same holds when the sandboxes' di
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from typing import Any
 
 import anyio
 from scaffolds import find
-from scaffolds.base import AgentLimits, Scaffold, ScaffoldKind, Solution, TaskView
+from scaffolds.base import AgentLimits, BlackBox, Scaffold, ScaffoldKind, Solution, TaskView
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
@@ -85,7 +85,7 @@ from orchestrator.tasks.multi_step import steps_of
 from orchestrator.tasks.network import access, of_agent
 from orchestrator.tasks.resources import granted
 from orchestrator.tasks.verdict import shell_options
-from sandboxes.base import SandboxError
+from sandboxes.base import Limits, Sandbox, SandboxError, SandboxSpec
 from sandboxes.system import system_of
 from sandboxes.text_files import read_text
 
@@ -115,7 +115,7 @@ async def serve_rollouts(settings: RunnerSettings) -> None:
             await gateways.until_one_answers()  # no work is taken before this
             runner = RolloutRunner(worker, gateways)
             log.info("runner.ready", owner=worker.owner, slots=worker.slots)
-            await Assignments(worker, RolloutAssigned, runner.attempt, gateways).serve(
+            await Assignments(worker, RolloutAssigned, runner.attempt, door=gateways).serve(
                 [
                     subjects.consume_work_rollout(worker.run, pool)
                     for pool in (subjects.POOL_DEFAULT, subjects.POOL_EVAL)
@@ -174,81 +174,39 @@ class RolloutRunner:
     async def _episode(self, lease: Lease, record: AttemptRecord) -> AttemptOutcome:
         task = await self._task(lease)
         record.scaffold = scaffold = find.find(lease.scaffold)
-        if not scaffold.manifest.trains and lease.purpose != Purpose.EVAL:
-            raise InfraFailure(f"scaffold: rollouts of {lease.scaffold} are only evaluated")
-        for problem in refusals(task.settings.environment, scaffold.manifest):
-            raise InfraFailure(f"task: {problem}")
-        steps = steps_of(task)
-        solutions = await self._solutions(lease) if scaffold.manifest.solution else [None] * len(steps)
+        _check_possible(lease, task, scaffold)
+        solutions: Sequence[Solution | None] = [None] * len(steps_of(task))
+        if scaffold.manifest.solution:
+            solutions = await self._solutions(lease)
         limits = self._limits(lease, task, scaffold)
         environment = self._environment(task)
         started_at = time.monotonic()
-        current().busy(f"the session of rollout {lease.rollout_id}", on="gateway")
-        gateway = record.gateway
-        try:
-            with phase("session"):
-                session = await self._open_session(gateway.admin, lease, task, scaffold, limits)
-        except GatewayDrains:
-            gateway.draining = True
-            raise
-        record.opened = True
+        session = await self._open_session(record, lease, task, scaffold, limits)
         limits = replace(limits, context=session.context)
-        todo = [
-            Todo(
-                step=step,
-                view=TaskView(
-                    name=lease.task_name,
-                    domain=lease.domain,
-                    instruction=step.task.instruction,
-                    work_dir=environment.work_dir,
-                    solution=solution,
-                    mcp_servers=mcp_servers(task.settings.environment) if scaffold.manifest.mcp else (),
-                ),
-                limits=replace(limits, timeout_s=self._timeout_s(step.task, scaffold)),
-            )
-            for step, solution in zip(steps, solutions, strict=True)
-        ]
-        record.clocks = clocks = Clocks(
-            timeout_s=limits.timeout_s,
-            stall_s=min(task.settings.agent.stall_s, self._worker.config.rollout.stall_s),
-            completion_s=self._worker.config.rollout.completion_s,
-            held=partial(self._held, gateway.admin, lease),
-            started=lease.began,
-        )
+        todo = self._todo(lease, task, scaffold, environment.work_dir, limits, solutions)
+        record.clocks = clocks = self._clocks(lease, record.gateway.admin, task, limits)
+        black = scaffold.black() if scaffold.manifest.kind == ScaffoldKind.BLACK else None
         section = granted(self._worker.config.sandbox, task.settings.environment)
-        reachable = access(of_agent(task.settings), section)
         longest = max(each.limits.timeout_s for each in todo)
         outer_limits = sandbox_limits(section, longest, scaffold.manifest.needs)
-        black = scaffold.black() if scaffold.manifest.kind == ScaffoldKind.BLACK else None
         if black is None:
             spec = environment.spec(environment.files, outer_limits)
         else:
-            placed = black.files(todo[0].view, endpoint_of(session), todo[0].limits)
-            spec = replace(
-                environment.spec({**environment.files, **placed}, outer_limits),
-                binds=black.binds(),
-                gateway_socket=gateway.socket,
-                gateway_address=_address(gateway),
-            )
-
+            spec = _spec_of_program(black, environment, outer_limits, todo[0], session, record.gateway)
         within = environment.services_s
         current().busy(f"the sandbox of rollout {lease.rollout_id}", on="sandbox", within=within)
+        reachable = access(of_agent(task.settings), section)
         outcome: AttemptOutcome | None = None
         # The work inside has its own phases.
         with phase("sandbox"), tolerate_failed_removal(lambda: outcome is not None):
             async with open_sandbox(self._worker.provider, spec, reachable) as sandbox:
                 record.system = system_of(sandbox)
-                if (skills := skills_dir(task.settings.environment)) and scaffold.manifest.skills:
-                    await copy_skills(sandbox, skills, scaffold.manifest.skills)
-                if (check := task.settings.healthcheck) is not None:
-                    what = f"the health check of rollout {lease.rollout_id}"
-                    current().busy(what, on="sandbox", within=longest_s(check))
-                    await until_healthy(sandbox, check)
+                await _prepare(sandbox, lease, task, scaffold)
                 record.queued_s = time.monotonic() - started_at
                 episode = Episode(
                     worker=self._worker,
                     lease=lease,
-                    gateway=gateway,
+                    gateway=record.gateway,
                     session=session,
                     scaffold=scaffold,
                     sandbox=sandbox,
@@ -264,6 +222,43 @@ class RolloutRunner:
                     await self._worker.files.keep(record.left.parts)
         assert outcome is not None
         return outcome
+
+    def _todo(
+        self,
+        lease: Lease,
+        task: Task,
+        scaffold: Scaffold,
+        work_dir: str,
+        limits: AgentLimits,
+        solutions: Sequence[Solution | None],
+    ) -> list[Todo]:
+        """The steps of the task as their agents get them, each with its own time; `solutions`: one a step."""
+        declared = task.settings.environment
+        return [
+            Todo(
+                step=step,
+                view=TaskView(
+                    name=lease.task_name,
+                    domain=lease.domain,
+                    instruction=step.task.instruction,
+                    work_dir=work_dir,
+                    solution=solution,
+                    mcp_servers=mcp_servers(declared) if scaffold.manifest.mcp else (),
+                ),
+                limits=replace(limits, timeout_s=self._timeout_s(step.task, scaffold)),
+            )
+            for step, solution in zip(steps_of(task), solutions, strict=True)
+        ]
+
+    def _clocks(self, lease: Lease, admin: GatewayAdmin, task: Task, limits: AgentLimits) -> Clocks:
+        section = self._worker.config.rollout
+        return Clocks(
+            timeout_s=limits.timeout_s,
+            stall_s=min(task.settings.agent.stall_s, section.stall_s),
+            completion_s=section.completion_s,
+            held=partial(self._held, admin, lease),
+            started=lease.began,
+        )
 
     async def _task(self, lease: Lease) -> Task:
         try:
@@ -311,6 +306,20 @@ class RolloutRunner:
         return min(timeout_s, self._worker.config.rollout.timeout_s, scaffold.manifest.timeout_s or timeout_s)
 
     async def _open_session(
+        self, record: AttemptRecord, lease: Lease, task: Task, scaffold: Scaffold, limits: AgentLimits
+    ) -> OpenSession:
+        """Open the attempt's session and note that it is open. Raises GatewayDrains: the attempt did not start."""
+        current().busy(f"the session of rollout {lease.rollout_id}", on="gateway")
+        try:
+            with phase("session"):
+                session = await self._session(record.gateway.admin, lease, task, scaffold, limits)
+        except GatewayDrains:
+            record.gateway.draining = True
+            raise
+        record.opened = True
+        return session
+
+    async def _session(
         self, admin: GatewayAdmin, lease: Lease, task: Task, scaffold: Scaffold, limits: AgentLimits
     ) -> OpenSession:
         try:
@@ -388,6 +397,43 @@ class RolloutRunner:
             await transitions.count(connection, self._worker.run_id, counter)
 
         await transact(self._worker.engine, add, at="worker.count")
+
+
+def _check_possible(lease: Lease, task: Task, scaffold: Scaffold) -> None:
+    """Raise InfraFailure if this scaffold cannot do this task for this purpose."""
+    if not scaffold.manifest.trains and lease.purpose != Purpose.EVAL:
+        raise InfraFailure(f"scaffold: rollouts of {lease.scaffold} are only evaluated")
+    for problem in refusals(task.settings.environment, scaffold.manifest):
+        raise InfraFailure(f"task: {problem}")
+
+
+def _spec_of_program(
+    black: BlackBox,
+    environment: Environment,
+    limits: Limits,
+    first: Todo,
+    session: OpenSession,
+    gateway: KnownGateway,
+) -> SandboxSpec:
+    """The sandbox of an agent that is a program: with its files, and with the gateway, which it calls from inside."""
+    placed = black.files(first.view, endpoint_of(session), first.limits)
+    return replace(
+        environment.spec({**environment.files, **placed}, limits),
+        binds=black.binds(),
+        gateway_socket=gateway.socket,
+        gateway_address=_address(gateway),
+    )
+
+
+async def _prepare(sandbox: Sandbox, lease: Lease, task: Task, scaffold: Scaffold) -> None:
+    """Make the open sandbox ready for the agent: its skills are there, and the task's health check passes."""
+    skills = skills_dir(task.settings.environment)
+    if skills and scaffold.manifest.skills:
+        await copy_skills(sandbox, skills, scaffold.manifest.skills)
+    if (check := task.settings.healthcheck) is not None:
+        what = f"the health check of rollout {lease.rollout_id}"
+        current().busy(what, on="sandbox", within=longest_s(check))
+        await until_healthy(sandbox, check)
 
 
 @contextmanager

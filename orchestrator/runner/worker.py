@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.blobs.task_files import TaskFiles
 from orchestrator.bus.base import Bus
-from orchestrator.bus.courier import Courier
+from orchestrator.bus.courier import Confirm, Courier
 from orchestrator.bus.feed import in_background
 from orchestrator.bus.journal import Journal, JournalEntry
 from orchestrator.bus.nats import NatsBus
@@ -101,33 +101,19 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
         if changed := ignored(run.config, own_config):
             log.warning("run.configuration_kept", changed=changed, advice="a run keeps what it began with")
         config = effective(run.config, own_config)
-        provider: Provider = plugins.provider(settings.provider, tables(config.sandbox))
-        problems = await while_full(provider.problems)  # also removes leftovers of dead owners
-        if problems:
-            raise ServiceError(
-                f"the sandbox provider {settings.provider} cannot be used: {' '.join(problems)}"
-            )
+        provider = await _usable_provider(settings.provider, config)
         stack.enter_context(bind(run=run.name))
         stack.enter_context(working_as(settings.owner))
         journal = await stack.enter_async_context(Journal.open(settings.journal))
         measured(WorkerMetrics).journal.set_function(lambda: journal.held_bytes)
         if pending := len(journal.pending()):
             log.info("journal.resent", entries=pending)
-        heart = Heart(engine, settings.owner, config.rollout.lease_ttl_s, journal)
+        heart = Heart(engine, settings.owner, ttl_s=config.rollout.lease_ttl_s, journal=journal)
         stack.push_async_callback(heart.give_back)
         # Before the bus, which may be away for long: the journal's work is finished and must not be repeated in between.
         await stack.enter_async_context(in_background(partial(restartable, "heartbeat", heart.run)))
         bus = await stack.enter_async_context(NatsBus.connect(settings.nats_url, name=name))
-
-        async def confirm(entries: Sequence[JournalEntry]) -> Collection[int]:
-            keys = {MessageKey.parse(entry.message.msg_id): entry.n for entry in entries}
-
-            async def read_settled(connection: AsyncConnection) -> set[MessageKey]:
-                return await settled(connection, run.run_id, list(keys))
-
-            return [keys[key] for key in await transact(engine, read_settled, at="worker.read")]
-
-        courier = Courier(journal, bus, confirm=confirm, unsendable=failed_instead)
+        courier = Courier(journal, bus, confirm=_confirm(engine, run.run_id), unsendable=failed_instead)
         await bus.ensure_streams()
         await stack.enter_async_context(in_background(courier.run))
         orders = Orders()
@@ -153,6 +139,28 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
             files=TaskFiles.of(engine, config.tasks),
             orders=orders,
         )
+
+
+async def _usable_provider(name: str, config: Config) -> Provider:
+    """The sandbox provider, without what dead owners left. Raises ServiceError if it cannot be used."""
+    provider: Provider = plugins.provider(name, tables(config.sandbox))
+    problems = await while_full(provider.problems)  # also removes leftovers of dead owners
+    if problems:
+        raise ServiceError(f"the sandbox provider {name} cannot be used: {' '.join(problems)}")
+    return provider
+
+
+def _confirm(engine: AsyncEngine, run_id: int) -> Confirm:
+    async def confirm(entries: Sequence[JournalEntry]) -> Collection[int]:
+        """Numbers of the entries that Postgres has stored or refused."""
+        keys = {MessageKey.parse(entry.message.msg_id): entry.n for entry in entries}
+
+        async def read_settled(connection: AsyncConnection) -> set[MessageKey]:
+            return await settled(connection, run_id, list(keys))
+
+        return [keys[key] for key in await transact(engine, read_settled, at="worker.read")]
+
+    return confirm
 
 
 async def while_full(look: Callable[[], Awaitable[T]]) -> T:

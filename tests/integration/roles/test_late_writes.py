@@ -165,7 +165,7 @@ async def test_a_renewal_that_is_committed_after_the_time_that_it_gives_revives_
     engine = stage.flow.engine
     late = await leased(stage, await queued(stage), "late", ttl_s=60.0)
     async with Journal.open(tmp_path / "journal") as journal:
-        heart = Heart(engine, "late", TTL_S, journal)
+        heart = Heart(engine, "late", ttl_s=TTL_S, journal=journal)
         delay = delayed("lease.renewed.before")
         with heart.holding(late.rollout_id, late.epoch) as scope:
             async with playing([partial(reaper, stage.flow), heart.beat]):
