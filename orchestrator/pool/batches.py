@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, func, insert, literal, select, true, update
+from sqlalchemy import ColumnElement, Row, func, insert, literal, select, true, update
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -126,18 +126,7 @@ async def take(
     if batch is None:
         batch = await _open(connection, run_id)
     missing = batch_groups - batch.taken
-    row_limit = policy.rows_needed(missing)
-    query = (
-        select(groups.c.seq, groups.c.state, groups.c.group_id, groups.c.domain)
-        .where(
-            groups.c.run_id == run_id,
-            groups.c.seq >= row.floor_seq,
-            groups.c.state.in_([GroupState.DISPATCHED, GroupState.READY]),
-            ~groups.c.done,
-        )
-        .order_by(groups.c.seq)
-    )
-    rows = (await connection.execute(query.limit(row_limit) if row_limit is not None else query)).all()
+    rows = await _open_groups(connection, run_id, row.floor_seq, policy.rows_needed(missing))
     open_rows = [QueueRow(r.seq, GroupState(r.state), r.domain) for r in rows]
     group_of_seq = {r.seq: r.group_id for r in rows}
     chosen = policy.takeable(open_rows, missing)
@@ -160,6 +149,24 @@ async def take(
             await drop(connection, batch.batch_id, FilterReason.RUN_ENDED)
             return None
     return batch
+
+
+async def _open_groups(
+    connection: AsyncConnection, run_id: int, floor_seq: int, most: int | None
+) -> list[Row[Any]]:
+    """The groups of the queue from `floor_seq` on that no batch has, in order; `most` at most, None for all."""
+    query = (
+        select(groups.c.seq, groups.c.state, groups.c.group_id, groups.c.domain)
+        .where(
+            groups.c.run_id == run_id,
+            groups.c.seq >= floor_seq,
+            groups.c.state.in_([GroupState.DISPATCHED, GroupState.READY]),
+            ~groups.c.done,
+        )
+        .order_by(groups.c.seq)
+        .limit(most)
+    )
+    return list(await connection.execute(query))
 
 
 async def _waiting(connection: AsyncConnection, run_id: int, stages: StageSection | None) -> int:

@@ -4,20 +4,21 @@ full = state + action; state = parent.full[:keep_len] + delta; a root's parent i
 branch of its parent, so shared tokens are held once, and a prompt once for all its rollouts. The SQL functions `step_full` and `step_ids` fold.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import select, tuple_
+from sqlalchemy import Row, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
 from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan, from_flat
 from orchestrator.contracts.states import StepKind
-from orchestrator.pool.routes import recorded_routes, routed_branch
+from orchestrator.pool.routes import Key as StepKey
+from orchestrator.pool.routes import RecordedRoutes, recorded_routes, routed_branch
 from orchestrator.pool.rows import from_wide_row, member
 from orchestrator.pool.tables import messages, prompts, sampling, step_marks, steps, tool_calls
 from orchestrator.rewards.actions import ToolResult
@@ -74,27 +75,55 @@ async def trajectories(
     """
     if not attempts_of:
         return {}
-    chosen = tuple_(steps.c.rollout_id, steps.c.attempt).in_(attempts_of)
     marked = await _marked(connection, run_id, attempts_of)
-    rows = (
-        await connection.execute(
-            select(steps, prompts.c.ids.label("prompt_ids"), sampling.c.params, messages.c.reply)
-            .join(
-                prompts,
-                (prompts.c.run_id == steps.c.run_id) & (prompts.c.sha == steps.c.prompt_sha),
-                isouter=True,
-            )
-            .join(sampling, sampling.c.sampling_id == steps.c.sampling_id)
-            .join(messages, _READING, isouter=True)
-            .where(steps.c.run_id == run_id, chosen)
-            .order_by(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
-        )
-    ).all()
+    rows = await _rows(connection, run_id, attempts_of)
     routed = await recorded_routes(connection, run_id, attempts_of) if routes else {}
-    template = next((recorded.rows for recorded in routed.values()), None)
-    branches: dict[tuple[int, int, int], Branch] = {}
-    roots: dict[bytes | None, Branch] = {}
+    branches = _branches(rows, routed)
     result: dict[int, list[StoredStep]] = {}
+    for row in rows:
+        key = (row.rollout_id, row.attempt, row.idx)
+        result.setdefault(row.rollout_id, []).append(
+            from_wide_row(
+                StoredStep,
+                row,
+                kind=StepKind(row.kind),
+                parent=row.parent_idx,
+                tokens=branches[key],
+                logprobs=logprobs_from_bytes(row.logprobs),
+                spans=from_flat(row.spans),
+                marked=key in marked,
+                temperature=float(row.params.get("temperature", 1.0)),
+                reply=row.reply or {},
+            )
+        )
+    return result
+
+
+async def _rows(
+    connection: AsyncConnection, run_id: int, attempts_of: Sequence[tuple[int, int]]
+) -> Sequence[Row[Any]]:
+    """The rows of the steps, in order, with the prompt of each root, the sampling and the reply."""
+    chosen = tuple_(steps.c.rollout_id, steps.c.attempt).in_(attempts_of)
+    query = (
+        select(steps, prompts.c.ids.label("prompt_ids"), sampling.c.params, messages.c.reply)
+        .join(
+            prompts,
+            (prompts.c.run_id == steps.c.run_id) & (prompts.c.sha == steps.c.prompt_sha),
+            isouter=True,
+        )
+        .join(sampling, sampling.c.sampling_id == steps.c.sampling_id)
+        .join(messages, _READING, isouter=True)
+        .where(steps.c.run_id == run_id, chosen)
+        .order_by(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
+    )
+    return (await connection.execute(query)).all()
+
+
+def _branches(rows: Sequence[Row[Any]], routed: Mapping[StepKey, RecordedRoutes]) -> dict[StepKey, Branch]:
+    """The tokens of each step, which share those of its parent. Roots with the same prompt share it, across rollouts."""
+    template = next((recorded.rows for recorded in routed.values()), None)
+    branches: dict[StepKey, Branch] = {}
+    roots: dict[bytes | None, Branch] = {}
     for row in rows:
         if row.parent_idx is not None:
             parent = branches.get((row.rollout_id, row.attempt, row.parent_idx))
@@ -110,26 +139,12 @@ async def trajectories(
             base = roots[row.prompt_sha]
         own = np.concatenate([ids_from_bytes(row.delta), ids_from_bytes(row.action)])
         key = (row.rollout_id, row.attempt, row.idx)
-        branch = branches[key] = (
+        branches[key] = (
             Branch(own=own, parent=base, keep_len=row.keep_len)
             if template is None
             else routed_branch(own, base, row.keep_len, routed.get(key), template)
         )
-        result.setdefault(row.rollout_id, []).append(
-            from_wide_row(
-                StoredStep,
-                row,
-                kind=StepKind(row.kind),
-                parent=row.parent_idx,
-                tokens=branch,
-                logprobs=logprobs_from_bytes(row.logprobs),
-                spans=from_flat(row.spans),
-                marked=key in marked,
-                temperature=float(row.params.get("temperature", 1.0)),
-                reply=row.reply or {},
-            )
-        )
-    return result
+    return branches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

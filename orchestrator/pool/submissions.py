@@ -97,23 +97,7 @@ async def accept(connection: AsyncConnection, run_id: int, new: NewGroup) -> Ans
         recorded = await answered(connection, run_id, new.submission)
         assert recorded is not None
         return recorded
-    task_id = await connection.scalar(
-        insert(tasks)
-        .values(
-            run_id=run_id,
-            sha=new.task_sha,
-            name=clean(new.task_name),
-            domain=new.domain,
-            settings=clean_json(new.settings),
-            body=new.body,
-        )
-        .on_conflict_do_nothing()
-        .returning(tasks.c.task_id)
-    )
-    if task_id is None:
-        task_id = await connection.scalar(
-            select(tasks.c.task_id).where(tasks.c.run_id == run_id, tasks.c.sha == new.task_sha)
-        )
+    task_id = await _stored_task(connection, run_id, new)
     group_id = await connection.scalar(
         insert(groups)
         .values(
@@ -153,3 +137,26 @@ async def accept(connection: AsyncConnection, run_id: int, new: NewGroup) -> Ans
         connection, run_id, Entity.ROLLOUT, rows.scalars().all(), RolloutState.WAITING
     )
     return Answer(submission=new.submission, status=SubmissionStatus.ACCEPTED, reason=None, new=True)
+
+
+async def _stored_task(connection: AsyncConnection, run_id: int, new: NewGroup) -> int:
+    """The id of the group's task, which is stored once a run."""
+    task_id = await connection.scalar(
+        insert(tasks)
+        .values(
+            run_id=run_id,
+            sha=new.task_sha,
+            name=clean(new.task_name),
+            domain=new.domain,
+            settings=clean_json(new.settings),
+            body=new.body,
+        )
+        .on_conflict_do_nothing()
+        .returning(tasks.c.task_id)
+    )
+    if task_id is None:
+        task_id = await connection.scalar(
+            select(tasks.c.task_id).where(tasks.c.run_id == run_id, tasks.c.sha == new.task_sha)
+        )
+    assert task_id is not None
+    return int(task_id)
