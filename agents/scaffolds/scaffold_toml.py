@@ -199,35 +199,7 @@ def from_toml(path: Path) -> Scaffold:
         checked_name(name)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    argv = reader.texts("argv")
-    if not argv:
-        raise ValueError(f"{path}: argv must name the program to start")
-    stdin = reader.text("stdin") if "stdin" in table else None
-    env = reader.table("env")
-    for key, texts in (("argv", argv), ("stdin", [stdin or ""]), ("[env]", env.values())):
-        _check_placeholders(path, key, texts)
-    install, harvest, files = reader.texts("install"), reader.texts("harvest"), reader.files()
-    texts_by_key = {
-        "argv": argv,
-        "stdin": [stdin or ""],
-        "install": install,
-        "harvest": harvest,
-        "[env]": env.values(),
-    }
-    _check_startable(path, texts_by_key, env, files)
-    declared = _Declared(
-        argv=argv,
-        install=install,
-        stdin=stdin,
-        env=env,
-        files=files,
-        harvest=harvest,
-        answer=reader.one_of("answer", get_args(Answer)),
-        policy_exit_codes=reader.codes("policy_exit_codes"),
-        tcp=reader.flag("tcp", True),
-        program=reader.program(name),
-        mcp=reader.mcp(files),
-    )
+    declared = _declared(path, reader, name)
     manifest = Manifest(
         name=name,
         version=reader.text("version"),
@@ -244,7 +216,7 @@ def from_toml(path: Path) -> Scaffold:
         sub_agents=reader.texts("sub_agents"),
         mcp=declared.mcp is not None,
         skills=reader.directory("skills"),
-        env=tuple(env),
+        env=tuple(declared.env),
     )
     if manifest.sub_agents and manifest.conversations == "one":
         raise ValueError(
@@ -253,6 +225,39 @@ def from_toml(path: Path) -> Scaffold:
     if table:
         raise ValueError(f"{path}: {sorted(table)[0]} is not a known key")
     return Scaffold(manifest, partial(TomlBlackBox, declared))
+
+
+def _declared(path: Path, reader: "_Reader", name: str) -> _Declared:
+    """How the program is installed, started and read."""
+    argv = reader.texts("argv")
+    if not argv:
+        raise ValueError(f"{path}: argv must name the program to start")
+    stdin = reader.optional_text("stdin")
+    env = reader.table("env")
+    for key, texts in (("argv", argv), ("stdin", [stdin or ""]), ("[env]", env.values())):
+        _check_placeholders(path, key, texts)
+    install, harvest, files = reader.texts("install"), reader.texts("harvest"), reader.files()
+    texts_by_key = {
+        "argv": argv,
+        "stdin": [stdin or ""],
+        "install": install,
+        "harvest": harvest,
+        "[env]": env.values(),
+    }
+    _check_startable(path, texts_by_key, env, files)
+    return _Declared(
+        argv=argv,
+        install=install,
+        stdin=stdin,
+        env=env,
+        files=files,
+        harvest=harvest,
+        answer=reader.one_of("answer", get_args(Answer)),
+        policy_exit_codes=reader.codes("policy_exit_codes"),
+        tcp=reader.flag("tcp", True),
+        program=reader.program(name),
+        mcp=reader.mcp(files),
+    )
 
 
 def _check_startable(
@@ -301,6 +306,9 @@ class _Reader:
         if not isinstance(value, str) or not value:
             raise self._wrong(key, "text", value)
         return value
+
+    def optional_text(self, key: str) -> str | None:
+        return self.text(key) if key in self._table else None
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self._table.pop(key, [])

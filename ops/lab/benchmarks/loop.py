@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -159,13 +159,62 @@ async def read(connection: AsyncConnection, run_id: int, config: Config, syncs: 
     if not bounds.end or not bounds.start:
         raise ConfigurationError("no batch of this run is committed yet: let it train first")
     window = Window(float(bounds.start), float(bounds.end))
-    waits: dict[tuple[str, str], list[float]] = {}
-
-    def waited(before: str, after: str, start: float, until: float) -> None:
-        if until <= window.end:
-            waits.setdefault((before, after), []).append(max(0.0, until - start))
-
+    waits = _Waits(window)
     rows = (await connection.execute(text(LEASES), run)).all()
+    leases, queued = _leases(rows, waits)
+    for row in await connection.execute(text(GROUPS), run):
+        waits.add(row.to_state, row.next, row.start, row.until)
+    batches = (await connection.execute(text(BATCHES), run)).all()
+    for batch in batches:
+        waits.add("opened", "closed", batch.opened, batch.closed)
+    runners = max(1, int(await connection.scalar(text(RUNNERS), run) or 0))
+    slots = rollout_slots(leases, queued, runners * config.rollout.slots, window)
+    seconds = {phase: float(value) for phase, value in await connection.execute(text(PHASES), run)}
+    servers = (
+        await connection.execute(text(SERVERS), run | {"start": window.start, "end": window.end})
+    ).one()
+    verdicts = (await connection.execute(text(VERDICTS), run)).all()
+    verified = sum(window.overlap(row.at - row.verify_s, row.at) for row in verdicts)
+    verify_slots = runners * config.rollout.verify_slots
+    started = [row for row in rows if row.train and row.to_state == RolloutState.RUNNING]
+    return Loop(
+        window=window,
+        places=[
+            slots.place,
+            _resting("verification slots", verify_slots, window, {"verification": verified}),
+            _resting("rollout servers", 1, window, {"a completion is under way": float(servers.busy or 0)}),
+            _trainer(window, batches, seconds),
+        ],
+        waits=waits.named(),
+        at_once=float(servers.generated or 0) / window.seconds,
+        twice=slots.twice,
+        attempts=len(started),
+        steps=sum(row.steps or 0 for row in started),
+        tokens=sum(int(row.tokens or 0) for row in started),
+        batches=sum(batch.state == BatchState.COMMITTED for batch in batches),
+        syncs=syncs,
+    )
+
+
+class _Waits:
+    """Seconds between two states, of each change that ended within the window."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._seconds: dict[tuple[str, str], list[float]] = {}
+
+    def add(self, before: str, after: str, start: float, until: float) -> None:
+        if until <= self._window.end:
+            self._seconds.setdefault((before, after), []).append(max(0.0, until - start))
+
+    def named(self) -> list[Wait]:
+        return [
+            Wait.of(name, self._seconds[change]) for change, name in WAITS.items() if change in self._seconds
+        ]
+
+
+def _leases(rows: Iterable[Any], waits: _Waits) -> tuple[list[Lease], list[tuple[float, float]]]:
+    """The leases, and the spans in which a rollout was queued. The waits of training rollouts are added to `waits`."""
     leases, queued = [], []
     for row in rows:
         start = row.start
@@ -187,43 +236,8 @@ async def read(connection: AsyncConnection, run_id: int, config: Config, syncs: 
             leases.append(lease)
             start = lease.end
         if row.train:
-            waited(row.to_state, row.next, start, row.until)
-    for row in await connection.execute(text(GROUPS), run):
-        waited(row.to_state, row.next, row.start, row.until)
-    batches = (await connection.execute(text(BATCHES), run)).all()
-    for batch in batches:
-        waited("opened", "closed", batch.opened, batch.closed)
-    runners = max(1, int(await connection.scalar(text(RUNNERS), run) or 0))
-    slots = rollout_slots(leases, queued, runners * config.rollout.slots, window)
-    seconds = {phase: float(value) for phase, value in await connection.execute(text(PHASES), run)}
-    servers = (
-        await connection.execute(text(SERVERS), run | {"start": window.start, "end": window.end})
-    ).one()
-    verdicts = (await connection.execute(text(VERDICTS), run)).all()
-    verified = sum(window.overlap(row.at - row.verify_s, row.at) for row in verdicts)
-    started = [row for row in rows if row.train and row.to_state == RolloutState.RUNNING]
-    return Loop(
-        window=window,
-        places=[
-            slots.place,
-            _resting(
-                "verification slots",
-                runners * config.rollout.verify_slots,
-                window,
-                {"verification": verified},
-            ),
-            _resting("rollout servers", 1, window, {"a completion is under way": float(servers.busy or 0)}),
-            _trainer(window, batches, seconds),
-        ],
-        waits=[Wait.of(name, waits[change]) for change, name in WAITS.items() if change in waits],
-        at_once=float(servers.generated or 0) / window.seconds,
-        twice=slots.twice,
-        attempts=len(started),
-        steps=sum(row.steps or 0 for row in started),
-        tokens=sum(int(row.tokens or 0) for row in started),
-        batches=sum(batch.state == BatchState.COMMITTED for batch in batches),
-        syncs=syncs,
-    )
+            waits.add(row.to_state, row.next, start, row.until)
+    return leases, queued
 
 
 def _resting(name: str, slots: int, window: Window, parts: dict[str, float]) -> Place:

@@ -125,13 +125,7 @@ def main(
     try:
         lengths = Lengths.of(length or ())
         chosen(seed, kills, least, faults, (), lengths)  # invalid options raise before anything is removed
-        ROOT.mkdir(parents=True, exist_ok=True)
-        leftovers.clear(ROOT)
-        if not resume:
-            leftovers.remove(directory)
-        if not (directory / FILE).exists():
-            write_run(directory, seed=seed, scale=time_scale, model=make_policy(VAR / "chaos-policy", seed))
-        ProcessId.mine().write(directory / leftovers.DRIVER)
+        _prepare(directory, seed, time_scale, resume)
         small_disk = disk.mount(Home.at(directory).policies)
         planned = chosen(seed, kills, least, faults, () if small_disk else (FaultKind.DISK,), lengths)
         skipped = [] if small_disk else ["disk: a small disk cannot be mounted here, which takes root"]
@@ -153,11 +147,8 @@ def main(
     if results.violations:
         options = f"--faults {faults}" if faults else f"--kills {kills} --least {least}"
         options += "".join(f" --length {word}" for word in length or ())
-        console.print(
-            f"logs and ledger: {directory}\nreplay: ./ops/chaos --seed {seed} --time-scale {time_scale:g} {options}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        replay = f"./ops/chaos --seed {seed} --time-scale {time_scale:g} {options}"
+        console.print(f"logs and ledger: {directory}\nreplay: {replay}", highlight=False, soft_wrap=True)
     else:
         disk.unmount(Home.at(directory).policies)
         leftovers.prune(ROOT)
@@ -177,6 +168,17 @@ def main(
         )
     if results.violations:
         raise SystemExit(1)
+
+
+def _prepare(directory: Path, seed: int, scale: float, resume: bool) -> None:
+    """Make the run's directory, or keep the one of an interrupted run. What a killed driver left is removed."""
+    ROOT.mkdir(parents=True, exist_ok=True)
+    leftovers.clear(ROOT)
+    if not resume:
+        leftovers.remove(directory)
+    if not (directory / FILE).exists():
+        write_run(directory, seed=seed, scale=scale, model=make_policy(VAR / "chaos-policy", seed))
+    ProcessId.mine().write(directory / leftovers.DRIVER)
 
 
 def left_behind(directory: Path) -> list[str]:

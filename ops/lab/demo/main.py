@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import anyio
 import typer
@@ -24,6 +24,9 @@ from orchestrator.runtime.gc_tuning import collect_seldom
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.plugins import names
 from orchestrator.runtime.streams import guard
+
+if TYPE_CHECKING:
+    from ops.lab.demo.outcome import Results
 
 VAR = Path("var")
 # The result depends on the amount of training, not on other load on the machine.
@@ -52,10 +55,39 @@ def running_stack(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
                 process.wait()
 
 
-def _check_sandbox(name: str) -> None:
-    from orchestrator.deploy.preflight import check_sandbox
+def _model_and_servers(
+    start: Path | None,
+    seed: int,
+    sandbox: str,
+    rollout_server: rollout_servers.RolloutServerKind,
+    console: Console,
+) -> tuple[Path, str]:
+    """The policy to start from and the configuration of its rollout servers. What cannot work fails before minutes are spent: `penstock up`
+    checks the sandbox again."""
+    policy_exists = start is not None or policy.is_made(VAR / "policy", seed)
+    if not policy_exists or rollout_server is not rollout_servers.RolloutServerKind.EMBEDDED:
+        from orchestrator.deploy.preflight import check_sandbox
 
-    anyio.run(check_sandbox, name)
+        anyio.run(check_sandbox, sandbox)
+    servers = rollout_servers.section(rollout_server, console)
+    return start.resolve() if start else policy.make(VAR / "policy", seed, console), servers
+
+
+def _run(console: Console, directory: Path, seed: int, seconds: float, train_steps: int) -> "Results":
+    """Start the stack, run the loop in it, and end it."""
+    with running_stack(directory) as stack:
+        from ops.lab.demo.scenario import DemoRun  # while the stack starts
+        from ops.lab.demo.suite import draw_suite
+
+        scenario = DemoRun(
+            console,
+            directory,
+            stack=stack,
+            suite=draw_suite(seed),
+            seconds=seconds,
+            train_steps=train_steps,
+        )
+        return anyio.run(scenario.run)
 
 
 def main(
@@ -98,16 +130,11 @@ def main(
     setup_s = float(os.environ.get("PENSTOCK_SETUP_S", "0"))
     demo_started = float(os.environ.get("PENSTOCK_BEGAN", time.time()))
     try:
-        policy_exists = start is not None or policy.is_made(VAR / "policy", seed)
-        if not policy_exists or rollout_server is not rollout_servers.RolloutServerKind.EMBEDDED:
-            _check_sandbox(sandbox)  # fail before minutes are spent; `penstock up` checks again
-        servers = rollout_servers.section(rollout_server, console)
-        model = start.resolve() if start else policy.make(VAR / "policy", seed, console)
+        model, servers = _model_and_servers(start, seed, sandbox, rollout_server, console)
     except (PenstockError, ValueError) as problem:
         print(f"demo: {problem}", file=sys.stderr)
         raise SystemExit(1) from None
     policy_s = time.monotonic() - started
-    scaffolds = {name: share for name, share in SCAFFOLDS.items() if name in names("scaffolds")}
     seconds = minutes * 60
     directory = write_run(
         VAR / "demo",
@@ -115,7 +142,7 @@ def main(
         model=model,
         seconds=seconds,
         train_steps=train_steps,
-        scaffolds=scaffolds,
+        scaffolds={name: share for name, share in SCAFFOLDS.items() if name in names("scaffolds")},
         sandbox=sandbox,
         control=control,
         servers=servers,
@@ -127,20 +154,7 @@ def main(
             style="bold red",
         )
     try:
-        with running_stack(directory) as stack:
-            from ops.lab.demo.scenario import DemoRun  # while the stack starts
-            from ops.lab.demo.suite import draw_suite
-
-            found = anyio.run(
-                DemoRun(
-                    console,
-                    directory,
-                    stack=stack,
-                    suite=draw_suite(seed),
-                    seconds=seconds,
-                    train_steps=train_steps,
-                ).run
-            )
+        found = _run(console, directory, seed, seconds, train_steps)
         prune(directory.parent)
         from ops.lab.demo import report
 

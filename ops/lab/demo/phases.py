@@ -3,6 +3,7 @@
 The ledger is a file of submission ids written before anything is published; `lost` and `trained_twice` are computed against it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,19 +135,7 @@ async def evaluate(
     if newest is None:  # a starting stack holds its first rollouts until there is a version
         await served(client, version, timeout_s)
         started = anyio.current_time()
-    with anyio.move_on_after(timeout_s) as limit:
-        while True:
-            done = await client.value(
-                "select count(*) from groups where run_id = :run and label = :label and done", label=label
-            )
-            tick(int(done), len(tasks))
-            if done == len(tasks):
-                break
-            await anyio.sleep(0.25)
-    if limit.cancelled_caught:
-        raise PenstockError(
-            f"evaluation {label!r} did not end within {timeout_s:.0f} s: its figures would not be comparable"
-        )
+    await _all_done(client, label, len(tasks), timeout_s, tick)
     seconds = anyio.current_time() - started
     rows = await client.rows(
         "select g.domain, g.scaffold, count(*) as n, sum((w.performance >= 1)::int) as ok from groups g"
@@ -154,21 +143,39 @@ async def evaluate(
         " where g.run_id = :run and g.label = :label and g.state = 'scored' group by 1, 2",
         label=label,
     )
-    successes: dict[str, int] = {}
-    n: dict[str, int] = {}
+    successes: Counter[str] = Counter()
+    n: Counter[str] = Counter()
     for row in rows:
-        successes[row.domain] = successes.get(row.domain, 0) + int(row.ok)
-        n[row.domain] = n.get(row.domain, 0) + int(row.n)
-    blackbox = sum(int(row.n) for row in rows if row.scaffold != "shell")
+        successes[row.domain] += int(row.ok)
+        n[row.domain] += int(row.n)
     return Evaluation(
         label=label,
         version=version,
         seconds=seconds,
-        successes=successes,
-        n=n,
-        blackbox=blackbox,
+        successes=dict(successes),
+        n=dict(n),
+        blackbox=sum(int(row.n) for row in rows if row.scaffold != "shell"),
         wanted=len(tasks) * rollouts,
     )
+
+
+async def _all_done(
+    client: Client, label: str, total: int, timeout_s: float, tick: Callable[[int, int], None]
+) -> None:
+    """Wait until all `total` groups of the evaluation are done."""
+    with anyio.move_on_after(timeout_s) as limit:
+        while True:
+            done = await client.value(
+                "select count(*) from groups where run_id = :run and label = :label and done", label=label
+            )
+            tick(int(done), total)
+            if done == total:
+                break
+            await anyio.sleep(0.25)
+    if limit.cancelled_caught:
+        raise PenstockError(
+            f"evaluation {label!r} did not end within {timeout_s:.0f} s: its figures would not be comparable"
+        )
 
 
 async def served(client: Client, version: int, timeout_s: float) -> None:

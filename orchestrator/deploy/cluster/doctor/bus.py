@@ -22,6 +22,21 @@ PATIENCE_S = 3.0
 
 async def checks(url: str, expected: Expected, now: Callable[[], float]) -> list[DoctorCheck]:
     """All checks; a single one if no server answers."""
+    client = await _connected(url)
+    if isinstance(client, DoctorCheck):
+        return [client]
+    try:
+        found = [_version(client), *await _streams(client, expected, now)]
+    finally:
+        await client.close()
+    if not expected.monitors:
+        detail = "not known: name the address of its monitoring port (--monitor)"
+        return [*found, DoctorCheck(name="NATS fsync", ok=True, detail=detail)]
+    return [*found, *[await syncs(monitor) for monitor in expected.monitors]]
+
+
+async def _connected(url: str) -> NatsClient | DoctorCheck:
+    """A connected client, or the check that failed."""
     errors: list[Exception] = []
 
     async def collect(error: Exception) -> None:
@@ -46,59 +61,46 @@ async def checks(url: str, expected: Expected, now: Callable[[], float]) -> list
     except (OSError, UnfitServer, nats.errors.Error) as error:
         await client.close()  # a connection without any message is still open
         reason = errors[-1] if errors else error
-        return [
-            DoctorCheck(
-                name="NATS",
-                ok=False,
-                detail=f"does not answer ({str(reason) or 'no reply'})",
-                fix=fix_of(url, "NATS_URL"),
+        detail = f"does not answer ({str(reason) or 'no reply'})"
+        return DoctorCheck(name="NATS", ok=False, detail=detail, fix=fix_of(url, "NATS_URL"))
+    return client
+
+
+def _version(client: NatsClient) -> DoctorCheck:
+    version = client.connected_server_version
+    old = (version.major, version.minor) < OLDEST_SERVER
+    oldest = ".".join(map(str, OLDEST_SERVER))
+    return DoctorCheck(
+        name="NATS version",
+        ok=not old,
+        detail=str(client._server_info["version"]),
+        fix=f"upgrade it to {oldest} or newer" if old else "",
+    )
+
+
+async def _streams(client: NatsClient, expected: Expected, now: Callable[[], float]) -> list[DoctorCheck]:
+    """Every stream, up to the first about which JetStream does not answer, and the clock of the server that answers first."""
+    found: list[DoctorCheck] = []
+    stamped = False
+    for stream in STREAMS:
+        requested_at = now()
+        try:
+            reply = await client.request(f"$JS.API.STREAM.INFO.{stream.name}", b"", timeout=PATIENCE_S)
+        except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
+            fix = (
+                "start it with -js and a store directory; of a cluster, bring back a majority of its servers"
             )
-        ]
-    try:
-        version = client.connected_server_version
-        old = (version.major, version.minor) < OLDEST_SERVER
-        oldest = ".".join(map(str, OLDEST_SERVER))
-        found = [
-            DoctorCheck(
-                name="NATS version",
-                ok=not old,
-                detail=str(client._server_info["version"]),
-                fix=f"upgrade it to {oldest} or newer" if old else "",
-            )
-        ]
-        stamped = False
-        for stream in STREAMS:
-            requested_at = now()
-            try:
-                reply = await client.request(f"$JS.API.STREAM.INFO.{stream.name}", b"", timeout=PATIENCE_S)
-            except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
-                fix = "start it with -js and a store directory; of a cluster, bring back a majority of its servers"
-                found.append(
-                    DoctorCheck(
-                        name=f"NATS stream {stream.name}",
-                        ok=False,
-                        detail="JetStream does not answer",
-                        fix=fix,
-                    )
-                )
-                break
-            info = json.loads(reply.data)
-            if not stamped and info.get("ts"):
-                found.append(clocks.of_nats(requested_at, info["ts"], now()))
-                stamped = True
-            found.append(judged(stream.name, info, expected.replicas))
-    finally:
-        await client.close()
-    if not expected.monitors:
-        return [
-            *found,
-            DoctorCheck(
-                name="NATS fsync",
-                ok=True,
-                detail="not known: name the address of its monitoring port (--monitor)",
-            ),
-        ]
-    return [*found, *[await syncs(monitor) for monitor in expected.monitors]]
+            silent = "JetStream does not answer"
+            return [
+                *found,
+                DoctorCheck(name=f"NATS stream {stream.name}", ok=False, detail=silent, fix=fix),
+            ]
+        info = json.loads(reply.data)
+        if not stamped and info.get("ts"):
+            found.append(clocks.of_nats(requested_at, info["ts"], now()))
+            stamped = True
+        found.append(judged(stream.name, info, expected.replicas))
+    return found
 
 
 def judged(name: str, info: dict[str, Any], replicas: int) -> DoctorCheck:
