@@ -33,6 +33,7 @@ class BubblewrapProgram(SupervisedProgram):
         self,
         entry: JoinedProgram,
         bounds: ProgramBounds,
+        *,
         stdin: bytes | None,
         session: Session,
         part: CgroupPart | None,

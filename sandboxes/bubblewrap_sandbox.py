@@ -153,7 +153,7 @@ class BubblewrapSandbox(DirectorySandbox):
         )
         part = None if self.cgroup is None else self.cgroup.part(str(next(self._parts)))
         try:
-            return BubblewrapProgram(entry, bounds, stdin, self._session, part)
+            return BubblewrapProgram(entry, bounds, stdin=stdin, session=self._session, part=part)
         except BaseException:
             if part is not None:
                 part.remove()

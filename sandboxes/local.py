@@ -130,13 +130,13 @@ class LocalSandbox(DirectorySandbox):
         variables[_PROGRAM] = secrets.token_hex(8)
         command = [self.path(word) for word in argv]
         launch = entering(command, variables, cwd=self.path(cwd), limits=self.limits)
-        return LocalProgram(launch, bounds, stdin, variables[_PROGRAM])
+        return LocalProgram(launch, bounds, stdin, marker=variables[_PROGRAM])
 
 
 class LocalProgram(Spawned):
     """Descendants of its first process, and all processes with the program's marker."""
 
-    def __init__(self, launch: Launch, bounds: ProgramBounds, stdin: bytes | None, marker: str) -> None:
+    def __init__(self, launch: Launch, bounds: ProgramBounds, stdin: bytes | None, *, marker: str) -> None:
         self._marker = marker
         self._left: list[int] = []
         super().__init__(launch, bounds, stdin)

@@ -95,7 +95,7 @@ class _Pump:
 class _Run:
     """One program, seen from outside. `own`: the directory that only it uses."""
 
-    def __init__(self, budget: HeldBudget, ledger: Ledger, seconds: float, work: str, own: str) -> None:
+    def __init__(self, budget: HeldBudget, ledger: Ledger, *, seconds: float, work: str, own: str) -> None:
         self._budget, self._ledger = budget, ledger
         self._deadline = time.monotonic() + seconds
         self._since_ns = os.stat(own).st_ctime_ns  # the clock of file systems lags behind others
@@ -392,7 +392,7 @@ def _run(argv: list[str], seconds: float, work: str, home: str, temporary: str, 
     objects = set(confine.shared_objects()) if budget.private else set()
     known = {(kind, number) for kind, number, _ in objects}
     modes = files.Modes([home, temporary, logs], [work], own)
-    run = _Run(budget, ledger, seconds, work, own)
+    run = _Run(budget, ledger, seconds=seconds, work=work, own=own)
     ledger.note_start()
     try:
         return run.held(argv, rules, version)

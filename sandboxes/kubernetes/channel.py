@@ -37,9 +37,14 @@ class Channel:
     anything else is sent. `parted` is called when that line is lost."""
 
     def __init__(
-        self, api: Api, pod: str, pushed: Callable[[dict[str, Any], bytes], Awaitable[None]], joined: Callable[[], Awaitable[None]],
+        self,
+        api: Api,
+        pod: str,
+        *,
+        pushed: Callable[[dict[str, Any], bytes], Awaitable[None]],
+        joined: Callable[[], Awaitable[None]],
         parted: Callable[[], Awaitable[None]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._api, self._pod, self._pushed, self._joined, self._parted = api, pod, pushed, joined, parted
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[bytes, asyncio.Future[Answer]]] = {}

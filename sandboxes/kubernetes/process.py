@@ -14,7 +14,7 @@ from sandboxes.kubernetes.channel import Channel
 class PodProcess:
     """Implements `base.Process`. `task` and `stdin` are kept until the supervisor has certainly received them."""
 
-    def __init__(self, channel: Channel, name: str, task: dict[str, Any], stdin: bytes) -> None:
+    def __init__(self, channel: Channel, name: str, *, task: dict[str, Any], stdin: bytes) -> None:
         self._channel, self.name, self.task, self.stdin = channel, name, task, stdin
         self.kept = (bytearray(), bytearray())
         self._read = [0, 0]

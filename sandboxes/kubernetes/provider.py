@@ -104,7 +104,9 @@ class KubernetesProvider:
             try:
                 uid = await self._create(identity, spec, gateway)
                 await self._running(identity.name, uid)
-                sandbox = PodSandbox(identity.name, spec, spec.gateway_socket, self.settings.image)
+                sandbox = PodSandbox(
+                    identity.name, spec, gateway=spec.gateway_socket, system=self.settings.image
+                )
                 # Programs are ended over the line, so it must outlive a cancellation of our caller.
                 line = anyio.CancelScope(shield=True)
                 async with anyio.create_task_group() as tasks:
@@ -243,7 +245,11 @@ class KubernetesProvider:
     ) -> None:
         """Connect to the supervisor and send the sandbox's files."""
         channel = sandbox.channel = Channel(
-            self._api, sandbox.id, sandbox.on_message, sandbox.joined, sandbox.parted
+            self._api,
+            sandbox.id,
+            pushed=sandbox.on_message,
+            joined=sandbox.joined,
+            parted=sandbox.parted,
         )
 
         async def why_lost() -> SandboxError | None:

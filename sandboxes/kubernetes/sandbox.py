@@ -48,7 +48,7 @@ _PLACES = {
 class PodSandbox:
     """One sandbox. `id` is the pod's name."""
 
-    def __init__(self, name: str, spec: SandboxSpec, gateway: Path | None, system: str) -> None:
+    def __init__(self, name: str, spec: SandboxSpec, *, gateway: Path | None, system: str) -> None:
         self.id = name
         self.system = system
         self.spec = spec
@@ -106,7 +106,7 @@ class PodSandbox:
             "limits": asdict(self.limits),
             "background": self.spec.background,
         }
-        process = PodProcess(line, f"{next(self._numbers)}", task, stdin or b"")
+        process = PodProcess(line, f"{next(self._numbers)}", task=task, stdin=stdin or b"")
         if self.out_of is not None:
             process.killed(self.out_of)
         elif line.failed is not None:

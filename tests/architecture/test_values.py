@@ -13,22 +13,10 @@ PRODUCT = ("orchestrator", "sandboxes", "agents/scaffolds", "trainer")
 FEWEST = 4  # fields of a class that may not be filled by position; columns of a row that may not be copied one by one
 ROWS = {"row", "head"}  # the usual names of a row
 BY_POSITION = {
-    "orchestrator/deploy/cluster/rehearsal.py: _Run",
-    "orchestrator/runner/assignments.py: Assignments",
-    "orchestrator/runner/egress/heads.py: Malformed",
-    "orchestrator/runner/heartbeat.py: Heart",
-    "orchestrator/tasks/traps/command_rules.py: Commands",
-    "orchestrator/tasks/traps/script.py: Reading",
-    "orchestrator/tasks/untrusted.py: _Run",
-    "sandboxes/bubblewrap_program.py: BubblewrapProgram",
     "sandboxes/container/program.py: ContainerProgram",
     "sandboxes/container/provider.py: ContainerSandbox",
     "sandboxes/container/services.py: SideServices",
     "sandboxes/container/session.py: ContainerSession",
-    "sandboxes/kubernetes/channel.py: Channel",
-    "sandboxes/kubernetes/process.py: PodProcess",
-    "sandboxes/kubernetes/sandbox.py: PodSandbox",
-    "sandboxes/local.py: LocalProgram",
 }
 """Classes whose `__init__` takes FEWEST values or more by position. To be emptied: no class comes in."""
 

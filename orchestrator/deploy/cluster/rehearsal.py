@@ -97,12 +97,14 @@ def rehearse(
 ) -> Rehearsal:
     """`batches` ≥ 2 commits. Tasks are always waiting."""
     assert batches >= 2 and slots >= 1 and verify_slots >= 1
-    return _Run(settings, slots, verify_slots, durations, seed).until(batches)
+    return _Run(settings, slots=slots, verify_slots=verify_slots, durations=durations, seed=seed).until(
+        batches
+    )
 
 
 class _Run:
     def __init__(
-        self, settings: QueueSettings, slots: int, verify_slots: int, durations: Durations, seed: int
+        self, settings: QueueSettings, *, slots: int, verify_slots: int, durations: Durations, seed: int
     ) -> None:
         self._settings, self._durations = settings, durations
         self._policy = queue_policy(settings.policy, settings.capacity, settings.window_fraction)

@@ -27,7 +27,7 @@ _INTERIM: Final = range(100, 200)
 class Malformed(ValueError):
     """A head that is refused; one sentence without a full stop. `status`: of the answer. `host`, `port`: as far as they are known."""
 
-    def __init__(self, why: str, status: int = 400, host: str = "", port: int = 0) -> None:
+    def __init__(self, why: str, *, status: int = 400, host: str = "", port: int = 0) -> None:
         super().__init__(why)
         self.status, self.host, self.port = status, host, port
 
@@ -51,7 +51,7 @@ def request(head: bytes) -> Request:
         raise Malformed("the request line must be METHOD target HTTP/1.1")
     method, target, version = words
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
-        raise Malformed("only HTTP/1.1 and HTTP/1.0 are spoken here", 505)
+        raise Malformed("only HTTP/1.1 and HTTP/1.0 are spoken here", status=505)
     fields = [_field(line) for line in lines]
     hosts = [value for name, value in fields if name == b"host"]
     if len(hosts) > 1:
@@ -63,11 +63,11 @@ def request(head: bytes) -> Request:
         return Request(host=host, port=port, tunnel=True, head=b"", body=0)
     host, port, path = _absolute(target.decode("ascii"))
     if not hosts and version == b"HTTP/1.1":
-        raise Malformed("the Host header is missing", 400, str(host), port)
+        raise Malformed("the Host header is missing", host=str(host), port=port)
     if hosts:
         _same(hosts[0], host, port, HTTP)
     if method == b"TRACE":
-        raise Malformed("TRACE is not forwarded", 405, str(host), port)
+        raise Malformed("TRACE is not forwarded", status=405, host=str(host), port=port)
     body = _body(fields, str(host), port)
     kept = [
         b"%s: %s" % (name, value) for name, value in fields if name not in _OF_CONNECTION and name != b"host"
@@ -110,35 +110,40 @@ def _absolute(target: str) -> tuple[str | Address, int, str]:
 
 def _authority(text: str, default: int | None) -> tuple[str | Address, int]:
     if "@" in text:
-        raise Malformed("the URL has a user before its host", 400, quoted(text.rpartition("@")[2])[:300])
+        raise Malformed("the URL has a user before its host", host=quoted(text.rpartition("@")[2])[:300])
     found = _AUTHORITY.fullmatch(text)
     if found is None or (found[2] is None and default is None):
-        raise Malformed("the target is not of the form host:port", 400, quoted(text)[:300])
+        raise Malformed("the target is not of the form host:port", host=quoted(text)[:300])
     port = int(found[2]) if found[2] is not None else default
     assert port is not None
     try:
         return host_of(found[1]), port
     except ValueError as error:
-        raise Malformed(str(error), 403, quoted(found[1])[:300], port) from None
+        raise Malformed(str(error), status=403, host=quoted(found[1])[:300], port=port) from None
 
 
 def _same(header: bytes, host: str | Address, port: int, default: int) -> None:
     try:
         named = _authority(header.decode("ascii"), default)
     except UnicodeDecodeError:
-        raise Malformed("the Host header is not ASCII", 400, str(host), port) from None
+        raise Malformed("the Host header is not ASCII", host=str(host), port=port) from None
     except Malformed as error:
-        raise Malformed(f"Host header: {error}", 400, str(host), port) from None
+        raise Malformed(f"Host header: {error}", host=str(host), port=port) from None
     if named != (host, port):
-        raise Malformed("the Host header names another host than the URL", 400, str(host), port)
+        raise Malformed("the Host header names another host than the URL", host=str(host), port=port)
 
 
 def _body(fields: list[tuple[bytes, bytes]], host: str, port: int) -> int:
     lengths = [value for name, value in fields if name == b"content-length"]
     if any(name == b"transfer-encoding" for name, _ in fields):
-        raise Malformed("a request's body needs a Content-Length and no Transfer-Encoding", 411, host, port)
+        raise Malformed(
+            "a request's body needs a Content-Length and no Transfer-Encoding",
+            status=411,
+            host=host,
+            port=port,
+        )
     if len(lengths) > 1 or any(not re.fullmatch(rb"\d{1,15}", value) for value in lengths):
-        raise Malformed("the Content-Length is not one number", 400, host, port)
+        raise Malformed("the Content-Length is not one number", host=host, port=port)
     return int(lengths[0]) if lengths else 0
 
 
@@ -147,10 +152,10 @@ def response(head: bytes) -> tuple[bytes, bool]:
     first, *lines = _lines(head)
     found = re.fullmatch(rb"HTTP/1\.[01] (\d{3})(?: .*)?", first)
     if found is None:
-        raise Malformed("the server does not speak HTTP/1", 502)
+        raise Malformed("the server does not speak HTTP/1", status=502)
     status = int(found[1])
     if status == 101:
-        raise Malformed("the server changes the protocol", 502)
+        raise Malformed("the server changes the protocol", status=502)
     kept = [line for line in lines if _field(line)[0] not in _OF_CONNECTION]
     interim = status in _INTERIM
     return b"\r\n".join([first, *kept, *([] if interim else [b"Connection: close"])]) + END, interim

@@ -337,7 +337,7 @@ class _Reader:
         """Everything up to `end`, with it; None if the peer sends nothing at all. Malformed above `most` bytes or at an early end."""
         while (at := self._held.find(end)) < 0:
             if len(self._held) > most:
-                raise Malformed("the head is too large", 431)
+                raise Malformed("the head is too large", status=431)
             try:
                 self._held += await self._stream.receive(_CHUNK)
             except anyio.EndOfStream:
@@ -345,7 +345,7 @@ class _Reader:
                     return None
                 raise Malformed("the head has no end") from None
         if at > most:
-            raise Malformed("the head is too large", 431)
+            raise Malformed("the head is too large", status=431)
         at += len(end)
         found, self._held = self._held[:at], self._held[at:]
         return found

@@ -47,7 +47,7 @@ _PASSED: Final = re.compile(r"""["']?\$(?:[@*1]|\{@:(\d+)\})["']?""")
 class Commands:
     """The commands of one script. `functions`: names that are shell functions."""
 
-    def __init__(self, root: Node, text: AgentText, links: Links, functions: frozenset[str]) -> None:
+    def __init__(self, root: Node, text: AgentText, *, links: Links, functions: frozenset[str]) -> None:
         self._text, self._links, self._functions = text, links, functions
         commands = [node for node in every(root) if node.type == "command"]
         self._passing = {

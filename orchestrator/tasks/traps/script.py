@@ -31,6 +31,7 @@ class Reading:
     def __init__(
         self,
         text: str,
+        *,
         modules: frozenset[str],
         functions: frozenset[str],
         python: ReadPython | None = None,
@@ -41,7 +42,7 @@ class Reading:
         self._text, self._numbers = AgentText(self._root, inherited), integers(self._root)
         self._links = Links(self._root, self._text)
         self._functions = functions | self._text.functions.keys()
-        self._commands = Commands(self._root, self._text, self._links, self._functions)
+        self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
         self._rules: Mapping[str, Callable[[Node], Iterator[Rule]]] = {
             "command": self._command,
             "test_command": lambda node: in_test(node, self._text),
@@ -90,7 +91,12 @@ class Reading:
                         else re.sub(r'\\([\\"$`])', r"\1", plain(text))
                     )
                     inner = Reading(
-                        body, self._modules, self._functions, self._python, frozenset(names), self._deep + 1
+                        body,
+                        modules=self._modules,
+                        functions=self._functions,
+                        python=self._python,
+                        inherited=frozenset(names),
+                        deep=self._deep + 1,
                     )
                     found |= {(line + first - 1, rule): note for (line, rule), note in inner.found().items()}
         for source, first in inline_programs(node, self._text):
@@ -129,5 +135,5 @@ class Reading:
 
 def rules_of_line(line: str, agent: frozenset[str]) -> set[Rule]:
     """The rules that one command breaks if these variables carry agent text."""
-    found = Reading(line, frozenset(), frozenset(), inherited=agent).found()
+    found = Reading(line, modules=frozenset(), functions=frozenset(), inherited=agent).found()
     return {rule for _, rule in found} - {Rule.UNREADABLE, Rule.LINKS}

@@ -9,7 +9,7 @@ def shell_traps(
     file: str, text: str, agent_modules: frozenset[str], functions: frozenset[str] = frozenset()
 ) -> list[Trap]:
     """The traps of one script, in the order of their lines. `functions`: those of other scripts of the tests, which it may source."""
-    found = Reading(text, agent_modules, functions, python_traps).found()
+    found = Reading(text, modules=agent_modules, functions=functions, python=python_traps).found()
     lines = text.splitlines()
     return [
         Trap(
