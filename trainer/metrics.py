@@ -35,9 +35,12 @@ _GAUGES = {
 }  # fmt: skip
 _DOMAINS = {
     "reward": ("penstock_train_reward", "Mean reward of the newest train step's rollouts."),
-    "performance": ("penstock_train_performance_ratio", "Mean performance of the newest train step's rollouts, in [0, 1]."),
+    "performance": (
+        "penstock_train_performance_ratio",
+        "Mean performance of the newest train step's rollouts, in [0, 1].",
+    ),
     "token_share": ("penstock_train_token_share_ratio", "Share of its action tokens."),
-}  # fmt: skip
+}
 
 
 class StalenessHistogram(Collector):

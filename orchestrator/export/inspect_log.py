@@ -200,13 +200,20 @@ class Inspect:
             if span is not None:
                 first, last = chain.steps[0].span.start, chain.steps[-1].span.end
                 name = f"{chain.relation} {chain.agent}"
-                events.append((first, 0, self._event.SpanBeginEvent(
-                    uuid=f"{span}-begin", id=span, name=name, type="agent", parent_id=None, timestamp=_at(first),
-                    working_start=0.0, span_id=span,
-                )))  # fmt: skip
-                events.append((last, 9, self._event.SpanEndEvent(
+                begin = self._event.SpanBeginEvent(
+                    uuid=f"{span}-begin",
+                    id=span,
+                    name=name,
+                    type="agent",
+                    parent_id=None,
+                    timestamp=_at(first),
+                    working_start=0.0,
+                    span_id=span,
+                )
+                end = self._event.SpanEndEvent(
                     uuid=f"{span}-end", id=span, timestamp=_at(last), working_start=0.0, span_id=span
-                )))  # fmt: skip
+                )
+                events += [(first, 0, begin), (last, 9, end)]
             for step in chain.steps:
                 start, end = step.span.start, step.span.end
                 events.append((start, 1, self._event.ModelEvent(
@@ -236,9 +243,14 @@ class Inspect:
         for number, (name, score) in enumerate(self._scores(attempt).items()):
             assert attempt.verdict is not None
             at = attempt.verdict.at.timestamp()
-            events.append((at, 10 + number, self._event.ScoreEvent(
-                uuid=f"{attempt.name}-{name}", timestamp=_at(at), working_start=0.0, score=score, scorer=name
-            )))  # fmt: skip
+            scored = self._event.ScoreEvent(
+                uuid=f"{attempt.name}-{name}",
+                timestamp=_at(at),
+                working_start=0.0,
+                score=score,
+                scorer=name,
+            )
+            events.append((at, 10 + number, scored))
         return [event for _, _, event in sorted(events, key=lambda entry: entry[:2])]
 
     def _messages(self, attempt: RecordedAttempt, conversation: Sequence[ConversationMessage]) -> list[Any]:

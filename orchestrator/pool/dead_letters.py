@@ -110,10 +110,22 @@ async def dead_messages(
 ) -> list[DeadMessage]:
     """Dead messages of the run and of no run, oldest first. With `number`, only that message."""
     table = dead_letters.c
-    query = select(
-        table.dead_letter_id.label("number"), table.run_id, table.at, table.stream, table.subject, table.schema, table.msg_id,
-        table.reason, table.deliveries, table.body,
-    ).where(_of(run_id)).order_by(table.dead_letter_id)  # fmt: skip
+    query = (
+        select(
+            table.dead_letter_id.label("number"),
+            table.run_id,
+            table.at,
+            table.stream,
+            table.subject,
+            table.schema,
+            table.msg_id,
+            table.reason,
+            table.deliveries,
+            table.body,
+        )
+        .where(_of(run_id))
+        .order_by(table.dead_letter_id)
+    )
     if number is not None:
         query = query.where(table.dead_letter_id == number)
     return [from_row(DeadMessage, row) for row in await connection.execute(query)]
@@ -140,13 +152,24 @@ async def dead_groups(connection: AsyncConnection, run_id: int, number: int | No
     table = groups.c
     query = (
         select(
-            table.group_id, table.ended.label("at"), table.submission, tasks.c.name.label("task"), table.domain, table.purpose,
-            table.scaffold, table.size, table.label, table.pinned_version.label("version"), table.sampling, table.reason, tasks.c.body,
+            table.group_id,
+            table.ended.label("at"),
+            table.submission,
+            tasks.c.name.label("task"),
+            table.domain,
+            table.purpose,
+            table.scaffold,
+            table.size,
+            table.label,
+            table.pinned_version.label("version"),
+            table.sampling,
+            table.reason,
+            tasks.c.body,
         )
         .join(tasks, tasks.c.task_id == table.task_id)
         .where(table.run_id == run_id, table.state == GroupState.DEAD)
         .order_by(table.group_id)
-    )  # fmt: skip
+    )
     if number is not None:
         query = query.where(table.group_id == number)
     return [from_row(DeadGroup, row) for row in await connection.execute(query)]

@@ -33,7 +33,11 @@ FIRST = -1
 """The batch number before the first batch: a rewind to it leaves the initial weights of the run."""
 REWIND = "rewind"
 """The beginning of a voided batch's reason in the history."""
-_FREED = {BatchState.COMMITTED: GroupState.TRAINED, BatchState.CLOSED: GroupState.TAKEN, BatchState.OPEN: GroupState.TAKEN}  # fmt: skip
+_FREED = {
+    BatchState.COMMITTED: GroupState.TRAINED,
+    BatchState.CLOSED: GroupState.TAKEN,
+    BatchState.OPEN: GroupState.TAKEN,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,15 +148,29 @@ class Episode:
         async def work() -> AttemptOutcome:
             if black is not None:
                 return await run_black(
-                    black, todo.view, self.sandbox, self.session, self.clocks, todo.limits, activity, sight,
+                    black,
+                    todo.view,
+                    self.sandbox,
+                    self.session,
+                    self.clocks,
+                    todo.limits,
+                    activity,
+                    sight,
                     installs=todo.step.number == 0,
-                )  # fmt: skip
+                )
             async with NativeLlm(self.gateway.url, self.session.token) as native:
                 policy = policy_of(self.worker.config.rollout.context, lease.scaffold)
                 return await run_white(
-                    self.scaffold, todo.view, self.sandbox, native, self.clocks, todo.limits, self.tool_calls, policy,
+                    self.scaffold,
+                    todo.view,
+                    self.sandbox,
+                    native,
+                    self.clocks,
+                    todo.limits,
+                    self.tool_calls,
+                    policy,
                     served=self._served,
-                )  # fmt: skip
+                )
 
         outcome = await captured(work)
         own_failure = outcome.failure in (FailureClass.INFRA_FAILURE, FailureClass.TIMEOUT)

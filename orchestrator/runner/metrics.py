@@ -23,9 +23,12 @@ class WorkerMetrics:
             "penstock_worker_busy_slots", "Slots in which work is being done.", registry=registry
         )
         self.work_s = Histogram(
-            "penstock_work_seconds", "One attempt or verification, from its lease to its result in the journal.",
-            ["kind"], buckets=LONG, registry=registry,
-        )  # fmt: skip
+            "penstock_work_seconds",
+            "One attempt or verification, from its lease to its result in the journal.",
+            ["kind"],
+            buckets=LONG,
+            registry=registry,
+        )
         self.lost = Counter(
             "penstock_leases_lost",
             "Work that was given up because its lease was lost.",
@@ -33,14 +36,20 @@ class WorkerMetrics:
             registry=registry,
         )
         self.errors = Counter(
-            "penstock_work_errors", "Work that ended because Penstock's own code raised an error.", ["kind"], registry=registry
-        )  # fmt: skip
+            "penstock_work_errors",
+            "Work that ended because Penstock's own code raised an error.",
+            ["kind"],
+            registry=registry,
+        )
         each(self.errors, "attempt", "verification")
         self.sandboxes = Gauge("penstock_sandboxes", "Sandboxes that are open.", registry=registry)
         self.opened = Counter("penstock_sandboxes_opened", "Sandboxes that were opened.", registry=registry)
         self.failed = Counter(
-            "penstock_sandbox_failures", "Sandboxes that could not be opened: full, or failing.", ["why"], registry=registry
-        )  # fmt: skip
+            "penstock_sandbox_failures",
+            "Sandboxes that could not be opened: full, or failing.",
+            ["why"],
+            registry=registry,
+        )
         each(self.failed, "full", "failing")
         each(self.lost, "attempt", "verification")
         self.start_s = Histogram(

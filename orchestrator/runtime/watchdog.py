@@ -118,9 +118,12 @@ class Watchdog:
             registry=self.registry,
         ).labels(board.process)
         self._answers = Histogram(
-            "penstock_event_loop_lag_seconds", "time until the event loop ran the watchdog's callback", process,
-            buckets=SHORT, registry=self.registry,
-        ).labels(board.process)  # fmt: skip
+            "penstock_event_loop_lag_seconds",
+            "time until the event loop ran the watchdog's callback",
+            process,
+            buckets=SHORT,
+            registry=self.registry,
+        ).labels(board.process)
         self._lines = Counter(
             "penstock_log_lines_lost", "log lines that could not be written", process, registry=self.registry
         ).labels(board.process)

@@ -54,11 +54,22 @@ def rollouts(found: Snapshot) -> list[Sequence[str]]:
     """The active rollouts, longest in their state first."""
     return [
         (
-            str(r.rollout_id), str(r.group_id), "" if r.seq is None else str(r.seq), r.domain, r.scaffold, r.state, age(r.for_s), str(r.attempt),
-            str(r.steps), str(r.action_tokens), "" if r.version is None else str(r.version), age(r.last_step_s), worker(r.owner),
+            str(r.rollout_id),
+            str(r.group_id),
+            "" if r.seq is None else str(r.seq),
+            r.domain,
+            r.scaffold,
+            r.state,
+            age(r.for_s),
+            str(r.attempt),
+            str(r.steps),
+            str(r.action_tokens),
+            "" if r.version is None else str(r.version),
+            age(r.last_step_s),
+            worker(r.owner),
         )
         for r in found.work.rollouts
-    ]  # fmt: skip
+    ]
 
 
 def servers(found: Snapshot) -> list[Sequence[str]]:

@@ -220,8 +220,11 @@ def _measured(
 ) -> Totals:
     """Totals of the time from `start` to `end`."""
     kinds: list[tuple[IntervalKind, Sequence[Stretch]]] = [
-        ("flight", flights), ("generated", generated), ("tool", tools), ("undecided", undecided)
-    ]  # fmt: skip
+        ("flight", flights),
+        ("generated", generated),
+        ("tool", tools),
+        ("undecided", undecided),
+    ]
     changes: list[tuple[float, IntervalKind, int]] = []
     for kind, stretches in kinds:
         for a, b in stretches:

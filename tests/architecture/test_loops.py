@@ -232,9 +232,12 @@ def test_loops_are_found_however_they_are_written() -> None:
     )
     found = [(each.where, each.track_loop, each.says) for each in loops("m.py", source)]
     assert found == [
-        ("m.py:a", False, False), ("m.py:C.d", False, True), ("m.py:e", True, True), ("m.py:f", False, False),
+        ("m.py:a", False, False),
+        ("m.py:C.d", False, True),
+        ("m.py:e", True, True),
+        ("m.py:f", False, False),
         ("m.py:g", False, True),
-    ]  # fmt: skip
+    ]
     handed = restarted(
         "roles = {'x': partial(one, flow)}\nfor n, role in roles.items(): start(restartable, n, role)\n"
         "start(restartable, 'y', self.two)\nother(three)\n"

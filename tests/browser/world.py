@@ -100,9 +100,13 @@ def hostile() -> Task:
     """A task whose name, instruction, policy, tools and files are hostile."""
     write = f"cat > 'a<b>.html' <<'EOF'\n{SCRIPT}\nEOF\necho \"<i>$RANDOM</i>\" >> 'a<b>.html'; printf '\\033[31m<b>seen</b>\\n'"
     script = [
-        {"reasoning": f"I think {SCRIPT}", "content": "", "tool_calls": [{"name": "bash", "arguments": {"command": write}}]},
+        {
+            "reasoning": f"I think {SCRIPT}",
+            "content": "",
+            "tool_calls": [{"name": "bash", "arguments": {"command": write}}],
+        },
         {"reasoning": BIDI, "content": f"{IMAGE} {ANSI}", "tool_calls": []},
-    ]  # fmt: skip
+    ]
     return a_task(
         HOSTILE,
         name=HOSTILE_NAME,

@@ -34,9 +34,18 @@ async def test_an_agent_of_each_form_works_at_a_task_to_a_verdict_and_leaves_exa
     await stack.up()
     for kind, place in PLACES.items():
         published = stack.penstock(
-            "tasks", "publish", str(tasks / "train"), "--label", kind, "--purpose", "record",
-            "--group-size", "1", "--scaffold", str(stack.directory / place),
-        )  # fmt: skip
+            "tasks",
+            "publish",
+            str(tasks / "train"),
+            "--label",
+            kind,
+            "--purpose",
+            "record",
+            "--group-size",
+            "1",
+            "--scaffold",
+            str(stack.directory / place),
+        )
         assert published.stdout == "1 accepted, 0 rejected, 0 unanswered\n", published
     query = (
         "select a.scaffold, v.reward, count(s.idx) as steps from verdicts v"

@@ -196,9 +196,16 @@ def run_attacker(known: dict[str, Any]) -> dict[str, Any]:
     program = (REPOSITORY / "tests/e2e/attacker.py").read_text()
     done = subprocess.run(
         ["/usr/bin/python3", "-I", "-c", program],
-        input=json.dumps(known), capture_output=True, text=True, timeout=200, cwd="/", env={"PATH": os.defpath},
-        user=STRANGER, group=STRANGER, extra_groups=[],
-    )  # fmt: skip
+        input=json.dumps(known),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd="/",
+        env={"PATH": os.defpath},
+        user=STRANGER,
+        group=STRANGER,
+        extra_groups=[],
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

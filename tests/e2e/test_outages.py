@@ -205,9 +205,13 @@ async def in_flight(
         f'[services]\ndatabase_url = "{where.postgres.url}"\nnats_url = "{where.nats.url}"\n',
     )
     await stack.up(
-        "--set", "stage.max_turns=1000000", "--set", f"rollout.timeout_s={timeout_s}",
-        "--set", f"rollout.completion_s={timeout_s}"
-    )  # fmt: skip
+        "--set",
+        "stage.max_turns=1000000",
+        "--set",
+        f"rollout.timeout_s={timeout_s}",
+        "--set",
+        f"rollout.completion_s={timeout_s}",
+    )
     async with observing(stack.home) as seen:
         run = Run(stack, seen, scaffold / "go")
         await seen.publish(ROLLOUTS // 2)

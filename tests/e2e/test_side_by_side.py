@@ -98,8 +98,13 @@ class World:
     def says(self, code: Path, *command: str) -> "subprocess.CompletedProcess[str]":
         """The output of a program that runs on some code."""
         return subprocess.run(
-            [sys.executable, *command], cwd=code, env=self.environment(code), capture_output=True, text=True, timeout=100
-        )  # fmt: skip
+            [sys.executable, *command],
+            cwd=code,
+            env=self.environment(code),
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
 
     def _begin(self, code: Path, name: str) -> "subprocess.Popen[bytes]":
         with self.stack.log.open("ab") as log:

@@ -133,9 +133,20 @@ class World:
     def _command(self, host: Host, process: str) -> list[str]:
         if process == "server":
             return [
-                "trainer.serving", "--model-path", self.config.policy.model, "--host", host.address, "--port", str(SERVER),
-                "--max-running-requests", "32", "--max-total-tokens", "65536", "--seed", host.address.rpartition(".")[2],
-            ]  # fmt: skip
+                "trainer.serving",
+                "--model-path",
+                self.config.policy.model,
+                "--host",
+                host.address,
+                "--port",
+                str(SERVER),
+                "--max-running-requests",
+                "32",
+                "--max-total-tokens",
+                "65536",
+                "--seed",
+                host.address.rpartition(".")[2],
+            ]
         own = {
             "gateway": [f"gateway.host={host.address}"],
             "runner": [f"rollout.slots={SLOTS}"],

@@ -154,9 +154,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     def reported(self, row: Any, failure: FailureClass) -> None:
         event = RolloutFinished(
-            run=self.run.name, rollout=row.rollout_id, attempt=row.attempt, epoch=row.lease_epoch,
-            failure_class=failure, reason="drawn",
-        )  # fmt: skip
+            run=self.run.name,
+            rollout=row.rollout_id,
+            attempt=row.attempt,
+            epoch=row.lease_epoch,
+            failure_class=failure,
+            reason="drawn",
+        )
 
         async def say(connection: AsyncConnection) -> bool:
             await transitions.lock_run(connection, self.run.run_id)
@@ -174,9 +178,13 @@ class PoolMachine(RuleBasedStateMachine):
 
     def judged(self, row: Any, reward: float | None) -> None:
         event = VerdictReached(
-            run=self.run.name, rollout=row.rollout_id, attempt=row.attempt, epoch=row.lease_epoch,
-            failure_class=FailureClass.COMPLETED, reward=reward,
-        )  # fmt: skip
+            run=self.run.name,
+            rollout=row.rollout_id,
+            attempt=row.attempt,
+            epoch=row.lease_epoch,
+            failure_class=FailureClass.COMPLETED,
+            reward=reward,
+        )
 
         async def say(connection: AsyncConnection) -> None:
             await transitions.lock_run(connection, self.run.run_id)

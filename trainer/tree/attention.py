@@ -121,16 +121,30 @@ class _Rectangles(torch.autograd.Function):
         for begin, end in ctx.plan.squares.tolist():  # they partition the tokens: every row is written once
             rows = slice(begin, end)
             dq[:, :, rows], dk[:, :, rows], dv[:, :, rows] = _flash_backward(
-                grad[:, :, rows], q[:, :, rows], k[:, :, rows], v[:, :, rows],
-                out[:, :, rows], lse[:, :, rows], 0.0, True, scale=ctx.scale,
-            )  # fmt: skip
+                grad[:, :, rows],
+                q[:, :, rows],
+                k[:, :, rows],
+                v[:, :, rows],
+                out[:, :, rows],
+                lse[:, :, rows],
+                0.0,
+                True,
+                scale=ctx.scale,
+            )
         for (rows, block_k, block_v), (_, block_dk, block_dv) in zip(
             _full_blocks(ctx.plan, k, v, past), _full_blocks(ctx.plan, dk, dv, d_past), strict=True
         ):
             bq, bk, bv = _flash_backward(
-                grad[:, :, rows], q[:, :, rows], block_k, block_v,
-                out[:, :, rows], lse[:, :, rows], 0.0, False, scale=ctx.scale,
-            )  # fmt: skip
+                grad[:, :, rows],
+                q[:, :, rows],
+                block_k,
+                block_v,
+                out[:, :, rows],
+                lse[:, :, rows],
+                0.0,
+                False,
+                scale=ctx.scale,
+            )
             dq[:, :, rows] += bq
             block_dk += bk
             block_dv += bv

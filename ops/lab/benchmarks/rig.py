@@ -67,9 +67,17 @@ class Rig:
         """Open sessions of `count` new rollouts, which look as if a runner had leased them."""
         name = secrets.token_hex(6)
         new = NewGroup(
-            submission=name, task_sha=secrets.token_bytes(32), task_name=name, domain="general", settings={}, body={},
-            purpose=Purpose.EVAL, scaffold="shell", size=count, seed=1,
-        )  # fmt: skip
+            submission=name,
+            task_sha=secrets.token_bytes(32),
+            task_name=name,
+            domain="general",
+            settings={},
+            body={},
+            purpose=Purpose.EVAL,
+            scaffold="shell",
+            size=count,
+            seed=1,
+        )
         async with self.engine.begin() as connection:
             await accept(connection, self.run_id, new)
             group = await connection.scalar(

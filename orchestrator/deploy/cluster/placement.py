@@ -58,9 +58,18 @@ class _Placement:
         self._gpus: Counter[str] = Counter()  # assigned so far by host
 
     def _one(
-        self, role: ProcessRole, pool: str, name: str, number: int, host: str, key: str, ports: Mapping[str, int],
-        *, gpus: int = 0, node: int = 0,
-    ) -> PlacedProcess:  # fmt: skip
+        self,
+        role: ProcessRole,
+        pool: str,
+        name: str,
+        number: int,
+        host: str,
+        key: str,
+        ports: Mapping[str, int],
+        *,
+        gpus: int = 0,
+        node: int = 0,
+    ) -> PlacedProcess:
         nth = 0 if self._apart else self._local[role, host]
         self._local[role, host] += 1
         first = 0 if self._apart else self._gpus[host]
@@ -112,26 +121,36 @@ class _Placement:
         for index, pool in enumerate(topology.servers):
             yield from self._servers(pool, f"servers[{index}]")
         yield from self._some(
-            ProcessRole.ORCHESTRATOR, topology.orchestrators.replicas, topology.orchestrators.hosts, "orchestrators",
+            ProcessRole.ORCHESTRATOR,
+            topology.orchestrators.replicas,
+            topology.orchestrators.hosts,
+            "orchestrators",
             {"metrics": topology.orchestrators.metrics_port},
-        )  # fmt: skip
+        )
         yield from self._some(
-            ProcessRole.GATEWAY, topology.gateways.replicas, topology.gateways.hosts, "gateways",
+            ProcessRole.GATEWAY,
+            topology.gateways.replicas,
+            topology.gateways.hosts,
+            "gateways",
             {
                 "http": topology.gateways.port,
                 "sandboxes": topology.gateways.sandbox_port,
                 "metrics": topology.gateways.metrics_port,
             },
-        )  # fmt: skip
+        )
         for role, pools in (
             (ProcessRole.RUNNER, topology.runners),
             (ProcessRole.VERIFIER, topology.verifiers),
         ):
             for index, runners in enumerate(pools):
                 yield from self._some(
-                    role, runners.replicas, runners.hosts, f"{role}s[{index}]",
-                    {"metrics": runners.metrics_port}, runners.name,
-                )  # fmt: skip
+                    role,
+                    runners.replicas,
+                    runners.hosts,
+                    f"{role}s[{index}]",
+                    {"metrics": runners.metrics_port},
+                    runners.name,
+                )
         yield from self._trainer()
         yield from self._some(
             ProcessRole.WEB,
@@ -151,9 +170,16 @@ class _Placement:
                 if pool.nodes > 1:
                     ports["meeting"] = pool.meeting_port
                 yield self._one(
-                    ProcessRole.ROLLOUT_SERVER, pool.name, name, number, host, key, ports,
-                    gpus=pool.gpus_per_node if pool.gpus else 0, node=node,
-                )  # fmt: skip
+                    ProcessRole.ROLLOUT_SERVER,
+                    pool.name,
+                    name,
+                    number,
+                    host,
+                    key,
+                    ports,
+                    gpus=pool.gpus_per_node if pool.gpus else 0,
+                    node=node,
+                )
 
     def _trainer(self) -> Iterator[PlacedProcess]:
         trainer = self._topology.trainer
@@ -163,6 +189,13 @@ class _Placement:
             if trainer.nodes > 1:
                 ports["meeting"] = trainer.port
             yield self._one(
-                ProcessRole.TRAINER, "", "trainer", 0, hosts[node % len(hosts)], "trainer", ports,
-                gpus=trainer.gpus_per_node, node=node,
-            )  # fmt: skip
+                ProcessRole.TRAINER,
+                "",
+                "trainer",
+                0,
+                hosts[node % len(hosts)],
+                "trainer",
+                ports,
+                gpus=trainer.gpus_per_node,
+                node=node,
+            )

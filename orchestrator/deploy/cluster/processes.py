@@ -184,9 +184,12 @@ def _orchestrator(topology: Topology, process: PlacedProcess, where: Where) -> l
 
 def _gateway(topology: Topology, process: PlacedProcess, where: Where) -> list[str]:
     settings = (
-        f"gateway.host={where.address}", f"gateway.port={process.ports['http']}",
-        f"gateway.sandbox_port={process.ports['sandboxes']}", _admin(topology, where), _metrics(process.name, process),
-    )  # fmt: skip
+        f"gateway.host={where.address}",
+        f"gateway.port={process.ports['http']}",
+        f"gateway.sandbox_port={process.ports['sandboxes']}",
+        _admin(topology, where),
+        _metrics(process.name, process),
+    )
     key = topology.secrets.server_key
     of_servers = () if key is None else (f"servers.key_file={where.secret(key)}",)
     return [*_penstock("gateway", where, *settings, *of_servers), "--name", process.name]

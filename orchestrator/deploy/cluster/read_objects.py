@@ -11,9 +11,11 @@ from sandboxes.text_files import read_text
 
 def read_objects(directory: Path) -> list[dict[str, Any]]:
     """Every object of *.yaml, *.yml and *.json directly in `directory`, or of one file. ConfigurationError, one sentence."""
-    files = [directory] if directory.is_file() else sorted(
-        file for file in directory.glob("*") if file.suffix in (".yaml", ".yml", ".json")
-    )  # fmt: skip
+    files = (
+        [directory]
+        if directory.is_file()
+        else sorted(file for file in directory.glob("*") if file.suffix in (".yaml", ".yml", ".json"))
+    )
     if not files:
         raise ConfigurationError(f"{directory} holds no objects: name a directory of rendered YAML files")
     found: list[dict[str, Any]] = []

@@ -294,31 +294,39 @@ def _stages(
         run.slots_busy,
     )
     yield stage(
-        "rollout servers", plan.servers * work.server_tokens_s / (calls * work.new_tokens),
+        "rollout servers",
+        plan.servers * work.server_tokens_s / (calls * work.new_tokens),
         f"{plan.servers} × {work.server_tokens_s:.4g} tokens/s ÷ ({members} × {work.turns:.4g} × {work.new_tokens:.4g} tokens)",
-    )  # fmt: skip
+    )
     cpu = members * product("session_cpu") + calls / product("completions_cpu")
     yield stage(
-        "gateways", plan.gateways / cpu,
+        "gateways",
+        plan.gateways / cpu,
         f"{plan.gateways} ÷ ({members} × {product('session_cpu'):g} + {calls:.4g} ÷ {product('completions_cpu'):g} CPU-seconds)",
-    )  # fmt: skip
+    )
     yield stage(
-        "verifiers", plan.verify_slots / (members * work.verify_s),
-        f"{plan.verify_slots} slots ÷ ({members} × {work.verify_s:.4g} s)", run.verifiers_busy,
-    )  # fmt: skip
+        "verifiers",
+        plan.verify_slots / (members * work.verify_s),
+        f"{plan.verify_slots} slots ÷ ({members} × {work.verify_s:.4g} s)",
+        run.verifiers_busy,
+    )
     yield stage(
-        "trainer", queue.batch_groups / batch / (1 - work.filtered),
-        f"{queue.batch_groups} groups ÷ {batch:.4g} s ÷ {1 - work.filtered:.4g} that train", run.trainer_busy,
-    )  # fmt: skip
+        "trainer",
+        queue.batch_groups / batch / (1 - work.filtered),
+        f"{queue.batch_groups} groups ÷ {batch:.4g} s ÷ {1 - work.filtered:.4g} that train",
+        run.trainer_busy,
+    )
     changes = members * CHANGES_OF_ROLLOUT + CHANGES_OF_GROUP
     yield stage(
-        "Postgres", 1 / (calls / product("step_rows") + changes / product("changes")),
+        "Postgres",
+        1 / (calls / product("step_rows") + changes / product("changes")),
         f"1 ÷ ({calls:.4g} ÷ {product('step_rows'):g} + {changes} ÷ {product('changes'):g} s)",
-    )  # fmt: skip
+    )
     yield stage(
-        "orchestrators", plan.orchestrators * product("relayed") / (RELAYED_OF_ROLLOUT * members),
+        "orchestrators",
+        plan.orchestrators * product("relayed") / (RELAYED_OF_ROLLOUT * members),
         f"{plan.orchestrators} × {product('relayed'):g} messages/s ÷ ({RELAYED_OF_ROLLOUT} × {members})",
-    )  # fmt: skip
+    )
 
 
 def _warnings(plan: Plan, work: Workload, found: Sizing) -> Iterator[str]:

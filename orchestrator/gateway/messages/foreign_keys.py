@@ -33,9 +33,20 @@ _OWN: Mapping[Form, tuple[str, ...]] = {
     Form.TYPED: ("name",),
 }
 _DECIDING = frozenset(
-    {"name", "description", "parameters", "input_schema", "inputSchema", "schema", "function", "custom", "format", "grammar"}
+    {
+        "name",
+        "description",
+        "parameters",
+        "input_schema",
+        "inputSchema",
+        "schema",
+        "function",
+        "custom",
+        "format",
+        "grammar",
+    }
     | {"functions", "tools", "namespace"}
-)  # fmt: skip
+)
 """Keys of any wire, or of MCP, that decide what the policy sees of a tool."""
 _OF_MESSAGES: Mapping[str, Mapping[str, str]] = {
     "anthropic": {

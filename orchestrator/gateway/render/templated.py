@@ -17,7 +17,10 @@ from orchestrator.gateway.render.renderers_package import chat_form
 from orchestrator.gateway.render.tokenizer import TokenizerAdapter
 
 WORD = "penstockbase"  # text of the dummy's assistant; no template contains it
-THINK, CALLS = (("<think>", "</think>"),), (("<tool_call>", "</tool_call>"), ("<minimax:tool_call>", "</minimax:tool_call>"))  # fmt: skip
+THINK, CALLS = (
+    (("<think>", "</think>"),),
+    (("<tool_call>", "</tool_call>"), ("<minimax:tool_call>", "</minimax:tool_call>")),
+)
 SYNTAXES: tuple[tuple[CallSyntax, str], ...] = (
     ("invoke", f'<invoke name="{WORD}">'),
     ("function", f"<function={WORD}>"),

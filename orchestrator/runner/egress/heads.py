@@ -19,8 +19,17 @@ _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _TARGET: Final = re.compile(rb"[\x21-\x7e]+")
 _AUTHORITY: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/\\?#%\s]+)(?::(\d{1,5}))?")
 _OF_CONNECTION: Final = frozenset(
-    {b"connection", b"proxy-connection", b"keep-alive", b"proxy-authorization", b"proxy-authenticate", b"te", b"trailer", b"upgrade"}
-)  # fmt: skip
+    {
+        b"connection",
+        b"proxy-connection",
+        b"keep-alive",
+        b"proxy-authorization",
+        b"proxy-authenticate",
+        b"te",
+        b"trailer",
+        b"upgrade",
+    }
+)
 _INTERIM: Final = range(100, 200)
 
 

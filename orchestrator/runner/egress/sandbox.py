@@ -57,9 +57,16 @@ class Listener:
     async def begin(self, sandbox: Sandbox) -> None:
         """Open the port inside. SandboxError if it does not open."""
         process = await sandbox.start(
-            [PYTHON, "-I", "-S", sandbox.path(f"{INSIDE}/{_RELAY}"), sandbox.path(f"{INSIDE}/{_SOCKET}"), str(self.port)],
+            [
+                PYTHON,
+                "-I",
+                "-S",
+                sandbox.path(f"{INSIDE}/{_RELAY}"),
+                sandbox.path(f"{INSIDE}/{_SOCKET}"),
+                str(self.port),
+            ],
             timeout_s=math.inf,
-        )  # fmt: skip
+        )
         output = problem = b""
         with anyio.move_on_after(timeouts().egress_connect_s):
             while not output.endswith(relay.READY.encode()):

@@ -102,10 +102,17 @@ async def _drain(command: Command) -> CommandResult:
     found = await _apply(
         command,
         lambda connection, run: draining.drain(
-            connection, run.run_id, kind, name, command.who, command.reason,
-            no_progress_s=config.watchdog.no_progress_s, reserved=config.servers.evaluation, last=last,
+            connection,
+            run.run_id,
+            kind,
+            name,
+            command.who,
+            command.reason,
+            no_progress_s=config.watchdog.no_progress_s,
+            reserved=config.servers.evaluation,
+            last=last,
         ),
-    )  # fmt: skip
+    )
     return CommandResult(
         f"{found.called[:1].upper()}{found.called[1:]} takes no new work and finishes its current work."
     )

@@ -138,9 +138,15 @@ async def _fail_once_and_run_on(
             )
         )
         assert await resumes.resume(
-            connection, other.rollout_id, RolloutState.RUNNING, 1,
-            reason="the runner's lease ran out", given_back=False, most=3, retry_delay_s=0.0,
-        )  # fmt: skip
+            connection,
+            other.rollout_id,
+            RolloutState.RUNNING,
+            1,
+            reason="the runner's lease ran out",
+            given_back=False,
+            most=3,
+            retry_delay_s=0.0,
+        )
         assert await leases.lease(connection, other.rollout_id, 2, "runner", TTL_S)
     await record(engine, run, [msgspec.structs.replace(written[2], epoch=2)])
 

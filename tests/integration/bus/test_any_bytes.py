@@ -64,10 +64,15 @@ async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator
 
 
 odd = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8) | st.sampled_from(["", "\x00", "\ud800", "a" * 999]),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["", "\x00", "\ud800", "a" * 999]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=6,
-)  # fmt: skip
+)
 schemas = (
     st.none()
     | st.sampled_from([f"{name}/1" for name in EVENTS])

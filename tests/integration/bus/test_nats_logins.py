@@ -25,9 +25,13 @@ def served(directory: Path, authorization: dict[str, object]) -> Iterator[int]:
     port, ready = free_port(), directory / "ports"
     ready.mkdir()
     configuration = {
-        "listen": f"127.0.0.1:{port}", "server_name": f"n{port}", "jetstream": {"store_dir": str(directory / "store")},
-        "authorization": authorization, "ports_file_dir": str(ready), "max_payload": 8 << 20,
-    }  # fmt: skip
+        "listen": f"127.0.0.1:{port}",
+        "server_name": f"n{port}",
+        "jetstream": {"store_dir": str(directory / "store")},
+        "authorization": authorization,
+        "ports_file_dir": str(ready),
+        "max_payload": 8 << 20,
+    }
     (directory / "nats.conf").write_text(json.dumps(configuration, ensure_ascii=False))
     with (directory / "log").open("wb") as log:
         server = subprocess.Popen([find_nats().path, "-c", directory / "nats.conf"], stdout=log, stderr=log)

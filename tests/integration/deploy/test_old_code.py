@@ -95,8 +95,10 @@ async def everyone_says(sentence: str, home: Path, url: str, nats_server: Embedd
     async def start(what: str, *options: str) -> None:
         done: subprocess.CompletedProcess[bytes] = await anyio.run_process(
             [sys.executable, "-m", "orchestrator.cli", *what.split(), "-c", str(home), *options],
-            env=environment, cwd=home, check=False,
-        )  # fmt: skip
+            env=environment,
+            cwd=home,
+            check=False,
+        )
         results[what] = (done.returncode, done.stderr.decode())
 
     with anyio.fail_after(120):

@@ -39,14 +39,19 @@ def three(place: Path) -> Topology:
             },
             "hosts": [{"name": f"host{number}", "address": f"127.0.0.{number}"} for number in (1, 2, 3)],
             "nats": {
-                "nodes": 3, "hosts": ["host[1-3]"], "port": free_port(), "cluster_port": free_port(), "monitor_port": free_port(), "store_gb": 1,
+                "nodes": 3,
+                "hosts": ["host[1-3]"],
+                "port": free_port(),
+                "cluster_port": free_port(),
+                "monitor_port": free_port(),
+                "store_gb": 1,
             },
             "bare": {"state": str(place / "state")},
             **{role: {"hosts": ["host1"]} for role in ("orchestrators", "gateways", "trainer", "web")},
             **{role: [{"hosts": ["host1"]}] for role in ("runners", "verifiers")},
             "servers": [{"hosts": ["host1"], "engine": "embedded", "gpus_per_node": 0}],
         }
-    )  # fmt: skip
+    )
 
 
 @contextmanager

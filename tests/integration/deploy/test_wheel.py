@@ -36,8 +36,13 @@ def run(code: Path, place: Path, *argv: str, url: str = "") -> "subprocess.Compl
     """A Python program that imports from `code`, with `place` as its working directory."""
     environment = {**os.environ, "PYTHONPATH": str(code), "DATABASE_URL": url}
     return subprocess.run(
-        [sys.executable, "-W", "error", *argv], cwd=place, env=environment, capture_output=True, text=True, timeout=100
-    )  # fmt: skip
+        [sys.executable, "-W", "error", *argv],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
 
 
 def files(directory: Path) -> dict[str, bytes]:

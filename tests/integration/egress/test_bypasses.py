@@ -210,11 +210,15 @@ async def test_heads_that_two_readers_understand_differently_are_refused() -> No
         r"X\x00: a\r\n\r\n", r" Host: evil.org\r\n\r\n",
     ]  # fmt: skip
     lines = [
-        r"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n", r"GET https://example.org/ HTTP/1.1\r\nHost: example.org\r\n\r\n",
-        r"GET ftp://example.org/ HTTP/1.1\r\nHost: example.org\r\n\r\n", r"GET  http://example.org/ HTTP/1.1\r\nHost: example.org\r\n\r\n",
-        r"GET http://example.org/ HTTP/2.0\r\nHost: example.org\r\n\r\n", r"GET http://example.org/\r\n\r\n",
-        r"GET http://example.org/ a HTTP/1.1\r\nHost: example.org\r\n\r\n", r"PRI * HTTP/2.0\r\n\r\n",
-    ]  # fmt: skip
+        r"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        r"GET https://example.org/ HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        r"GET ftp://example.org/ HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        r"GET  http://example.org/ HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        r"GET http://example.org/ HTTP/2.0\r\nHost: example.org\r\n\r\n",
+        r"GET http://example.org/\r\n\r\n",
+        r"GET http://example.org/ a HTTP/1.1\r\nHost: example.org\r\n\r\n",
+        r"PRI * HTTP/2.0\r\n\r\n",
+    ]
     attempts = [f"status(raw(b'{start}{body}'))" for body in bodies] + [
         f"status(raw(b'{line}'))" for line in lines
     ]

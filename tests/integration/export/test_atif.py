@@ -61,8 +61,12 @@ async def test_sub_agents_and_rewritten_histories_are_documents_of_their_own(
     await exported_run.export(Atif(), tmp_path / "out")
     document = documents(tmp_path / "out")[0]
     assert [(step.source, step.message) for step in document.steps] == [
-        ("system", "be brief"), ("user", "count the files"), ("agent", ""), ("agent", "ask help"), ("agent", "it is two <b>"),
-    ]  # fmt: skip
+        ("system", "be brief"),
+        ("user", "count the files"),
+        ("agent", ""),
+        ("agent", "ask help"),
+        ("agent", "it is two <b>"),
+    ]
     looked, question, _ = document.steps[2:]
     assert looked.tool_calls is not None and looked.observation is not None
     assert looked.reasoning_content == "look"

@@ -48,9 +48,14 @@ async def test_a_sample_has_the_conversation_the_scores_and_every_call_of_the_po
     sample = min(coding.samples, key=lambda each: each.metadata["rollout"])
     messages = [(message.role, message.text) for message in sample.messages]
     assert messages == [
-        ("system", "be brief"), ("user", "count the files"), ("assistant", ""), ("tool", "a b"), ("assistant", "ask help"),
-        ("tool", "two"), ("assistant", "it is two <b>"),
-    ]  # fmt: skip
+        ("system", "be brief"),
+        ("user", "count the files"),
+        ("assistant", ""),
+        ("tool", "a b"),
+        ("assistant", "ask help"),
+        ("tool", "two"),
+        ("assistant", "it is two <b>"),
+    ]
     assert sample.output.completion == "it is two <b>"
     assert sample.scores is not None and sample.scores["performance"].value == 1.0
     assert sample.scores["performance"].explanation == "passed test_answer"

@@ -116,9 +116,14 @@ async def test_an_attempt_is_a_trace_of_agent_calls_tools_and_verdict(
     assert len({span.trace_id for span in spans}) == 1 and len({span.span_id for span in spans}) == len(spans)
     names = [span.name for span in spans]
     assert names == [
-        "invoke_agent shell", "chat penstock/exported", "execute_tool bash", "chat penstock/exported", "execute_tool ask",
-        *["chat penstock/exported"] * 4, "penstock.verify",
-    ]  # fmt: skip
+        "invoke_agent shell",
+        "chat penstock/exported",
+        "execute_tool bash",
+        "chat penstock/exported",
+        "execute_tool ask",
+        *["chat penstock/exported"] * 4,
+        "penstock.verify",
+    ]
     by_id = {span.span_id: span for span in spans}
     assert agent.parent_span_id == b""
     for span in others:

@@ -46,9 +46,15 @@ async def rig(
     async with RolloutServerClient(server_url) as server:
         await server.update_weights(str(policies.model), "default")
     async with open_rig(
-        database_url, nats_server.url, server_url, policies, tmp_path,
-        sections={"servers": {"lease_ttl_s": LEASE_S, "probe_s": 0.1}}, max_new_tokens=400, temperature=0.0,
-    ) as rig:  # fmt: skip
+        database_url,
+        nats_server.url,
+        server_url,
+        policies,
+        tmp_path,
+        sections={"servers": {"lease_ttl_s": LEASE_S, "probe_s": 0.1}},
+        max_new_tokens=400,
+        temperature=0.0,
+    ) as rig:
         await rig.stop_gateway()
         await rig.publish(0)
         rig.start_ingest()

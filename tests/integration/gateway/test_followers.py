@@ -34,9 +34,15 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     """Its gateway owns the server, and finds new versions in the data pool. Calls take a while: the likeliest tokens never end."""
     async with open_rig(
-        database_url, nats_server.url, server_url, policies, tmp_path,
-        sections={"servers": {"version_poll_interval_s": 0.05}}, max_new_tokens=TOKENS, temperature=0.0,
-    ) as rig:  # fmt: skip
+        database_url,
+        nats_server.url,
+        server_url,
+        policies,
+        tmp_path,
+        sections={"servers": {"version_poll_interval_s": 0.05}},
+        max_new_tokens=TOKENS,
+        temperature=0.0,
+    ) as rig:
         await rig.publish(0)
         await eventually(lambda: rig.gateway.pool.servers[0].version == 0)
         rig.start_ingest()

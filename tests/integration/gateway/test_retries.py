@@ -34,9 +34,15 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     """Calls take a while: the likeliest tokens never end."""
     async with open_rig(
-        database_url, nats_server.url, server_url, policies, tmp_path,
-        sections={"gateway": {"body_limit_mb": 1}}, max_new_tokens=400, temperature=0.0,
-    ) as rig:  # fmt: skip
+        database_url,
+        nats_server.url,
+        server_url,
+        policies,
+        tmp_path,
+        sections={"gateway": {"body_limit_mb": 1}},
+        max_new_tokens=400,
+        temperature=0.0,
+    ) as rig:
         await rig.publish(0)
         await eventually(lambda: rig.gateway.pool.servers[0].ready)
         yield rig

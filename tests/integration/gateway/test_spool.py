@@ -24,9 +24,13 @@ async def rig(
     database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
 ) -> AsyncIterator[Rig]:
     async with open_rig(
-        database_url, nats_server.url, server_url, policies, tmp_path,
+        database_url,
+        nats_server.url,
+        server_url,
+        policies,
+        tmp_path,
         sections={"gateway": {"spool_mb": SPOOL_MB}},
-    ) as rig:  # fmt: skip
+    ) as rig:
         await rig.publish(0)
         yield rig
 

@@ -57,9 +57,15 @@ async def unwatched(
 ) -> AsyncIterator[Rig]:
     """As `rig`, and no check of the server's health finds weights that change behind the gateway's back before a reply shows them."""
     async with open_rig(
-        database_url, nats_server.url, server_url, policies, tmp_path,
-        sections={"servers": {"probe_s": 3600.0}}, max_new_tokens=TOKENS, temperature=0.2,
-    ) as rig:  # fmt: skip
+        database_url,
+        nats_server.url,
+        server_url,
+        policies,
+        tmp_path,
+        sections={"servers": {"probe_s": 3600.0}},
+        max_new_tokens=TOKENS,
+        temperature=0.2,
+    ) as rig:
         await rig.publish(0)
         await eventually(lambda: rig.gateway.pool.servers[0].version == 0)
         rig.start_ingest()

@@ -76,8 +76,13 @@ async def test_a_response_goes_on_with_the_one_before_it_as_if_the_whole_convers
         ] and kept.id == first.id
         listed = await client.responses.input_items.list(third.id, order="asc")
         assert [item.type for item in listed.data] == [
-            "message", "message", "function_call", "function_call_output", "message", "message",
-        ]  # fmt: skip
+            "message",
+            "message",
+            "function_call",
+            "function_call_output",
+            "message",
+            "message",
+        ]
         newest = await client.responses.input_items.list(third.id, limit=1)
         assert newest.has_more and newest.data[0].type == "message"
     assert await stored(rig, rollout, 3) == [("root", None), ("continues", 0), ("continues", 1)]

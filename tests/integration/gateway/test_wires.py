@@ -161,9 +161,14 @@ async def test_one_conversation_goes_on_from_wire_to_wire_without_drift(rig: Rig
             thoughts = "".join(block.thinking for block in one.content if block.type == "thinking")
             text = "".join(block.text for block in one.content if block.type == "text")
             two = await chat_reply(
-                openai_client, stream,
-                [user(start), {"role": "assistant", "content": text, "reasoning_content": thoughts}, user("go on")],
-            )  # fmt: skip
+                openai_client,
+                stream,
+                [
+                    user(start),
+                    {"role": "assistant", "content": text, "reasoning_content": thoughts},
+                    user("go on"),
+                ],
+            )
             items = [user(start), {"role": "assistant", "content": text}, user("go on")]
             items += [{"role": "assistant", "content": two}, user("and on")]
             three: Any = openai_client.responses.create(

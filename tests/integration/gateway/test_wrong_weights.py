@@ -39,9 +39,15 @@ def open_at(
 
     def opened(**servers: Any) -> AbstractAsyncContextManager[Rig]:
         return open_rig(
-            database_url, nats_server.url, server_url, policies, tmp_path,
-            sections={"servers": servers}, max_new_tokens=TOKENS, temperature=0.2,
-        )  # fmt: skip
+            database_url,
+            nats_server.url,
+            server_url,
+            policies,
+            tmp_path,
+            sections={"servers": servers},
+            max_new_tokens=TOKENS,
+            temperature=0.2,
+        )
 
     return opened
 

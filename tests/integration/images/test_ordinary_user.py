@@ -71,8 +71,18 @@ async def test_an_ordinary_user_builds_an_image_and_starts_from_it(home: Path) -
     root = make_root(home / "root", python=False)
     path = readable_packages(home / "packages")
     result = await anyio.run_process(
-        ["/usr/bin/python3", "-c", PROGRAM, str(home / "home"), str(root)], user=USER, group=USER, extra_groups=[], check=False,
-        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home / "home"), "TMPDIR": str(home / "home")}, cwd="/",
-    )  # fmt: skip
+        ["/usr/bin/python3", "-c", PROGRAM, str(home / "home"), str(root)],
+        user=USER,
+        group=USER,
+        extra_groups=[],
+        check=False,
+        env={
+            "PYTHONPATH": path,
+            "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
+            "HOME": str(home / "home"),
+            "TMPDIR": str(home / "home"),
+        },
+        cwd="/",
+    )
     assert result.returncode == 0, result.stderr.decode()
     assert result.stdout.decode().strip() == "['0', '1000'] ('built',) []", (result.stdout, sys.version)

@@ -99,9 +99,15 @@ class Tree:
         ]
         raw_prompt = ids_to_bytes(prompt) if prompt is not None else None
         chain = chain_sha(
-            bytes.fromhex(above.event.chain_sha) if above else prompt_sha(raw_prompt) if raw_prompt else NO_PARENT,
-            keep, ids_to_bytes(delta), ids_to_bytes(action),
-        )  # fmt: skip
+            bytes.fromhex(above.event.chain_sha)
+            if above
+            else prompt_sha(raw_prompt)
+            if raw_prompt
+            else NO_PARENT,
+            keep,
+            ids_to_bytes(delta),
+            ids_to_bytes(action),
+        )
         sampling = {"temperature": self.dice.choice([1.0, 0.7]), "top_p": 1.0, "top_k": -1}
         full = np.concatenate([base[:keep], delta, action]).astype(np.int32)
         event = StepRecorded(

@@ -182,8 +182,11 @@ async def test_keeping_a_login_makes_none(database_url: str, monkeypatch: pytest
 async def test_the_start_of_a_run_takes_from_readers_what_they_need_not_have(engine: AsyncEngine) -> None:
     async with engine.begin() as connection:
         assert await readers_may(connection) == [
-            "make temporary tables", "hold advisory locks", "make large objects", "write to the write-ahead log"
-        ]  # fmt: skip
+            "make temporary tables",
+            "hold advisory locks",
+            "make large objects",
+            "write to the write-ahead log",
+        ]
     async with engine.begin() as connection:
         assert await tighten(connection) == []
     async with engine.begin() as connection:

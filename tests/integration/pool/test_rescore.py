@@ -150,9 +150,13 @@ async def test_the_chosen_groups_keep_their_position_and_a_repeat_supersedes_wha
     assert held is not None
     assert (await scene.rescore(Chosen(tasks=("d",)))).rollouts == 1
     late = VerdictReached(
-        run=scene.run.name, rollout=first, attempt=held.attempt, epoch=held.epoch,
-        failure_class=FailureClass.COMPLETED, reward=0.25,
-    )  # fmt: skip
+        run=scene.run.name,
+        rollout=first,
+        attempt=held.attempt,
+        epoch=held.epoch,
+        failure_class=FailureClass.COMPLETED,
+        reward=0.25,
+    )
     assert not await scene.do(lambda c: results.verdict(c, scene.run.run_id, late))
     await scene.judged("d", (0.0, 1.0))
     assert await scene.revisions("verdicts", "d") == [[1, 0], [0, 1]]
@@ -211,10 +215,17 @@ def edition(tests: str = "echo 1 > /logs/verifier/reward.txt", instruction: str 
 
 async def submitted(scene: Scene, task: Task, name: str) -> int:
     new = NewGroup(
-        submission=name, task_sha=bytes.fromhex(task.content_hash), task_name=task.name, domain="general",
-        settings=task.settings.model_dump(mode="json"), body=task.to_message(), purpose=Purpose.TRAIN,
-        scaffold="shell", size=2, seed=0,
-    )  # fmt: skip
+        submission=name,
+        task_sha=bytes.fromhex(task.content_hash),
+        task_name=task.name,
+        domain="general",
+        settings=task.settings.model_dump(mode="json"),
+        body=task.to_message(),
+        purpose=Purpose.TRAIN,
+        scaffold="shell",
+        size=2,
+        seed=0,
+    )
     await scene.do(lambda c: accept(c, scene.run.run_id, new))
     query = select(groups.c.group_id).where(groups.c.submission == name)
     scene.ids[name] = await scene.do(lambda c: c.scalar(query))

@@ -55,10 +55,16 @@ async def session(engine: AsyncEngine, lease: Lease, replayable: bool = True) ->
     async with engine.begin() as connection:
         await connection.execute(
             insert(tables.sessions).values(
-                run_id=lease.run_id, rollout_id=lease.rollout_id, attempt=lease.attempt, epoch=lease.epoch,
-                token_hash=f"{lease.rollout_id}:{lease.epoch}".encode(), budget={}, expires=func.now(), replayable=replayable,
+                run_id=lease.run_id,
+                rollout_id=lease.rollout_id,
+                attempt=lease.attempt,
+                epoch=lease.epoch,
+                token_hash=f"{lease.rollout_id}:{lease.epoch}".encode(),
+                budget={},
+                expires=func.now(),
+                replayable=replayable,
             )
-        )  # fmt: skip
+        )
 
 
 async def lost(flow: Flow, rollout_id: int, *, given_back: bool = False) -> Any:
@@ -176,8 +182,13 @@ async def test_a_reported_failure_is_resumed_once_its_steps_are_in_and_only_if_i
 ) -> None:
     flow, lease, written = await at_work(engine, steps=2)
     result = ended(
-        flow.run, lease, written[:3], failure_class=FailureClass.INFRA_FAILURE, reason="sandbox: gone", resumable=True
-    )  # fmt: skip
+        flow.run,
+        lease,
+        written[:3],
+        failure_class=FailureClass.INFRA_FAILURE,
+        reason="sandbox: gone",
+        resumable=True,
+    )
     assert await report(flow, result)
     assert (await rollout_row(engine, lease.rollout_id)).state == "reported", "a step is on its way"
     async with engine.begin() as connection:
@@ -191,9 +202,14 @@ async def test_a_reported_failure_is_resumed_once_its_steps_are_in_and_only_if_i
     again = await leased(flow, lease.rollout_id)
     await session(engine, again)
     failed = ended(
-        flow.run, again, written[:3], failure_class=FailureClass.INFRA_FAILURE, reason="replay: it parted",
-        replay=Replay.DIVERGED, replayed=1,
-    )  # fmt: skip
+        flow.run,
+        again,
+        written[:3],
+        failure_class=FailureClass.INFRA_FAILURE,
+        reason="replay: it parted",
+        replay=Replay.DIVERGED,
+        replayed=1,
+    )
     assert await report(flow, failed)
     assert (await rollout_row(engine, lease.rollout_id)).attempt == 2
     (resume,) = await rows(flow, "resumes")

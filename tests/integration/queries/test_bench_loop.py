@@ -95,8 +95,14 @@ async def test_every_second_of_every_slot_has_one_name(pool: Pool, tmp_path: Pat
     assert found.at_once == pytest.approx((found.steps * 0.5 - 0.5 * await at_the_start(pool)) / 90)
     trainer = found.place("trainer")
     assert trainer.parts == {
-        "claim": 4, "read": 4, "forward": 8, "backward": 4, "prune": 4, "batches that were undone": 0, "between its phases": 4,
-    }  # fmt: skip
+        "claim": 4,
+        "read": 4,
+        "forward": 8,
+        "backward": 4,
+        "prune": 4,
+        "batches that were undone": 0,
+        "between its phases": 4,
+    }
     assert trainer.rests == {"waiting for ready groups": 90 - 28}
     waits: dict[str, tuple[int, Any]] = {wait.name: (wait.count, wait.mean) for wait in found.waits}
     assert waits["rollout: for a slot"] == (16, pytest.approx(1))
@@ -122,9 +128,19 @@ async def test_a_trained_batch_says_where_the_trainers_seconds_went(pool: Pool, 
     found = await account(pool, run.run_id, Config.from_json(run.config), tmp_path / "none.log")
     parts = found.place("trainer").parts
     assert list(parts) == [
-        "claim", "read", "tree", "forward", "loss", "backward", "optimizer", "save", "commit", "prune", "batches that were undone",
+        "claim",
+        "read",
+        "tree",
+        "forward",
+        "loss",
+        "backward",
+        "optimizer",
+        "save",
+        "commit",
+        "prune",
+        "batches that were undone",
         "between its phases",
-    ]  # fmt: skip
+    ]
     measured = {
         name: took
         for name, took in parts.items()

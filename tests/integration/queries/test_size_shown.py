@@ -52,9 +52,17 @@ async def insert(connection: AsyncConnection, table: str, rows: Sequence[dict[st
 
 async def committed(connection: AsyncConnection, commits: Sequence[float]) -> None:
     rows = [
-        {"run_id": 1, "batch_no": number, "size": 2, "state": "committed", "digest": b"", "groups_so_far": 0, "committed": at(when)}
+        {
+            "run_id": 1,
+            "batch_no": number,
+            "size": 2,
+            "state": "committed",
+            "digest": b"",
+            "groups_so_far": 0,
+            "committed": at(when),
+        }
         for number, when in enumerate(commits)
-    ]  # fmt: skip
+    ]
     await insert(connection, "batches", rows)
 
 
@@ -90,9 +98,16 @@ async def test_a_rollout_that_waited_for_a_slot_waited_for_the_platform_only_sin
             (30.7, None),
         ]  # two slots: two start, two wait for them
         rows = [
-            {"run_id": 1, "rollout_id": n, "attempt": 1, "epoch": 1, "started": at(began), "ended": at(over) if over else None}
+            {
+                "run_id": 1,
+                "rollout_id": n,
+                "attempt": 1,
+                "epoch": 1,
+                "started": at(began),
+                "ended": at(over) if over else None,
+            }
             for n, (began, over) in enumerate(lives)
-        ]  # fmt: skip
+        ]
         await insert(connection, "attempts", rows)
         whole = await span(connection, 1)
         row = (await connection.execute(text(statements.LEASED), {**values(whole), "slots": 2})).one()

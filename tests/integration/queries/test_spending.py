@@ -149,10 +149,14 @@ async def test_the_stages_of_a_rollout_add_up_to_the_time_from_its_start_to_its_
     mean = {cost.stage: cost.mean_s for cost in found.costs}
     assert mean == pytest.approx(
         {
-            "generation": (4 + 20) / 3, "tools and agent": (2 + 19) / 3, "agent with its generation": 8 / 3,
-            "queueing": (3 + 1 + 2) / 3, "sandbox and rest": (31 + 0 + 30) / 3, "verification": 0,
+            "generation": (4 + 20) / 3,
+            "tools and agent": (2 + 19) / 3,
+            "agent with its generation": 8 / 3,
+            "queueing": (3 + 1 + 2) / 3,
+            "sandbox and rest": (31 + 0 + 30) / 3,
+            "verification": 0,
         }
-    )  # fmt: skip
+    )
     assert sum(mean.values()) == pytest.approx(40)
 
 

@@ -245,8 +245,11 @@ async def test_files_are_shown_as_text_or_marked_as_binary_and_cut(engine: Async
             await connection.execute(insert(tables.artifacts).values(**key, path=path, mode=0o644, body=body))
         shown = await rollouts.rollout(connection, run.run_id, lease.rollout_id)
     assert [(file.path, file.kind, file.bytes) for file in shown.files] == [
-        ("a.txt", "text", 140_000), ("b.bin", "binary", 2), ("c.bin", "binary", 2), ("gone", "deleted", 0),
-    ]  # fmt: skip
+        ("a.txt", "text", 140_000),
+        ("b.bin", "binary", 2),
+        ("c.bin", "binary", 2),
+        ("gone", "deleted", 0),
+    ]
     assert (
         shown.files[0].text is not None
         and set(shown.files[0].text.text) == {"é"}

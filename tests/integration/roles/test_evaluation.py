@@ -411,9 +411,14 @@ async def test_an_evaluation_with_rollouts_that_got_no_verdict_says_which_are_mi
     request = EvaluationRequest(suite="held", version=3, rollouts=4)
     (read,) = admissible(list(each([tmp_path / "held"], BundleLimits())), Config().sandbox)[0]
     await evaluated(
-        stage.flow.engine, stage.run, "held", 3, {"coding": (1.0, 0.0, None, None)}, size=4,
+        stage.flow.engine,
+        stage.run,
+        "held",
+        3,
+        {"coding": (1.0, 0.0, None, None)},
+        size=4,
         submissions=[request.submission(3, read)],
-    )  # fmt: skip
+    )
     given = [
         "eval",
         "--suite",

@@ -137,9 +137,13 @@ async def test_a_verdict_that_is_delayed_until_another_verifier_has_the_attempt_
 
     def verdict(held: Lease, reward: float) -> VerdictReached:
         return VerdictReached(
-            run=run, rollout=rollout, attempt=held.attempt, epoch=held.epoch,
-            failure_class=FailureClass.COMPLETED, reward=reward,
-        )  # fmt: skip
+            run=run,
+            rollout=rollout,
+            attempt=held.attempt,
+            epoch=held.epoch,
+            failure_class=FailureClass.COMPLETED,
+            reward=reward,
+        )
 
     async with playing([partial(ingest_results, stage.flow), partial(ingest_verdicts, stage.flow)]):
         await stage.send(subjects.results_rollout(run), ended(run, runner, [], digest=""))

@@ -150,9 +150,17 @@ async def test_a_step_with_any_text_anywhere_is_stored_or_refused_and_the_next_o
     held, _ = await running(stage.flow.engine, stage.run, 2)
     grown = Tree(seed=3).grow(stage.run.name, held, 1)[0].event
     good = msgspec.structs.replace(
-        grown, agent="main/sub", request_digest="ab" * 32, branch_reason="sibling", branch={"near": 0, "field": "content"}, marks=["drift"],
-        appended=[{"role": "user", "content": "x", "tool_calls": [{"name": "bash", "arguments": {"cmd": "ls"}}]}], reply={"content": "y"},
-    )  # fmt: skip
+        grown,
+        agent="main/sub",
+        request_digest="ab" * 32,
+        branch_reason="sibling",
+        branch={"near": 0, "field": "content"},
+        marks=["drift"],
+        appended=[
+            {"role": "user", "content": "x", "tool_calls": [{"name": "bash", "arguments": {"cmd": "ls"}}]}
+        ],
+        reply={"content": "y"},
+    )
     subject = subjects.steps(stage.run.name, str(held.rollout_id))
     async with playing([partial(ingest_steps, stage.flow)]):
         for n, body in enumerate(bodies(good), 1):

@@ -30,7 +30,7 @@ JUDGES: Final[Mapping[str, str]] = {
     f'[ "$got" = $((a + b)) ] && reward=1 || reward=0\nsleep 0.5; cat /app/* > /dev/null 2>&1\necho $reward > {_REWARD}\nexit 0\n',
     "runs it ten times": f"{_BEGINS}good=1\nfor i in 1 2 3 4 5 6 7 8 9 10; do\n  got=$(echo $a $b | {_RUN} | head -c 100)\n"
     f'  [ "$got" = $((a + b)) ] || good=0\ndone\nmkdir -p /logs/verifier; echo $good > {_REWARD}\nexit 0\n',
-}  # fmt: skip
+}
 LAST: Final = "writes its reward last"
 
 

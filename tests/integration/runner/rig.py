@@ -78,7 +78,9 @@ class Rig:
         self.tasks.start_soon(serve_rollouts, self.settings)
 
     def start_another_runner(self) -> None:
-        worker = replace(self.settings.worker, journal=self.settings.worker.journal.with_name("another"), owner="another")  # fmt: skip
+        worker = replace(
+            self.settings.worker, journal=self.settings.worker.journal.with_name("another"), owner="another"
+        )
         self.tasks.start_soon(serve_rollouts, replace(self.settings, worker=worker))
 
     def start_verifier(self) -> None:
@@ -260,12 +262,16 @@ async def open_rig(
             **builders.SHORT,
             "stage": builders.SHORT["stage"] if stage is None else stage,
             "rollout": {
-                **builders.SHORT["rollout"], "slots": 4, "lease_ttl_s": 15.0, "retry_delay_s": 0.05, **rollout,
+                **builders.SHORT["rollout"],
+                "slots": 4,
+                "lease_ttl_s": 15.0,
+                "retry_delay_s": 0.05,
+                **rollout,
             },
             "reward": reward or {},
             "sandbox": {**builders.SHORT.get("sandbox", {}), "provider": provider, **(sandbox or {})},
         }
-    )  # fmt: skip
+    )
     async with AsyncExitStack() as stack:
         flow = await stack.enter_async_context(open_flow(config))
         await flow.bus.ensure_streams()

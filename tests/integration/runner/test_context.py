@@ -128,8 +128,15 @@ async def test_a_sliding_window_forgets_turns_and_every_state_can_be_read_back(r
         "sliding_window",
     ]
     assert [step.kind for step in steps] == [
-        "root", "continues", "continues", "rewrites", "continues", "rewrites", "continues", "rewrites"
-    ]  # fmt: skip
+        "root",
+        "continues",
+        "continues",
+        "rewrites",
+        "continues",
+        "rewrites",
+        "continues",
+        "rewrites",
+    ]
     task, one, slid = steps[0].state_len, steps[1].state_len, steps[3]
     assert slid.ids[:task] == steps[0].ids[:task], "the task stays"
     assert slid.state_len == one, "and one turn with its result"
@@ -141,19 +148,36 @@ async def test_a_summary_is_a_step_of_its_own_and_its_words_stand_for_the_histor
     summary = {"policy": "periodic_summary", "max_turns": 3, "keep_turns": 1}
     _, steps = await episode(rig, "shell", turns=9, context=summary)
     assert [step.reason for step in steps] == [
-        None, None, None, None, "periodic_summary", None, None, "periodic_summary", None
-    ]  # fmt: skip
+        None,
+        None,
+        None,
+        None,
+        "periodic_summary",
+        None,
+        None,
+        "periodic_summary",
+        None,
+    ]
     assert [step.kind for step in steps] == [
-        "root", *["continues"] * 3, "rewrites", "continues", "continues", "rewrites", "continues"
-    ]  # fmt: skip
+        "root",
+        *["continues"] * 3,
+        "rewrites",
+        "continues",
+        "continues",
+        "rewrites",
+        "continues",
+    ]
     texts = await rig.rows(
         "SELECT idx, m.appended -> -1 ->> 'content' AS question, reply ->> 'content' AS answer, appended FROM messages m ORDER BY idx"
     )
     for asking, rewritten in ((3, 4), (6, 7)):
         assert texts[asking].question.startswith("Sum up the work so far")
         assert [m["role"] for m in texts[rewritten].appended if m["role"] != "tools"] == [
-            "user", "user", "assistant", "tool"
-        ]  # fmt: skip
+            "user",
+            "user",
+            "assistant",
+            "tool",
+        ]
         summed = next(m for m in texts[rewritten].appended if "summary" in m["content"])
         assert summed["content"].endswith("\n" + texts[asking].answer)
     assert steps[7].state_len - steps[4].state_len < 20, "an older summary does not pile up"

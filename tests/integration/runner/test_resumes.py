@@ -102,8 +102,9 @@ async def states_of(rig: Rig, rollout: int, attempt: int = 1) -> dict[int, tuple
     """(epoch, tokens of the state) of every step of an attempt."""
     rows = await rig.rows(
         "SELECT idx, epoch, state_len FROM steps WHERE rollout_id = :id AND attempt = :attempt ORDER BY idx",
-        id=rollout, attempt=attempt,
-    )  # fmt: skip
+        id=rollout,
+        attempt=attempt,
+    )
     return {row.idx: (row.epoch, row.state_len) for row in rows}
 
 

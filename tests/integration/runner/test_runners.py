@@ -287,8 +287,11 @@ async def test_the_steps_of_sub_agents_are_rewarded_as_steps_of_their_rollout(op
         )
         agents = await rig.rows("SELECT agent FROM steps WHERE rollout_id = :id ORDER BY idx", id=rollout)
         assert sorted(row.agent for row in agents) == [
-            "main", *["main/scout"] * 3, *["main/scout-2"] * 3, *["main/scout/deep"] * 2
-        ]  # fmt: skip
+            "main",
+            *["main/scout"] * 3,
+            *["main/scout-2"] * 3,
+            *["main/scout/deep"] * 2,
+        ]
         steps = row.per_step
         assert [step["idx"] for step in steps] == list(range(9)) and row.alpha == 1
         assert all(step["weight"] == 1 for step in steps)

@@ -61,8 +61,11 @@ def lax(check: str) -> Task:
     """A task with a faulty judge."""
     script = f"mkdir -p /logs/verifier; if {check}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt"
     files = {
-        "task.toml": "", "instruction.md": "write 42 into the file out", "solution/solve.sh": "echo 42 > out", "tests/test.sh": script
-    }  # fmt: skip
+        "task.toml": "",
+        "instruction.md": "write 42 into the file out",
+        "solution/solve.sh": "echo 42 > out",
+        "tests/test.sh": script,
+    }
     return Task.from_files({path: body.encode() for path, body in files.items()})
 
 

@@ -88,19 +88,19 @@ def test_the_scripts_of_the_guides_have_no_trap(page: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        'n=$(wc -l < out); (( n == 3 )) && echo 1\n',
+        "n=$(wc -l < out); (( n == 3 )) && echo 1\n",
         'want=$(cat /tests/want); [[ "$(cat out)" == "$want" ]] && echo 1\n',
         "for i in 1 2 3; do echo $(( i * 2 )); done\n",
-        'while read -r a b; do (( a + b )); done < /tests/pairs\n',
+        "while read -r a b; do (( a + b )); done < /tests/pairs\n",
         "a=$RANDOM b=$RANDOM; echo $((a + b))\n",
         "! grep -q secret out && echo 1\n",
         "head -n 1 out | grep -qx hi && echo 1\n",
-        'find . -type f -print0 | xargs -0 sha256sum > /tmp/sums\n',
-        'case $1 in -v) echo;; *) echo;; esac\n',
+        "find . -type f -print0 | xargs -0 sha256sum > /tmp/sums\n",
+        "case $1 in -v) echo;; *) echo;; esac\n",
         "python3 -I /tests/check.py && python3 /tests/check.py\n",
         "grep -q 3 /tests/want && echo 1\n",
     ],
-)  # fmt: skip
+)
 def test_sound_scripts_cause_no_warning(text: str) -> None:
     assert [(t.rule, t.text) for t in traps_of(script(text))] == []
 

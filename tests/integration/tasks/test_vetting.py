@@ -180,9 +180,12 @@ async def test_intake_takes_a_task_whose_message_brings_the_level_and_no_other(s
                 answer = msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered)
             answers[name] = answer
     assert {name: answer.status for name, answer in answers.items()} == {
-        "none": "rejected", "other": "rejected", "lower": "rejected", "own": "accepted",
+        "none": "rejected",
+        "other": "rejected",
+        "lower": "rejected",
+        "own": "accepted",
         "later": "accepted",  # the level is a row of the run now
-    }  # fmt: skip
+    }
     assert "has not been vetted as it is now, and this run requires vetted" in (answers["other"].reason or "")
     assert "has only the level builds" in (answers["lower"].reason or "")
     assert await stage.count("vettings", level="vetted") == 1

@@ -89,8 +89,13 @@ class World:
         needed = {"DATABASE_URL": self.url, "OMP_NUM_THREADS": "1"}
         armed = {"PENSTOCK_FAILPOINTS": str(self.root / "failpoints")}
         with subprocess.Popen(
-            argv, env=os.environ | needed | armed, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        ) as process:  # fmt: skip
+            argv,
+            env=os.environ | needed | armed,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as process:
             try:
                 output, log = process.communicate(timeout=LIVES_S)
             finally:

@@ -77,8 +77,11 @@ async def test_a_closed_batch_becomes_version_1_with_its_metrics_and_announcemen
     assert metrics[1]["max_abs_dlogprob"] > 1e-4
     assert metrics[0]["domains"].keys() == {"coding"} and metrics[0]["performance"] == 0.25
     assert metrics[1]["domains"]["agent"] | {"reward": 0} == {
-        "token_share": 1.0, "rollouts": 4, "reward": 0, "performance": 0.5,
-    }  # fmt: skip
+        "token_share": 1.0,
+        "rollouts": 4,
+        "reward": 0,
+        "performance": 0.5,
+    }
     tokens = await pool.rows(text("SELECT * FROM token_ratios ORDER BY train_step, rollout_id, idx, pos"))
     for number, part in enumerate(metrics, 1):
         own = [row for row in tokens if row.train_step == number]

@@ -146,8 +146,13 @@ def worlds(
 def ended(argv: list[str], **own: str) -> tuple[int, str, str]:
     """Run a process group to its end: exit status, stdout, stderr."""
     with subprocess.Popen(
-        argv, env=os.environ | {"OMP_NUM_THREADS": "1"} | own, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:  # fmt: skip
+        argv,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | own,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         try:
             output, log = process.communicate(timeout=LIVES_S)
         finally:

@@ -97,8 +97,13 @@ async def test_other_groups_may_come_in_between_and_nothing_is_trained_twice(poo
     assert [tuple(row) for row in states] == [(name, "trained") for name in "abcdef"]
     versions = await pool.rows(select(policy_versions).order_by(policy_versions.c.version))
     assert [(v.version, v.parent, v.batch_no, v.superseded_by) for v in versions] == [
-        (0, None, None, None), (1, 0, 0, None), (2, 1, 1, 3), (3, 1, 0, None), (4, 3, 1, None), (5, 4, 2, None)
-    ]  # fmt: skip
+        (0, None, None, None),
+        (1, 0, 0, None),
+        (2, 1, 1, 3),
+        (3, 1, 0, None),
+        (4, 3, 1, None),
+        (5, 4, 2, None),
+    ]
     await audited(pool, run)
 
 
@@ -225,8 +230,12 @@ async def test_the_command_undoes_and_says_so_and_refuses_what_is_damaged(
     )
     last = await command("--to-batch", "-1", "--json")
     assert json.loads(last.stdout) == {
-        "to_batch": -1, "batches": [0], "groups": 2, "superseded": [1, 4], "version": 5
-    }  # fmt: skip
+        "to_batch": -1,
+        "batches": [0],
+        "groups": 2,
+        "superseded": [1, 4],
+        "version": 5,
+    }
     await train_batches(trainer, 3)
     await audited(pool, run)
 

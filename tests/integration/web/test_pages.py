@@ -41,10 +41,19 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 def reported(step: int, **changes: Any) -> dict[str, Any]:
     """A trainer's report of one train step."""
     return {
-        "loss": 0.1 * step, "reward": 0.5, "action_tokens": 100, "tokens_naive": 400, "tokens_merged": 100, "wall_s": 2.0, "cpu_s": 1.0,
-        "merge_ratio": 4.0, "staleness": {"0": 75, "2": 25}, "seconds": {"forward": 1.0, "backward": 0.5},
-        "domains": {"coding": {"reward": 0.5, "performance": 0.25, "token_share": 1.0, "rollouts": 4}}, **changes,
-    }  # fmt: skip
+        "loss": 0.1 * step,
+        "reward": 0.5,
+        "action_tokens": 100,
+        "tokens_naive": 400,
+        "tokens_merged": 100,
+        "wall_s": 2.0,
+        "cpu_s": 1.0,
+        "merge_ratio": 4.0,
+        "staleness": {"0": 75, "2": 25},
+        "seconds": {"forward": 1.0, "backward": 0.5},
+        "domains": {"coding": {"reward": 0.5, "performance": 0.25, "token_share": 1.0, "rollouts": 4}},
+        **changes,
+    }
 
 
 async def trained(engine: AsyncEngine, run: StoredRun, first: int, n: int, *, version: int = 1) -> None:

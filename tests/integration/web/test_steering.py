@@ -59,9 +59,12 @@ async def test_paused_admission_dispatches_nothing_until_it_is_resumed(
         status, answer = await web.post("/api/steer/pause", {"reason": "the disk is full"})
         assert (status, answer) == (200, {"done": "Admission is paused; the run is drained."})
         assert await last_action(web) == {
-            "what": "pause", "target": "admission", "before": {"open": True}, "after": {"open": False},
+            "what": "pause",
+            "target": "admission",
+            "before": {"open": True},
+            "after": {"open": False},
             "reason": "the disk is full",
-        }  # fmt: skip
+        }
         async with engine.begin() as connection:
             assert await dispatch(connection, flow) == 0
         why = (await web.get("/api/queue"))[1]["standing"]["why"]
@@ -105,9 +108,12 @@ async def test_a_cancelled_group_is_filtered_and_its_rollouts_lose_their_leases(
         assert (status, answer["done"]) == (200, f"Group {group_id} is cancelled.")
         assert await group_state(engine, group_id) == (GroupState.FILTERED, FilterReason.CANCELLED)
         assert await last_action(web) == {
-            "what": "cancel", "target": f"group {group_id}", "before": {"state": "dispatched"},
-            "after": {"state": "filtered", "reason": "cancelled"}, "reason": "a bad task",
-        }  # fmt: skip
+            "what": "cancel",
+            "target": f"group {group_id}",
+            "before": {"state": "dispatched"},
+            "after": {"state": "filtered", "reason": "cancelled"},
+            "reason": "a bad task",
+        }
         async with engine.begin() as connection:
             kept = await heartbeat(connection, OWNER, {one.rollout_id: one.epoch for one in held}, 60.0)
         assert kept == set()
@@ -155,9 +161,13 @@ async def test_new_weights_hold_for_what_is_dispatched_next_and_go_with_their_st
         "then": [{"name": "second", "domains": {"coding": 1, "general": 1}}],
     }
     config = Config.model_validate(
-        {"run": {"name": "run"}, "queue": {"batch_groups": 8, "group_size": 2, "capacity": 8}, "stage": course,
-         "rollout": {"slots": 100}}
-    )  # fmt: skip
+        {
+            "run": {"name": "run"},
+            "queue": {"batch_groups": 8, "group_size": 2, "capacity": 8},
+            "stage": course,
+            "rollout": {"slots": 100},
+        }
+    )
     run = await builders.make_run(engine, config)
     for domain in ("coding", "general"):
         await builders.accepted(engine, run, [f"{domain}{i}" for i in range(20)], domain=domain, size=2)
@@ -395,9 +405,12 @@ async def test_what_drains_is_ordered_shown_recorded_and_taken_back(
             {"done": "The runner runner takes no new work and finishes its current work."},
         )
         assert await last_action(web) == {
-            "what": "drain", "target": "runner runner", "before": {"draining": False}, "after": {"draining": True},
+            "what": "drain",
+            "target": "runner runner",
+            "before": {"draining": False},
+            "after": {"draining": True},
             "reason": "an upgrade",
-        }  # fmt: skip
+        }
         assert await shown("processes", "runner") == ("draining", None)
         async with engine.begin() as connection:
             named = tables.processes.c.process

@@ -126,12 +126,18 @@ async def _hostile(engine: AsyncEngine) -> tuple[StoredRun, int]:
     call = {"name": HOSTILE, "arguments": {HOSTILE: HOSTILE, "n": 1}}
     events = [
         msgspec.structs.replace(
-            event, agent=HOSTILE[:64], finish=HOSTILE, branch_reason=HOSTILE if event.idx == 2 else None,
-            appended=[{"role": HOSTILE, "content": HOSTILE}, {"role": "tool", "content": "\x00\x01\ufffd" * 50}],
+            event,
+            agent=HOSTILE[:64],
+            finish=HOSTILE,
+            branch_reason=HOSTILE if event.idx == 2 else None,
+            appended=[
+                {"role": HOSTILE, "content": HOSTILE},
+                {"role": "tool", "content": "\x00\x01\ufffd" * 50},
+            ],
             reply={"role": "assistant", "content": HOSTILE, "reasoning": HOSTILE, "tool_calls": [call]},
         )
         for event in events
-    ]  # fmt: skip
+    ]
     await record(engine, run, events)
     files = [
         ArtifactFile(path=f'"{HOSTILE}.txt', body=b64(HOSTILE.encode())),
@@ -257,8 +263,12 @@ async def test_long_texts_of_a_rollout_say_how_long_they_are_and_are_fetched_who
         _, shown = await web.get(f"/api/rollouts/{rollout_id}")
         assert (len(shown["instruction"]["text"]), shown["instruction"]["length"]) == (6_000, 7_000)
         wanted = {
-            "instruction": "task", "log": "log", "answer": "answer", f"verdict.{revision}.log": "log", f"verdict.{revision}.check.0": "check",
-        }  # fmt: skip
+            "instruction": "task",
+            "log": "log",
+            "answer": "answer",
+            f"verdict.{revision}.log": "log",
+            f"verdict.{revision}.check.0": "check",
+        }
         for part, named in wanted.items():
             assert await web.get(f"/api/rollouts/{rollout_id}/text?part={part}") == (
                 200,

@@ -130,8 +130,11 @@ def test_too_few_readings_give_no_trend_and_a_run_that_did_little_misses_its_bar
     assert of_level([1.0] * BLOCKS, X[:BLOCKS]) is None and of_rate(X, [1.0] * READINGS) is None
     bars = bars_of(Found([]), restarts=2, syncs=0, violations=1)
     assert [bar.name for bar in bars if not bar.holds] == [
-        "rollouts in the last two thirds", "weight syncs", "restarts of processes", "violations of I1-I7",
-    ]  # fmt: skip
+        "rollouts in the last two thirds",
+        "weight syncs",
+        "restarts of processes",
+        "violations of I1-I7",
+    ]
 
 
 def test_every_figure_has_a_name_of_its_own() -> None:
@@ -151,9 +154,14 @@ def test_the_disk_of_a_directory_is_what_its_files_take(tmp_path: Path) -> None:
 def test_the_processes_of_a_role_are_read_with_what_they_hold() -> None:
     """This process is the supervisor, a child of it a process that holds 64 MiB and one that ended."""
     held = subprocess.Popen(
-        [sys.executable, "-c", "import sys; held = bytearray(b'x' * (64 << 20)); print(flush=True); sys.stdin.read()"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import sys; held = bytearray(b'x' * (64 << 20)); print(flush=True); sys.stdin.read()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
     try:
         assert held.stdout is not None
         held.stdout.readline()

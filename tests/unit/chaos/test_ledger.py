@@ -94,9 +94,16 @@ def test_recoveries_are_counted_by_component_and_what_was_not_measured_is_left_o
 
 @pytest.mark.parametrize(
     ("action", "whole", "cut"),
-    [((1, 2, 3), True, True), ((1, 2), True, True), ((1, 2, 3, 1, 2, 3), True, True), ((1, 2, 1), False, True),
-     ((1,), False, True), ((2, 3), False, False), ((1, 2, 9), False, False)],
-)  # fmt: skip
+    [
+        ((1, 2, 3), True, True),
+        ((1, 2), True, True),
+        ((1, 2, 3, 1, 2, 3), True, True),
+        ((1, 2, 1), False, True),
+        ((1,), False, True),
+        ((2, 3), False, False),
+        ((1, 2, 9), False, False),
+    ],
+)
 def test_an_action_is_made_of_whole_completions_but_for_the_last_where_it_was_cut(
     action: tuple[int, ...], whole: bool, cut: bool
 ) -> None:

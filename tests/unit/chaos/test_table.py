@@ -136,8 +136,16 @@ def test_a_run_that_is_interrupted_shows_the_table_of_what_was_done(
     monkeypatch.setattr(disk, "mount", lambda place: False)
     with pytest.raises(SystemExit) as ended:
         main.main(
-            kills=6, least=0, seed=3, time_scale=20.0, as_json=False, resume=False, patience=180.0, faults="", length=None
-        )  # fmt: skip
+            kills=6,
+            least=0,
+            seed=3,
+            time_scale=20.0,
+            as_json=False,
+            resume=False,
+            patience=180.0,
+            faults="",
+            length=None,
+        )
     assert ended.value.code == 130
     output = capsys.readouterr()
     assert (

@@ -329,9 +329,10 @@ def ports_of(policy: dict[str, Any]) -> set[int]:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_of_other_namespaces_only_prometheus_reaches_rollout_servers(name: str) -> None:
     policy = next(
-        each for each in objects(name)
+        each
+        for each in objects(name)
         if each["kind"] == "NetworkPolicy" and each["metadata"]["name"].endswith("-rollout-server")
-    )  # fmt: skip
+    )
     peers = [
         peer for entry in policy["spec"]["ingress"] for peer in entry["from"] if "namespaceSelector" in peer
     ]

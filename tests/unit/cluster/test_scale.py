@@ -177,11 +177,9 @@ def test_removed_units_are_stopped_new_ones_are_started_and_those_with_changed_t
     )
     found = steps(of, "systemd", SITE)
     by_verb = {
-        verb: {
-            unit for step in found for unit in _units(step, verb) if unit.endswith(".service")
-        }
+        verb: {unit for step in found for unit in _units(step, verb) if unit.endswith(".service")}
         for verb in ("disable --now", "enable --now", "restart")
-    }  # fmt: skip
+    }
     units = {
         side: {Path(file).name: text for file, text in files.items()}
         for side, files in (("old", old), ("new", new))
@@ -461,8 +459,13 @@ def test_for_machines_it_says_counts_window_settings_and_commands() -> None:
         {"key": "runners[0].max_replicas", "before": 4, "after": 3},
     ]
     assert found["window"] == {
-        "slots": [128, 96], "verify_slots": [8, 8], "n": 56, "w": 16, "reach": 72, "needed": [64.0, 48.0],
-    }  # fmt: skip
+        "slots": [128, 96],
+        "verify_slots": [8, 8],
+        "n": 56,
+        "w": 16,
+        "reach": 72,
+        "needed": [64.0, 48.0],
+    }
     assert found["settings"] == [
         {"key": "rollout.slots", "before": 128, "after": 96, "read_by": ["orchestrator", "web"]}
     ]

@@ -85,9 +85,14 @@ def test_a_station_of_many_is_exact_where_it_is_idle_and_where_it_is_full() -> N
 
 @slowly(deadline=None, max_examples=40)
 @drawn(
-    st.integers(1, 4), st.integers(2, 4), st.integers(0, 3), st.integers(4, 40), st.floats(0.1, 9), st.floats(0, 5),
+    st.integers(1, 4),
+    st.integers(2, 4),
+    st.integers(0, 3),
+    st.integers(4, 40),
+    st.floats(0.1, 9),
+    st.floats(0, 5),
     st.integers(0, 99),
-)  # fmt: skip
+)
 def test_no_rehearsal_does_more_than_slots_and_trainer_can(
     batch: int, members: int, stale: int, slots: int, slot: float, train: float, seed: int
 ) -> None:
@@ -285,11 +290,17 @@ def test_a_step_of_the_benchmark_takes_the_bytes_that_were_measured() -> None:
 def test_every_figure_of_the_product_stands_in_the_file_that_it_names() -> None:
     text = {figure.source: (CLUSTER.parents[1] / figure.source).read_text() for figure in PRODUCT.values()}
     for name, sentence in {
-        "completions_cpu": "683 completions per CPU-second", "completions_target": "target 500", "session_cpu": "4.4 CPU-ms",
-        "gateway_wait": "p50 4.1 ms", "step_rows": "4,130 rows/s", "changes": "5,216 changes/s", "relayed": "3,870 messages per CPU-second",
-        "step_bytes": "steps 5.54 + 0.040 in indexes (least: 5.00)", "message_bytes": "messages 0.57 + 0.040",
+        "completions_cpu": "683 completions per CPU-second",
+        "completions_target": "target 500",
+        "session_cpu": "4.4 CPU-ms",
+        "gateway_wait": "p50 4.1 ms",
+        "step_rows": "4,130 rows/s",
+        "changes": "5,216 changes/s",
+        "relayed": "3,870 messages per CPU-second",
+        "step_bytes": "steps 5.54 + 0.040 in indexes (least: 5.00)",
+        "message_bytes": "messages 0.57 + 0.040",
         "prompt_bytes": "prompts 0.20 + 0.009",
-    }.items():  # fmt: skip
+    }.items():
         assert sentence in text[PRODUCT[name].source], name
     assert "p50 50.3" in text["ops/benchmarks/pool.md"]
 

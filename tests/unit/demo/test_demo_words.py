@@ -31,10 +31,21 @@ class Counted:
         self.looks += 1
         return [
             SimpleNamespace(
-                version=1, trained=2, filtered=3, in_flight=4, waiting=5, running=6, verifying=7, head=8, ready=9,
-                stale=None, reward=0.5, by_domain="agent 0.25  coding 0.75", steps=self.steps.pop(0),
+                version=1,
+                trained=2,
+                filtered=3,
+                in_flight=4,
+                waiting=5,
+                running=6,
+                verifying=7,
+                head=8,
+                ready=9,
+                stale=None,
+                reward=0.5,
+                by_domain="agent 0.25  coding 0.75",
+                steps=self.steps.pop(0),
             )
-        ]  # fmt: skip
+        ]
 
 
 async def test_a_rate_is_of_the_time_between_two_lines_and_the_last_line_is_where_it_ended(

@@ -78,11 +78,23 @@ class Driver:
         )
         assert np.array_equal(self.fold(idx), sent), "the fold of what is stored is what was sent"
         node = Node(
-            idx=idx, parent=placement.parent, history=placement.appended, reply=parsed.turn, buffer=IdBuffer(sent), full_len=len(sent),
-            state_len=len(state), root=origin.parent.root if origin.parent else idx, chain=bytes(32), tools=tools,
-            agent="main", parse=parsed.status,
-            ended=action[-1] in self.renderer.stop_ids, finish=Finish.STOP, digest="", versions=(0,),
-        )  # fmt: skip
+            idx=idx,
+            parent=placement.parent,
+            history=placement.appended,
+            reply=parsed.turn,
+            buffer=IdBuffer(sent),
+            full_len=len(sent),
+            state_len=len(state),
+            root=origin.parent.root if origin.parent else idx,
+            chain=bytes(32),
+            tools=tools,
+            agent="main",
+            parse=parsed.status,
+            ended=action[-1] in self.renderer.stop_ids,
+            finish=Finish.STOP,
+            digest="",
+            versions=(0,),
+        )
         self.forest.add(node)
         return Stepped(message=as_message(node), node=node, origin=origin, placement=placement)
 

@@ -54,7 +54,10 @@ def test_a_nullable_parameter_is_null_only_when_null_was_written(value: str) -> 
     assert arguments_of(("maybe", "null")) == {"maybe": None}
 
 
-@pytest.mark.parametrize("value", ["3", "3.0", "true", "null", "[1]", '{"a": 1}', '"quoted"', " two\n", "</invoke>", "a </parameter> b"])  # fmt: skip
+@pytest.mark.parametrize(
+    "value",
+    ["3", "3.0", "true", "null", "[1]", '{"a": 1}', '"quoted"', " two\n", "</invoke>", "a </parameter> b"],
+)
 def test_a_string_stays_the_string_that_was_written(value: str) -> None:
     assert arguments_of(("text", value)) == {"text": value}
 
@@ -67,7 +70,13 @@ def test_other_types_are_read_as_json() -> None:
         ("where", '["a", "b"]'),
         ("options", '{"x": null}'),
     )
-    assert arguments_of(*arguments) == {"line": 3, "share": 0.5, "all": True, "where": ["a", "b"], "options": {"x": None}}  # fmt: skip
+    assert arguments_of(*arguments) == {
+        "line": 3,
+        "share": 0.5,
+        "all": True,
+        "where": ["a", "b"],
+        "options": {"x": None},
+    }
 
 
 def test_where_a_schema_leaves_a_choice_its_order_decides_and_without_a_type_text_stays_text() -> None:
@@ -132,7 +141,19 @@ def test_what_does_not_fit_is_served_as_text_with_nothing_called(
 
 
 letters = st.characters(codec="utf-8", exclude_characters="\x00")
-quotes = st.sampled_from(("<think>", "</think>", "</minimax:tool_call>", "</tool_call>", "[e~[", "<invoke", "</invoke>", "\n", "\ufdd0"))  # fmt: skip
+quotes = st.sampled_from(
+    (
+        "<think>",
+        "</think>",
+        "</minimax:tool_call>",
+        "</tool_call>",
+        "[e~[",
+        "<invoke",
+        "</invoke>",
+        "\n",
+        "\ufdd0",
+    )
+)
 words = st.lists(st.one_of(st.text(letters, max_size=6), quotes), max_size=4).map("".join)
 plain = st.text(letters, max_size=12)
 values = st.fixed_dictionaries(
@@ -185,16 +206,33 @@ def test_types_are_found_behind_references_unions_enums_and_nullable() -> None:
     }
     types = {name: declared(name, schema) for name in (*schema["properties"], "unknown")}
     assert types == {
-        "mode": ("string",), "loop": (), "maybe": ("integer", "null"), "one": ("string", "null"), "all": ("boolean",),
-        "open": (), "const": ("integer",), "remote": (), "unknown": (),
-    }  # fmt: skip
+        "mode": ("string",),
+        "loop": (),
+        "maybe": ("integer", "null"),
+        "one": ("string", "null"),
+        "all": ("boolean",),
+        "open": (),
+        "const": ("integer",),
+        "remote": (),
+        "unknown": (),
+    }
 
 
 @pytest.mark.parametrize(
     ("schema", "allows"),
-    [(None, True), ({"type": 3}, True), ({"properties": []}, True), ({"properties": {"a": 3}}, True), ({"required": None}, True),
-     ({"properties": {"a": {"type": "wizard"}}}, True), ([], True), ("x", False), (3, False), ([1], False)],
-)  # fmt: skip
+    [
+        (None, True),
+        ({"type": 3}, True),
+        ({"properties": []}, True),
+        ({"properties": {"a": 3}}, True),
+        ({"required": None}, True),
+        ({"properties": {"a": {"type": "wizard"}}}, True),
+        ([], True),
+        ("x", False),
+        (3, False),
+        ([1], False),
+    ],
+)
 def test_a_malformed_schema_refuses_or_allows_but_never_raises(schema: Any, allows: bool) -> None:
     tool = {"name": "f", "parameters": schema}
     assert fits("f", {"a": 1}, [tool]) is allows

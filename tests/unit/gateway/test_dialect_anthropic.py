@@ -60,10 +60,14 @@ def test_a_stream_that_fails_ends_with_an_error_event(problem: Problem, kind: st
     [
         lambda nonce: BILLING.format(nonce) + "\nYou are Claude Code.\nRules.",
         lambda nonce: [text(BILLING.format(nonce)), text("You are Claude Code.\nRules.")],
-        lambda nonce: [text(BILLING.format(nonce) + "\nYou are Claude Code.\nRules.", cache_control={"type": "ephemeral"})],
+        lambda nonce: [
+            text(
+                BILLING.format(nonce) + "\nYou are Claude Code.\nRules.", cache_control={"type": "ephemeral"}
+            )
+        ],
     ],
     ids=["string", "block", "in a block"],
-)  # fmt: skip
+)
 def test_a_billing_header_that_changes_with_every_request_changes_neither_prompt_nor_digest(
     system: Any,
 ) -> None:
@@ -90,8 +94,12 @@ def test_cache_markers_that_move_between_turns_change_nothing() -> None:
         tools=[{**tool, **mark}],
     )
     plain = read(
-        user("go"), assistant(used("toolu_1", "ls")), user([{**result, "content": [text("hi")]}]), system="Rules.", tools=[tool]
-    )  # fmt: skip
+        user("go"),
+        assistant(used("toolu_1", "ls")),
+        user([{**result, "content": [text("hi")]}]),
+        system="Rules.",
+        tools=[tool],
+    )
     assert (marked.turns, marked.tools) == (plain.turns, plain.tools)
 
 
@@ -226,10 +234,14 @@ def test_a_system_message_inside_the_conversation_is_folded_into_user_text() -> 
         ([assistant({"type": "tool_use", "id": "x", "input": {}})], {}, "has no function name"),
         ([user("a")], {"system": 3}, "system must be a string"),
         ([user("a")], {"max_tokens": 0}, "max_tokens must be a positive integer"),
-        ([user("a")], {"tools": [{"name": "f", "input_schema": "{}"}]}, r"tools\[0\]: the schema of tool 'f'"),
+        (
+            [user("a")],
+            {"tools": [{"name": "f", "input_schema": "{}"}]},
+            r"tools\[0\]: the schema of tool 'f'",
+        ),
         ([user("a")], {"tools": [{"input_schema": {}}]}, r"tools\[0\] has no name"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_served_is_refused_in_one_sentence(messages: list[Any], body: Any, words: str) -> None:
     with pytest.raises(Problem, match=words) as problem:
         read(*messages, **body)

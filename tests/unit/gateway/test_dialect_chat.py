@@ -121,8 +121,13 @@ def test_results_of_parallel_calls_stand_in_the_order_of_their_calls() -> None:
 
 def test_unknown_fields_are_tolerated_and_settings_of_the_run_prevail() -> None:
     request = read(
-        frobnicate={"deep": [1]}, temperature=9, logit_bias={}, tool_choice="auto", max_tokens=5, max_completion_tokens=7
-    )  # fmt: skip
+        frobnicate={"deep": [1]},
+        temperature=9,
+        logit_bias={},
+        tool_choice="auto",
+        max_tokens=5,
+        max_completion_tokens=7,
+    )
     assert request.max_tokens == 5 and request.calls_allowed
     assert not read(tool_choice="none").calls_allowed
 

@@ -124,12 +124,16 @@ LEFT_OUT = {
 # Keys of a tool that the guide lists as without effect.
 WITHOUT_EFFECT: dict[str, dict[str, Callable[[Any], dict[str, Any]]]] = {
     "chat": {},
-    "responses": {"tools.allowed_callers": lambda value: {"allowed_callers": ["direct", value]},
-                  "tools.tools.allowed_callers": lambda value: {"allowed_callers": ["direct", value]}},
-    "anthropic": {"tools.allowed_callers": lambda value: {"allowed_callers": ["direct", value]},
-                  "tools.cache_control.type": lambda value: {"cache_control": {"type": value}},
-                  "tools.cache_control.ttl": lambda value: {"cache_control": {"type": "ephemeral", "ttl": value}}},
-}  # fmt: skip
+    "responses": {
+        "tools.allowed_callers": lambda value: {"allowed_callers": ["direct", value]},
+        "tools.tools.allowed_callers": lambda value: {"allowed_callers": ["direct", value]},
+    },
+    "anthropic": {
+        "tools.allowed_callers": lambda value: {"allowed_callers": ["direct", value]},
+        "tools.cache_control.type": lambda value: {"cache_control": {"type": value}},
+        "tools.cache_control.ttl": lambda value: {"cache_control": {"type": "ephemeral", "ttl": value}},
+    },
+}
 
 
 def closed_sets(hint: Any, path: str, above: frozenset[Any] = frozenset()) -> Iterator[str]:

@@ -235,7 +235,11 @@ def test_a_rule_says_which_replies_keep_it(rule: CallRule, kept: list[Any], brok
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_request_that_ends_with_the_assistant_is_not_answered_with_a_second_turn(wire: str) -> None:
     opening = {"role": "assistant", "content": "The number of oaks is"}
-    ending = read(wire, messages=[{"role": "user", "content": "oaks?"}, opening], input=[{"role": "user", "content": "oaks?"}, opening])  # fmt: skip
+    ending = read(
+        wire,
+        messages=[{"role": "user", "content": "oaks?"}, opening],
+        input=[{"role": "user", "content": "oaks?"}, opening],
+    )
     with pytest.raises(Problem, match=r"the last message of (messages|input) is the assistant's") as problem:
         ending.check_answerable()
     assert (problem.value.status, problem.value.param) == (

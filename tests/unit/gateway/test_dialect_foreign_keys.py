@@ -172,10 +172,21 @@ def test_a_part_of_the_conversation_under_another_wires_key_is_refused_with_the_
         ("chat", [ANSWER, {"role": "tool", "content": "r", "name": "f"}]),
         ("chat", [{**ANSWER, "function_call": CALL["function"]}]),
         ("responses", [{"type": "reasoning", "summary": [], "encrypted_content": "x", "text": None}]),
-        ("chat", [{**ANSWER, "function_call": None, "reasoning_content": None, "refusal": None, "annotations": []}]),
+        (
+            "chat",
+            [
+                {
+                    **ANSWER,
+                    "function_call": None,
+                    "reasoning_content": None,
+                    "refusal": None,
+                    "annotations": [],
+                }
+            ],
+        ),
         ("anthropic", [{"role": "assistant", "content": "x", "reasoning_content": None, "tool_calls": []}]),
         ("responses", [{**MADE, "id": "fc_1", "status": "completed", "input": None, "namespace": None}]),
     ],
-)  # fmt: skip
+)
 def test_keys_that_hold_nothing_more_are_taken(wire: str, history: list[Any]) -> None:
     assert read(wire, *history).turns

@@ -57,7 +57,11 @@ def test_a_choice_means_the_tool_of_its_namespace_and_name(
 @pytest.mark.parametrize(
     ("tools", "named", "words"),
     [
-        ([A, B], {"name": "read"}, "may mean 'read' of the namespace 'a' or 'read' of the namespace 'b': give its namespace"),
+        (
+            [A, B],
+            {"name": "read"},
+            "may mean 'read' of the namespace 'a' or 'read' of the namespace 'b': give its namespace",
+        ),
         ([READ, A], {"name": "read", "namespace": "b"}, "names 'read' of the namespace 'b', which no tool"),
         ([READ], {"name": "read", "namespace": "a"}, "names 'read' of the namespace 'a', which no tool"),
         ([READ, A], {"name": "write"}, "names 'write', which no tool"),
@@ -65,7 +69,7 @@ def test_a_choice_means_the_tool_of_its_namespace_and_name(
         ([READ, A], {"name": "read", "server": "x"}, "has no 'server'"),
         ([READ, A], {"function": {"name": "read"}, "name": "a__read"}, "has no 'name'"),
     ],
-)  # fmt: skip
+)
 def test_a_choice_that_means_no_tool_or_several_is_refused(
     tools: list[Any], named: dict[str, Any], words: str
 ) -> None:

@@ -211,7 +211,11 @@ def test_reasoning_of_another_provider_is_kept_as_far_as_it_is_readable() -> Non
 @pytest.mark.parametrize(
     ("items", "body", "words"),
     [
-        ([], {"previous_response_id": "resp_1"}, "previous_response_id refers to 'resp_1'.*whole conversation"),
+        (
+            [],
+            {"previous_response_id": "resp_1"},
+            "previous_response_id refers to 'resp_1'.*whole conversation",
+        ),
         ([], {"conversation": "conv_1"}, "conversation is not supported"),
         ([], {"background": True}, "background is not supported: .*stream the reply instead"),
         ([{"type": "item_reference", "id": "rs_1"}], {}, r"input\[0\] refers to 'rs_1'.*not of this session"),
@@ -219,10 +223,18 @@ def test_reasoning_of_another_provider_is_kept_as_far_as_it_is_readable() -> Non
         ([USER, 3], {}, r"input\[1\] is not an object"),
         ([{"role": "wizard", "content": "x"}], {}, "unknown role 'wizard'"),
         ([{"type": "function_call", "call_id": "c"}], {}, r"input\[0\] is a tool call without a name"),
-        ([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}], {}, r"input\[0\] holds an image"),
-        ([USER], {"tools": [{"type": "function", "name": "f", "parameters": 3}]}, r"tools\[0\]: the schema of tool 'f'"),
+        (
+            [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}],
+            {},
+            r"input\[0\] holds an image",
+        ),
+        (
+            [USER],
+            {"tools": [{"type": "function", "name": "f", "parameters": 3}]},
+            r"tools\[0\]: the schema of tool 'f'",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_served_is_refused_in_one_sentence(items: list[Any], body: Any, words: str) -> None:
     with pytest.raises(Problem, match=words) as problem:
         read(*items, **body)

@@ -229,12 +229,20 @@ def test_a_call_that_a_providers_container_ran_is_left_out_of_a_history() -> Non
 
 def test_anthropics_typed_tools_are_called_under_the_names_that_their_clients_know() -> None:
     tools = [{"type": kind, "name": name} for kind, (name, _, _) in ANTHROPIC_TOOLS.items() if kind > "m"]
-    assert set(names(read("anthropic", tools=tools))) == {"memory", "str_replace_editor", "str_replace_based_edit_tool"}  # fmt: skip
+    assert set(names(read("anthropic", tools=tools))) == {
+        "memory",
+        "str_replace_editor",
+        "str_replace_based_edit_tool",
+    }
     with pytest.raises(
         Problem, match=r"tools\[0\]: a tool of the type bash_20250124 must have the name 'bash'"
     ):
         read("anthropic", tools=[{"type": "bash_20250124", "name": "sh"}])
-    incoming = read("anthropic", tools=[{"type": "bash_20250124", "name": "bash"}], tool_choice={"type": "tool", "name": "bash"})  # fmt: skip
+    incoming = read(
+        "anthropic",
+        tools=[{"type": "bash_20250124", "name": "bash"}],
+        tool_choice={"type": "tool", "name": "bash"},
+    )
     assert incoming.request.rule == CallRule(names=("bash",), required=True)
     body = ANTHROPIC.dialect.reply(
         incoming,
@@ -324,12 +332,21 @@ def test_what_an_action_holds_beyond_its_arguments_is_left_out_of_a_history_howe
     [
         (
             {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}},
-            {"type": "shell_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "hello"}]},
+            {
+                "type": "shell_call_output",
+                "call_id": "c",
+                "output": [{"type": "input_text", "text": "hello"}],
+            },
             "hello",
         ),
         (
             {"type": "apply_patch_call", "call_id": "c", "operation": PATCH},
-            {"type": "apply_patch_call_output", "call_id": "c", "status": "failed", "output": [{"type": "input_text", "text": "no such line"}]},
+            {
+                "type": "apply_patch_call_output",
+                "call_id": "c",
+                "status": "failed",
+                "output": [{"type": "input_text", "text": "no such line"}],
+            },
             "Error: no such line",
         ),
         (
@@ -338,7 +355,7 @@ def test_what_an_action_holds_beyond_its_arguments_is_left_out_of_a_history_howe
             "a",
         ),
     ],
-)  # fmt: skip
+)
 def test_no_result_of_a_typed_tool_is_lost(made: Any, result: Any, text: str) -> None:
     request = read("responses", made, result).request
     assert request.turns[-1].text == text and request.left_out == 0

@@ -208,20 +208,40 @@ def test_traps_of_templates_are_folded_at_the_boundary() -> None:
             {"role": "developer", "content": "rules"},
             {"role": "tool", "content": "an orphan"},
             {"role": "system", "content": "later rules"},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "server_tool_use", "id": "x"}, {"type": "text", "text": "b"}]},
-            {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "not json"}}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "text", "text": "a"},
+                    {"type": "server_tool_use", "id": "x"},
+                    {"type": "text", "text": "b"},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"function": {"name": "f", "arguments": "not json"}}],
+            },
             {"role": "tool", "content": "one"},
         ]
-    )  # fmt: skip
+    )
     assert [turn.role for turn in turns] == ["system", "user", "user", "user", "assistant", "tool"]
     assert left_out == 1 and turns[3].text == "ab"
     assert turns[4].text == "" and turns[4].calls[0].mapping() == {"input": "not json"}
 
 
 @pytest.mark.parametrize(
-    "messages", [None, [], "x", [1], [{"role": "user", "content": 3}], [{"role": "wizard"}],
-                 [{"role": "assistant", "tool_calls": [{}]}], [{"role": "assistant", "tool_calls": 3}]]
-)  # fmt: skip
+    "messages",
+    [
+        None,
+        [],
+        "x",
+        [1],
+        [{"role": "user", "content": 3}],
+        [{"role": "wizard"}],
+        [{"role": "assistant", "tool_calls": [{}]}],
+        [{"role": "assistant", "tool_calls": 3}],
+    ],
+)
 def test_malformed_messages_get_one_clear_sentence(messages: Any) -> None:
     with pytest.raises(Problem) as problem:
         read_messages(messages)

@@ -127,7 +127,12 @@ async def test_a_request_that_is_not_http_or_whose_body_cannot_be_read_is_refuse
 
 @pytest.mark.parametrize("path", PATHS)
 async def test_an_unknown_method_or_route_is_refused_in_the_form_of_its_wire(port: int, path: str) -> None:
-    for status, line in ((405, f"DELETE {path}"), (405, f"GET {path}"), (404, f"POST {path}/nowhere"), (400, f"BREW {path}")):  # fmt: skip
+    for status, line in (
+        (405, f"DELETE {path}"),
+        (405, f"GET {path}"),
+        (404, f"POST {path}/nowhere"),
+        (400, f"BREW {path}"),
+    ):
         got, body, _ = await ask(port, line.encode() + b" HTTP/1.1\r\nHost: x\r\n\r\n")
         assert got == status
         check_form(path, body)

@@ -44,6 +44,9 @@ def test_the_hundredth_turn_encodes_no_more_than_the_second(
         costs.append(encoded)
         contexts.append(len(turns.ids))
         stepped = driver.step(history, SAYS)
-        history += [stepped.message, {"role": "tool", "tool_call_id": stepped.message["tool_calls"][0]["id"], "content": "oak oak"}]  # fmt: skip
+        history += [
+            stepped.message,
+            {"role": "tool", "tool_call_id": stepped.message["tool_calls"][0]["id"], "content": "oak oak"},
+        ]
     assert costs[1] == costs[-1] < 100, "equal deltas, equal cost"
     assert contexts[-1] > 5 * contexts[1] and contexts[-1] > 20 * costs[-1], "while the context grew"

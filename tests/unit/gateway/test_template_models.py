@@ -121,10 +121,16 @@ def test_even_then_a_request_continues_where_the_template_leaves_everything_as_i
         ("{% for %}", "cannot be compiled"),
         ("{{ raise_exception('no such roles') }}", "no such roles"),
         ("{{ ''.__class__.__mro__ }}", "refuses a question and an answer"),
-        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "ends an assistant message with no special token"),
-        ("{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}", "leaves out what the assistant says"),
+        (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+            "ends an assistant message with no special token",
+        ),
+        (
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}<|im_end|>{% endfor %}",
+            "leaves out what the assistant says",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_template_that_cannot_be_used_is_refused_in_one_sentence(
     tmp_path: Path, template: str | None, says: str
 ) -> None:

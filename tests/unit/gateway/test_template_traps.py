@@ -89,7 +89,11 @@ def test_the_minimax_renderer_writes_what_the_template_writes_token_by_token(
 def test_1_arguments_reach_the_template_as_a_mapping_however_they_are_spelled(
     renderer: Renderer, arguments: Any
 ) -> None:
-    message = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": arguments}}]}  # fmt: skip
+    message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": arguments}}],
+    }
     (turn,), _ = read_messages([message])
     assert renderer.given(turn) == renderer.given(says("", None, look("oak")))
 
@@ -98,7 +102,11 @@ def test_1_arguments_reach_the_template_as_a_mapping_however_they_are_spelled(
 def test_1_arguments_that_are_not_an_object_never_break_a_template(
     renderer: Renderer, arguments: Any
 ) -> None:
-    message = {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": arguments}}]}  # fmt: skip
+    message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": arguments}}],
+    }
     turns, _ = read_messages(
         [{"role": "user", "content": "oak"}, message, {"role": "tool", "tool_call_id": "a", "content": "x"}]
     )
@@ -139,7 +147,10 @@ def test_3_consecutive_tool_results_share_one_block(renderer: Renderer) -> None:
 
 # 4
 def test_4_a_list_of_parts_renders_as_the_string_it_means(renderer: Renderer) -> None:
-    parts = [{"type": "text", "text": "How many", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": " oaks?"}]  # fmt: skip
+    parts = [
+        {"type": "text", "text": "How many", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": " oaks?"},
+    ]
     (turn,), _ = read_messages([{"role": "user", "content": parts}])
     assert turn == ASK
     assert renderer.opening([turn], (), asking=True) == renderer.opening([ASK], (), asking=True)
@@ -185,9 +196,13 @@ def test_6_what_follows_the_prompt_to_say_a_message_closes_the_thinking(minimax:
 def test_7_content_null_prints_nothing(renderer: Renderer) -> None:
     messages: list[dict[str, Any]] = [
         {"role": "user", "content": None},
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": "{}"}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "a", "function": {"name": "look", "arguments": "{}"}}],
+        },
         {"role": "tool", "tool_call_id": "a", "content": None},
-    ]  # fmt: skip
+    ]
     turns, _ = read_messages(messages)
     assert "None" not in shown(renderer, *turns)
 
@@ -251,13 +266,19 @@ QUOTES = (
 @pytest.mark.parametrize("quote", QUOTES)
 def test_11_a_quoted_special_token_stays_text_in_every_role(renderer: Renderer, quote: str) -> None:
     def special(*turns: Turn, tools: Any = ()) -> list[int]:
-        marks = [getattr(renderer.markers, name) for name in ("think_open", "think_close", "call_open", "call_close")]  # fmt: skip
+        marks = [
+            getattr(renderer.markers, name)
+            for name in ("think_open", "think_close", "call_open", "call_close")
+        ]
         ids = incremental(renderer, turns, tools, sampled=False)
         return [token for token in ids if token in {*marks, *renderer.stop_ids}]
 
     def talk(word: str) -> tuple[tuple[Turn, ...], Any]:
         calls = (CanonicalCall("look", canonical_json({"at": word, f"k{word}": [word]})),)
-        tool = {"type": "function", "function": {"name": "look", "description": word, "parameters": {"type": "object"}}}  # fmt: skip
+        tool = {
+            "type": "function",
+            "function": {"name": "look", "description": word, "parameters": {"type": "object"}},
+        }
         answer = says(f"so {word} so", f"r {word} r", *calls)
         turns = (
             Turn(role="system", text=word),

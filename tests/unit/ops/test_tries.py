@@ -213,8 +213,11 @@ def test_apt_that_fails_finishes_what_was_killed_and_reads_the_index_before_it_i
     done, log = apt(tmp_path, f'[ "$1" = update ] && touch "{tmp_path}/new"; [ -e "{tmp_path}/new" ]')
     assert done.returncode == 0, done.stderr
     assert [line.split()[:2] for line in log] == [
-        ["apt-get", "install"], ["dpkg", "--configure"], ["apt-get", "update"], ["apt-get", "install"],
-    ]  # fmt: skip
+        ["apt-get", "install"],
+        ["dpkg", "--configure"],
+        ["apt-get", "update"],
+        ["apt-get", "install"],
+    ]
     assert "DPkg::Lock::Timeout=300" in log[2]
 
 

@@ -99,8 +99,9 @@ def test_what_stays_behind_and_whatever_is_too_much_is_named() -> None:
     )
     assert over_limit(pipe, "x", LIMITS) is None
     assert [(file.path, file.body, file.kind) for file in packed(pipe)] == [
-        ("out", None, "behind"), ("pipe", None, "behind"),
-    ]  # fmt: skip
+        ("out", None, "behind"),
+        ("pipe", None, "behind"),
+    ]
     assert stayed_behind(packed(pipe)) == (
         "'out' is a symbolic link that may lead out of the work directory and did not reach the tests, nor did 1 others"
     )

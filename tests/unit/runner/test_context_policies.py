@@ -123,17 +123,26 @@ async def test_a_policy_of_another_package_is_found_configured_and_applied(third
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ({"policy": "halve", "att": 4}, r"shell\.att is not a known key: did you mean at\? \(known: policy, at\)"),
+        (
+            {"policy": "halve", "att": 4},
+            r"shell\.att is not a known key: did you mean at\? \(known: policy, at\)",
+        ),
         ({"policy": "halve", "at": "four"}, r"shell\.at: Input should be a valid integer"),
         ({"policy": "halve", "at": 3}, r"rollout\.context\.shell: at \(3\) must be even"),
         ({"policy": "nested"}, r"shell\.least: Field required"),
-        ({"policy": "nested", "least": 1, "words": {"oak": "x"}}, r"shell\.words\.oak: Input should be a valid integer"),
+        (
+            {"policy": "nested", "least": 1, "words": {"oak": "x"}},
+            r"shell\.words\.oak: Input should be a valid integer",
+        ),
         ({"policy": "nested", "least": 1, "most": 1}, r"shell\.most is not a known key"),
         ({"policy": "unfit"}, r"shell\.policy: 'unfit' needs a method `fit` and a `name`"),
         ({"policy": "made"}, r"shell\.policy: 'made' is neither a dataclass nor a pydantic model"),
-        ({"policy": "forget"}, r"known: drop_replies, halve, made, nested, none, periodic_summary, sliding_window, unfit"),
+        (
+            {"policy": "forget"},
+            r"known: drop_replies, halve, made, nested, none, periodic_summary, sliding_window, unfit",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_refusal_by_another_packages_policy_names_its_key(
     third_party: None, table: dict[str, Any], sentence: str
 ) -> None:

@@ -58,9 +58,21 @@ def odd(name: str) -> st.SearchStrategy[str]:
     """Commands that leave something odd, or nothing, at a file next to the reward."""
     path = f"{V}/{name}"
     texts = st.sampled_from(
-        ["", "{", "null", "[null]", REPORT, '[{"name": "a", "passed": 1}]', '[{"name": "a", "passed": true, "message": null}]', "[" * 3000,
-         '{"a": 7}',          '{"a": 1e999}', "\\udcff", "\ufeff[]"]
-    )  # fmt: skip
+        [
+            "",
+            "{",
+            "null",
+            "[null]",
+            REPORT,
+            '[{"name": "a", "passed": 1}]',
+            '[{"name": "a", "passed": true, "message": null}]',
+            "[" * 3000,
+            '{"a": 7}',
+            '{"a": 1e999}',
+            "\\udcff",
+            "\ufeff[]",
+        ]
+    )
     return st.one_of(
         st.just("true"),
         st.just(f"mkdir -p {path}/deep"),

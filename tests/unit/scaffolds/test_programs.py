@@ -188,6 +188,9 @@ def test_every_npm_preset_is_pinned_by_exact_versions_and_hashes(name: str) -> N
 
 
 def test_only_claude_code_has_terms_to_accept() -> None:
-    bound = {name for name in ("opencode", "codex", "qwen-code", "aider", "mini-swe-agent", "claude-code")
-             if (found := find(name).manifest.program) and found.licence}  # fmt: skip
+    bound = {
+        name
+        for name in ("opencode", "codex", "qwen-code", "aider", "mini-swe-agent", "claude-code")
+        if (found := find(name).manifest.program) and found.licence
+    }
     assert bound == {"claude-code"}

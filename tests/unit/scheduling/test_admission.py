@@ -146,13 +146,22 @@ def test_the_window_warns_when_it_will_idle_the_trainer() -> None:
     ("counts", "sentence"),
     [
         # 11 of 24 are in flight, and yet admission is closed: 23 + 1 groups of (2 + 1 + 3) batches of 4
-        (QueueCounts(dispatched=25, resolved=1, consumed=13, committed_batches=3), "queue.max_staleness = 2 allows (24 groups dispatched and not "
-         "filtered, of (2 + 1 + 3 committed batches) × 4 groups = 24) until the next batch is committed"),
-        (QueueCounts(dispatched=24, committed_batches=9), "the queue is full: 24 groups are in flight, and queue.capacity is 24"),
-        (QueueCounts(dispatched=5, running_rollouts=8), "8 rollouts run or wait for a runner, and a group of 4 more would be over rollout.slots + "
-         "queue.group_size − 1 = 8 + 4 − 1 = 11"),
+        (
+            QueueCounts(dispatched=25, resolved=1, consumed=13, committed_batches=3),
+            "queue.max_staleness = 2 allows (24 groups dispatched and not "
+            "filtered, of (2 + 1 + 3 committed batches) × 4 groups = 24) until the next batch is committed",
+        ),
+        (
+            QueueCounts(dispatched=24, committed_batches=9),
+            "the queue is full: 24 groups are in flight, and queue.capacity is 24",
+        ),
+        (
+            QueueCounts(dispatched=5, running_rollouts=8),
+            "8 rollouts run or wait for a runner, and a group of 4 more would be over rollout.slots + "
+            "queue.group_size − 1 = 8 + 4 − 1 = 11",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_bound_that_prevents_dispatch_is_named_with_its_key_and_its_sum(
     counts: QueueCounts, sentence: str
 ) -> None:
@@ -162,9 +171,13 @@ def test_the_bound_that_prevents_dispatch_is_named_with_its_key_and_its_sum(
 
 @given(
     st.builds(
-        QueueCounts, dispatched=st.integers(0, 40), resolved=st.integers(0, 5), consumed=st.integers(0, 20),
-        committed_batches=st.integers(0, 5), running_rollouts=st.integers(0, 70),
+        QueueCounts,
+        dispatched=st.integers(0, 40),
+        resolved=st.integers(0, 5),
+        consumed=st.integers(0, 20),
+        committed_batches=st.integers(0, 5),
+        running_rollouts=st.integers(0, 70),
     )
-)  # fmt: skip
+)
 def test_a_bound_is_named_exactly_when_nothing_may_be_dispatched(counts: QueueCounts) -> None:
     assert (binding(counts, BASE) is None) is (dispatchable(counts, BASE) > 0)

@@ -138,9 +138,16 @@ def test_overrides_are_toml_values_or_bare_words_and_the_last_one_wins(tmp_path:
     file = written(tmp_path, "[queue]\ncapacity = 10\n")
     config = load(
         file,
-        ["queue.capacity=12", "queue.capacity = 16", "run.name=other", "trainer.lr=1e-4", "rollout.train_timeouts=true",
-         "stage.domains={coding = 2.0}", "servers.urls=['http://127.0.0.1:1']"],
-    )  # fmt: skip
+        [
+            "queue.capacity=12",
+            "queue.capacity = 16",
+            "run.name=other",
+            "trainer.lr=1e-4",
+            "rollout.train_timeouts=true",
+            "stage.domains={coding = 2.0}",
+            "servers.urls=['http://127.0.0.1:1']",
+        ],
+    )
     assert (config.queue.capacity, config.run.name, config.trainer.lr) == (16, "other", 1e-4)
     assert config.rollout.train_timeouts and config.stage.domains == {"coding": 2.0}
     assert config.servers.urls == ["http://127.0.0.1:1"]

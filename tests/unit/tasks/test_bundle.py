@@ -360,9 +360,17 @@ async def test_what_a_task_places_and_an_agent_changes_reaches_the_tests(tmp_pat
     async with provider.open(after.spec(after.files, Limits())) as sandbox:
         seen = (await sandbox.exec(["sh", "-c", look])).stdout.decode().split("\n")
     assert seen == [
-        ". drwxr-xr-x ", "./bin drwxr-xr-x ", "./bin/run -rwxr-xr-x ", "./closed dr-xr-xr-x ", "./closed/x -rw-r--r-- ",
-        "./empty drwxr-xr-x ", "./here lrwxrwxrwx closed/x", "./locked -r--r--r-- ", "./locked2 -rw-r--r-- ", "",
-    ]  # fmt: skip
+        ". drwxr-xr-x ",
+        "./bin drwxr-xr-x ",
+        "./bin/run -rwxr-xr-x ",
+        "./closed dr-xr-xr-x ",
+        "./closed/x -rw-r--r-- ",
+        "./empty drwxr-xr-x ",
+        "./here lrwxrwxrwx closed/x",
+        "./locked -r--r--r-- ",
+        "./locked2 -rw-r--r-- ",
+        "",
+    ]
 
 
 def test_a_run_that_takes_smaller_tasks_says_so_before_anything_is_sent(tmp_path: Path) -> None:

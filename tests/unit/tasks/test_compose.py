@@ -307,11 +307,16 @@ def test_texts_that_older_yaml_takes_for_other_kinds_stay_texts() -> None:
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.integers(), st.sampled_from(["", "a", "db", "main", "1s", "a:/b", "/x", "$", "${A}", "${A:-b}", "CMD"])
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.sampled_from(["", "a", "db", "main", "1s", "a:/b", "/x", "$", "${A}", "${A:-b}", "CMD"]),
     ),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(NAMES), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(NAMES), inner, max_size=3)
+    ),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 def some(table: Mapping[str, ComposeKey]) -> st.SearchStrategy[dict[str, Any]]:

@@ -68,10 +68,19 @@ def test_a_dockerfile_that_needs_no_image_is_admitted_without_images(text: str) 
     ("text", "says"),
     [
         ("# syntax=docker/dockerfile:1\nFROM ubuntu:24.04\nWORKDIR /app\n", "line 2: FROM ubuntu:24.04: "),
-        ("FROM debian:12\nRUN apt-get update && \\\n    # a comment\n    apt-get install -y x\n", "line 2: RUN is"),
+        (
+            "FROM debian:12\nRUN apt-get update && \\\n    # a comment\n    apt-get install -y x\n",
+            "line 2: RUN is",
+        ),
         ("FROM debian:12\r\nRUN a \\\r\n && b\r\n", "line 2: RUN is"),
-        ("ARG V=24.04\nFROM golang:1 AS build\nRUN make\nFROM ubuntu:${V}\nCOPY --from=build /a /a\n", "line 3: RUN is"),
-        ("FROM debian:12\nRUN <<EOF\napt-get update\nEOF\nCOPY <<A /x\nhi\nA\nVOLUME /data\n", "line 8: VOLUME is"),
+        (
+            "ARG V=24.04\nFROM golang:1 AS build\nRUN make\nFROM ubuntu:${V}\nCOPY --from=build /a /a\n",
+            "line 3: RUN is",
+        ),
+        (
+            "FROM debian:12\nRUN <<EOF\napt-get update\nEOF\nCOPY <<A /x\nhi\nA\nVOLUME /data\n",
+            "line 8: VOLUME is",
+        ),
         ("FROM debian:12\nCOPY --chown=root:root x /app/\n", "line 2: COPY has the flag --chown"),
         ("FROM debian:12\nADD https://example.com/x /app/x\n", "line 2: ADD is"),
         ("FROM debian:12\nUSER worker\nWORKDIR /app\n", "line 2: USER is"),
@@ -79,7 +88,7 @@ def test_a_dockerfile_that_needs_no_image_is_admitted_without_images(text: str) 
         ('FROM debian:12\nSHELL ["/bin/bash", "-c"]\nRUN true\n', "line 2: SHELL is"),
         ("FROM --platform=linux/amd64 debian:12\nWORKDIR /app\n", "line 1: FROM has the flag --platform"),
     ],
-)  # fmt: skip
+)
 def test_a_dockerfile_that_needs_one_is_refused_by_its_line_without_images_and_admitted_with_them(
     text: str, says: str
 ) -> None:
@@ -100,8 +109,14 @@ def test_a_base_without_images_names_the_key_that_switches_them_on() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ['ENTRYPOINT ["/bin/bash"]', 'ENTRYPOINT ["tini", "--"]', "ENTRYPOINT sleep infinity", "ENTRYPOINT []", 'ENTRYPOINT ["/bin/sh", "-c"]'],
-)  # fmt: skip
+    [
+        'ENTRYPOINT ["/bin/bash"]',
+        'ENTRYPOINT ["tini", "--"]',
+        "ENTRYPOINT sleep infinity",
+        "ENTRYPOINT []",
+        'ENTRYPOINT ["/bin/sh", "-c"]',
+    ],
+)
 def test_an_entry_point_that_starts_nothing_is_admitted(line: str) -> None:
     assert refused(a_task(f"FROM debian:12\nRUN true\n{line}\n"), ON) == ""
 

@@ -62,17 +62,19 @@ def test_comments_continuation_lines_case_and_white_space_are_read_as_docker_doe
 @pytest.mark.parametrize(
     ("line", "env"),
     [
-        ("ENV A=1 B='x y' C=\"d \\\"e\\\"\" D=f\\ g", {"A": "1", "B": "x y", "C": 'd "e"', "D": "f g"}),
+        ('ENV A=1 B=\'x y\' C="d \\"e\\"" D=f\\ g', {"A": "1", "B": "x y", "C": 'd "e"', "D": "f g"}),
         ("ENV A the rest  of the line", {"A": "the rest  of the line"}),
         ("ENV A=", {"A": ""}),
         ("ENV P=/app/bin:$PATH", {"P": f"/app/bin:{DEFAULT_ENV['PATH']}"}),
-        ("ENV A=${X:-none} B=${HOME:+yes} C=${X:+no} D=\\$HOME E='$HOME' F=\"${HOME}\"", {
-            "A": "none", "B": "yes", "C": "", "D": "$HOME", "E": "$HOME", "F": "/home/agent"}),
+        (
+            "ENV A=${X:-none} B=${HOME:+yes} C=${X:+no} D=\\$HOME E='$HOME' F=\"${HOME}\"",
+            {"A": "none", "B": "yes", "C": "", "D": "$HOME", "E": "$HOME", "F": "/home/agent"},
+        ),
         ("ENV A=1 B=$A", {"A": "1", "B": ""}),
         ("ENV A=1\nENV B=$A$A", {"A": "1", "B": "11"}),
         ("ENV A=x=y#z # is not a comment=", {"A": "x=y#z"}),
     ],
-)  # fmt: skip
+)
 def test_variables_are_set_quoted_and_filled_in(line: str, env: dict[str, str]) -> None:
     if "# is" in line:
         assert "'#' is not of the form NAME=value" in refused(line)
@@ -119,8 +121,9 @@ def test_files_and_directories_are_copied_as_docker_does(line: str, files: dict[
 def test_everything_is_copied_with_the_dockerfile_and_modes_are_as_requested() -> None:
     assert set(bodies("COPY . .")) == {f"/app/{path}" for path in (*CONTEXT, "Dockerfile")}
     assert read("COPY --chmod=755 top.txt x", "COPY top.txt y").files == {
-        "/app/x": File(b"t", 0o755), "/app/y": File(b"t")
-    }  # fmt: skip
+        "/app/x": File(b"t", 0o755),
+        "/app/y": File(b"t"),
+    }
 
 
 @pytest.mark.parametrize(

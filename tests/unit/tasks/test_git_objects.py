@@ -126,7 +126,10 @@ def test_a_damaged_pack_is_refused_by_its_flaw(data: bytes, sentence: str) -> No
 
 
 def test_a_pack_of_deltas_that_is_larger_than_it_looks_is_refused(repository: Path) -> None:
-    assert [len(each) for each in git_objects.packed(pack(BLOB, entry(6, 4, bytes([len(BLOB)]) + zlib.compress(COPY))))] == [20, 20]  # fmt: skip
+    assert [
+        len(each)
+        for each in git_objects.packed(pack(BLOB, entry(6, 4, bytes([len(BLOB)]) + zlib.compress(COPY))))
+    ] == [20, 20]
     size = 1 << 20
     large = entry(3, size, zlib.compress(bytes(size)))
     with pytest.raises(git_objects.TooMuch, match="more than 256 MB"):

@@ -142,14 +142,26 @@ def test_a_key_that_would_not_hold_is_refused_by_its_name(toml: str, sentence: s
 @pytest.mark.parametrize(
     ("path", "body", "sentence"),
     [
-        ("tests/docker-compose.yaml", b"services: {}", "tests/docker-compose.yaml is not honoured: only environment/docker-compose.yaml is"),
-        ("steps/one/instruction.md", b"x", "steps/one/instruction.md belongs to no step: task.toml has no [[steps]]"),
+        (
+            "tests/docker-compose.yaml",
+            b"services: {}",
+            "tests/docker-compose.yaml is not honoured: only environment/docker-compose.yaml is",
+        ),
+        (
+            "steps/one/instruction.md",
+            b"x",
+            "steps/one/instruction.md belongs to no step: task.toml has no [[steps]]",
+        ),
         ("trajectory.json", b"{}", "trajectory.json is not honoured"),
-        ("tests/test.sh", b"#!/usr/bin/env python3\nprint(1)", "tests/test.sh begins with '#!/usr/bin/env python3'"),
+        (
+            "tests/test.sh",
+            b"#!/usr/bin/env python3\nprint(1)",
+            "tests/test.sh begins with '#!/usr/bin/env python3'",
+        ),
         ("solution/solve.sh", b"#!/usr/bin/perl\n1", "solution/solve.sh begins with '#!/usr/bin/perl'"),
         ("instruction.md", b"a\0b", "instruction.md holds a NUL character (byte 1)"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_would_not_mean_what_the_format_says_is_refused_by_its_name(
     path: str, body: bytes, sentence: str
 ) -> None:
@@ -160,8 +172,16 @@ def test_a_file_that_would_not_mean_what_the_format_says_is_refused_by_its_name(
 @pytest.mark.parametrize(
     ("toml", "files", "sentence"),
     [
-        ("", {"environment/Dockerfile": b"FROM debian:12\nENV A=1 \\\n  BASH_ENV=/app/rc"}, "environment/Dockerfile line 2: ENV sets BASH_ENV: "),
-        ("", {"environment/Dockerfile": b"FROM debian:12\nENV BASH_ENV /app/rc"}, "environment/Dockerfile line 2: ENV sets BASH_ENV: "),
+        (
+            "",
+            {"environment/Dockerfile": b"FROM debian:12\nENV A=1 \\\n  BASH_ENV=/app/rc"},
+            "environment/Dockerfile line 2: ENV sets BASH_ENV: ",
+        ),
+        (
+            "",
+            {"environment/Dockerfile": b"FROM debian:12\nENV BASH_ENV /app/rc"},
+            "environment/Dockerfile line 2: ENV sets BASH_ENV: ",
+        ),
         (
             '[verifier]\nenvironment_mode = "separate"',
             {"tests/Dockerfile": b"FROM debian:12\nENV BASH_ENV=/x"},
@@ -178,7 +198,7 @@ def test_a_file_that_would_not_mean_what_the_format_says_is_refused_by_its_name(
             "task.toml: [environment].env sets https_proxy: https_proxy is reserved in a task with a network",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_variable_that_penstock_replaces_is_refused_where_it_is_set(
     toml: str, files: dict[str, bytes], sentence: str
 ) -> None:

@@ -64,16 +64,22 @@ def test_a_misplaced_file_is_refused_with_the_place_that_is_read(path: str, sent
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("steps/one/Dockerfile", "it lies at the top of steps/one, and Penstock reads environment/Dockerfile"),
+        (
+            "steps/one/Dockerfile",
+            "it lies at the top of steps/one, and Penstock reads environment/Dockerfile",
+        ),
         ("steps/one/test.sh", "and Penstock reads steps/one/tests/test.sh"),
-        ("steps/one/solutions/solve.sh", "steps/one/solutions/ is not read: move its files to steps/one/solution/"),
+        (
+            "steps/one/solutions/solve.sh",
+            "steps/one/solutions/ is not read: move its files to steps/one/solution/",
+        ),
         ("steps/one/files/a", "steps/one/files/ is not read: move its files to steps/one/workdir/"),
         ("steps/one/task.toml", "and Penstock reads task.toml"),
         ("steps/one/tests/Dockerfile", "steps/one/tests/Dockerfile is not read: write environment_mode"),
         ("step/one/instruction.md", "step/ is not read: move its files to steps/"),
         ("workdir/a", "workdir/ is not read: move its files to environment/files/"),
     ],
-)  # fmt: skip
+)
 def test_a_misplaced_file_of_a_step_is_refused_in_the_same_way(path: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         check_admissible(Task.from_files(STEPS | {path: b"x"}), SandboxSection())

@@ -59,14 +59,24 @@ def test_a_setting_names_the_number_that_is_the_reward_and_all_are_kept(
 @pytest.mark.parametrize(
     ("text", "json_text", "performance", "sentence"),
     [
-        (None, '{"tests": 1, "style": 1}', "", "call it 'reward', or name it in [verifier].performance, got 'tests', 'style'"),
-        (None, '{"tests": 1, "style": 1}', "test", "has no number 'test', which [verifier].performance asks for, got 'tests', 'style'"),
+        (
+            None,
+            '{"tests": 1, "style": 1}',
+            "",
+            "call it 'reward', or name it in [verifier].performance, got 'tests', 'style'",
+        ),
+        (
+            None,
+            '{"tests": 1, "style": 1}',
+            "test",
+            "has no number 'test', which [verifier].performance asks for, got 'tests', 'style'",
+        ),
         (None, '{"tests": 7, "style": 1}', "tests", "must hold a reward from 0 to 1, got 7"),
         (None, '{"a\\u0000": 1}', "", "is not a name: use 1 to 64 printable characters"),
         (None, json.dumps({f"n{n}": 0 for n in range(65)} | {"reward": 1}), "", "66 names are more than 64"),
         ("1", None, "tests", "holds one number without a name, and [verifier].performance asks for 'tests'"),
     ],
-)  # fmt: skip
+)
 def test_numbers_that_name_no_reward_are_a_failure(
     text: str | None, json_text: str | None, performance: str, sentence: str
 ) -> None:

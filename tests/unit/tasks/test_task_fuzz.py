@@ -93,9 +93,15 @@ def test_a_task_of_any_files_is_usable_or_refused(changes: dict[str, bytes]) -> 
 
 
 @hurried
-@given(message=anything | st.fixed_dictionaries({"files": anything, "files_b64": anything}) | st.builds(
-    lambda files, odd: {"files": {**{p: b.decode() for p, b in GOOD.items()}, **files}, "files_b64": odd},
-    st.dictionaries(paths, dockerfiles | tomls), st.dictionaries(paths, st.text(max_size=12), max_size=2)))  # fmt: skip
+@given(
+    message=anything
+    | st.fixed_dictionaries({"files": anything, "files_b64": anything})
+    | st.builds(
+        lambda files, odd: {"files": {**{p: b.decode() for p, b in GOOD.items()}, **files}, "files_b64": odd},
+        st.dictionaries(paths, dockerfiles | tomls),
+        st.dictionaries(paths, st.text(max_size=12), max_size=2),
+    )
+)
 def test_any_message_is_a_task_or_is_refused(message: Any) -> None:
     try:
         used(Task.from_message(message))

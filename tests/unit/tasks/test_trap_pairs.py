@@ -43,14 +43,14 @@ PICKLE = "import pickle\npickle.load(open('out', 'rb'))\n"
 FILES: list[tuple[dict[str, str], str, Rule]] = [
     ({"tests/check": "#!/usr/bin/env python3\n" + PICKLE}, "/tests/check", Rule.PROGRAM_TEXT),
     ({"tests/check.txt": PICKLE}, "python3 -I /tests/check.txt", Rule.PROGRAM_TEXT),
-    ({"tests/lib": "eval \"$(cat out)\"\n"}, ". /tests/lib", Rule.PROGRAM_TEXT),
+    ({"tests/lib": 'eval "$(cat out)"\n'}, ". /tests/lib", Rule.PROGRAM_TEXT),
     ({"tests/lib.inc": "./prog\n"}, "bash /tests/lib.inc", Rule.AGENT_PROGRAM),
     ({"tests/check.js": "exec('node sol.js')\n"}, "node /tests/check.js", Rule.UNREADABLE),
     ({"tests/check.rb": "#!/usr/bin/ruby\nputs 1\n"}, "/tests/check.rb", Rule.UNREADABLE),
     ({"tests/check.py": "print 'x'\n" + PICKLE}, "python3 -I /tests/check.py", Rule.UNREADABLE),
     ({"tests/lib.sh": "if then ((\n"}, ". /tests/lib.sh", Rule.UNREADABLE),
     ({"tests/large.py": "#" * (1 << 20) + "\n" + PICKLE}, "python3 -I /tests/large.py", Rule.UNREADABLE),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("files", "line", "rule"), FILES)

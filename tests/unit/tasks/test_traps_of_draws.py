@@ -68,10 +68,11 @@ def test_a_draw_of_python_that_does_not_repeat_is_named_and_one_that_repeats_is_
 @pytest.mark.parametrize(("seed", "rules"), [("random.seed(5)", []), ("pass", [Rule.DRAWS])])
 def test_a_seed_of_conftest_counts_for_the_other_files(seed: str, rules: list[Rule]) -> None:
     files = {
-        "task.toml": "", "instruction.md": "x",
+        "task.toml": "",
+        "instruction.md": "x",
         "tests/test.sh": "cd /tests && python3 -I -m pytest test_it.py\n",
         "tests/conftest.py": f"import random\n\n\ndef pytest_runtest_setup(item):\n    {seed}\n",
         "tests/test_it.py": "import random\n\n\ndef test_it():\n    assert random.random() < 1\n",
-    }  # fmt: skip
+    }
     task = Task.from_files({path: text.encode() for path, text in files.items()})
     assert [trap.rule for trap in traps_of(task)] == rules

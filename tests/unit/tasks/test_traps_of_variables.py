@@ -28,12 +28,12 @@ SAFE = [
     'read -r line <<< "$got"',
     'declare x="$got"',
     'printf "%s" "$got"',
-    'declare -i n; n=$(wc -c < out)',
+    "declare -i n; n=$(wc -c < out)",
     '[ -n "$got" ]',
-    '[[ -v HOME ]]',
-    'unset got',
+    "[[ -v HOME ]]",
+    "unset got",
     'export seen="$got"',
-]  # fmt: skip
+]
 
 
 def ran(line: str, directory: Path) -> bool:

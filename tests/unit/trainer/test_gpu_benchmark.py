@@ -37,8 +37,11 @@ TINY = replace(
 def test_every_model_shape_and_method_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     rows = gpu.report(TINY)
     assert [(row["model"], row["shape"], row["method"]) for row in rows] == [
-        (model, shape, method) for model in ("dense", "mixture") for shape in ("chain", "group") for method in ("tree", "varlen", "rollout")
-    ]  # fmt: skip
+        (model, shape, method)
+        for model in ("dense", "mixture")
+        for shape in ("chain", "group")
+        for method in ("tree", "varlen", "rollout")
+    ]
     for row in rows:
         assert row["seconds"] > row["planning_s"] >= 0 and row["tflops"] > 0 and row["peak_gib"] is None
         assert (row["token_bound"] == row["flop_bound"] == row["speed_up"] == 1) == (

@@ -130,8 +130,14 @@ def test_train_steps_below_the_resolution_of_bfloat16_are_not_lost() -> None:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_model(
         tmp_path_factory.mktemp("model"),
-        vocab_size=259, hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp=24,
-    )  # fmt: skip
+        vocab_size=259,
+        hidden=16,
+        layers=1,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
+        mlp=24,
+    )
 
 
 @pytest.mark.parametrize("lora_rank", [0, 2])

@@ -24,8 +24,13 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     argv = [sys.executable, "-m", "tests.unit.trainer.ranks_at_work", str(tmp_path_factory.mktemp("ranks"))]
     quiet = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with subprocess.Popen(
-        argv, env=os.environ | quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:  # fmt: skip
+        argv,
+        env=os.environ | quiet,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         try:
             output, log = process.communicate(timeout=TIMEOUT_S)
         finally:

@@ -218,8 +218,13 @@ def test_after_saving_one_set_of_weights_is_there_and_nothing_else_is_touched(
         before = files_of(out)
         train(toy_file, given, out, seed=0, settings=ONE_STEP, progress=lambda _: None)
         assert files_of(out).keys() == {
-            *theirs, "config.json", "generation_config.json", "tokenizer.json", "sft.json", "model.safetensors"
-        }  # fmt: skip
+            *theirs,
+            "config.json",
+            "generation_config.json",
+            "tokenizer.json",
+            "sft.json",
+            "model.safetensors",
+        }
         assert {name: files_of(out)[name] for name in theirs} == theirs
         assert files_of(out)["model.safetensors"] != before.get("model.safetensors")
     assert inspect_directory(out).weight_files == (out / "model.safetensors",)

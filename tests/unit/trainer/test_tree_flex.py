@@ -180,8 +180,17 @@ def test_it_is_compiled_at_most_once_with_gradients_and_once_without_for_plans_a
     counter = CompileCounter()  # replaces the compiler: counts, and runs the given code unchanged
     counts = []
     for tokens, past in (
-        (512, 0), (300, 130), (1, 0), (700, 130), (130, 300), (600, 600), (640, 0), (1, 1), (1000, 256), (257, 1100),
-    ):  # fmt: skip
+        (512, 0),
+        (300, 130),
+        (1, 0),
+        (700, 130),
+        (130, 300),
+        (600, 600),
+        (640, 0),
+        (1, 1),
+        (1000, 256),
+        (257, 1100),
+    ):
         shape = plan(tokens, past)
         for gradients in (
             False,

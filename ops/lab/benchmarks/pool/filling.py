@@ -17,8 +17,12 @@ BATCH_GROUPS, CAPACITY, STALENESS = 32, 1024, 31
 MEMBERS, STEPS = 2, 5
 TAIL = 512  # ready groups behind the claimed ones: the queue is never empty
 QUEUE: dict[str, object] = {
-    "batch_groups": BATCH_GROUPS, "group_size": MEMBERS, "capacity": CAPACITY, "max_staleness": STALENESS, "window_fraction": 0.15,
-}  # fmt: skip
+    "batch_groups": BATCH_GROUPS,
+    "group_size": MEMBERS,
+    "capacity": CAPACITY,
+    "max_staleness": STALENESS,
+    "window_fraction": 0.15,
+}
 
 # Groups 1 … trained are in batches of 32; the others are ready. `trained` is a multiple of 32.
 _EACH_GROUP, _EACH_ROLLOUT = (

@@ -56,9 +56,17 @@ async def measure(rig: Rig, starts: int, table: Report) -> list[BenchmarkTarget]
 
     async def work(lease: Lease) -> Outgoing:
         done = RolloutFinished(
-            run=run.name, rollout=lease.rollout_id, attempt=lease.attempt, epoch=lease.epoch, failure_class=FailureClass.CANCELLED,
-            reason="a measurement", steps=0, last_idx=-1, digest="", agent_s=0.0,
-        )  # fmt: skip
+            run=run.name,
+            rollout=lease.rollout_id,
+            attempt=lease.attempt,
+            epoch=lease.epoch,
+            failure_class=FailureClass.CANCELLED,
+            reason="a measurement",
+            steps=0,
+            last_idx=-1,
+            digest="",
+            agent_s=0.0,
+        )
         return Outgoing(
             subject=subjects.results_rollout(run.name),
             msg_id=f"{lease.rollout_id}:{lease.epoch}:0:result",
@@ -89,9 +97,17 @@ async def measure(rig: Rig, starts: int, table: Report) -> list[BenchmarkTarget]
             tasks.start_soon(assignments.serve, [subjects.consume_work_rollout(run.name)])
             for number in range(starts):
                 new = NewGroup(
-                    submission=f"start-{number}", task_sha=secrets.token_bytes(32), task_name="nothing", domain="general", settings={}, body={},
-                    purpose=Purpose.TRAIN, scaffold="shell", size=2, seed=number,
-                )  # fmt: skip
+                    submission=f"start-{number}",
+                    task_sha=secrets.token_bytes(32),
+                    task_name="nothing",
+                    domain="general",
+                    settings={},
+                    body={},
+                    purpose=Purpose.TRAIN,
+                    scaffold="shell",
+                    size=2,
+                    seed=number,
+                )
                 await transact(rig.engine, lambda c, new=new: accept(c, run.run_id, new), at="intake.commit")  # type: ignore[misc]
                 flow.signals.work.set()
                 await anyio.sleep(APART_S)

@@ -98,9 +98,13 @@ async def pages(url: str, known: Mapping[str, int], table: Report) -> list[Bench
         for name in rng.sample(list(PAGES) * (SAMPLES + 1), len(PAGES) * (SAMPLES + 1)):
             batch = rng.randrange(known["trained"] // known["batch"])
             drawn = {
-                "group": rng.randint(1, known["groups"]), "rollout": rng.randint(1, known["trained"]),
-                "batch": batch, "until": batch + ZOOMED, "long": known["long"], "words": f"lake-{rng.randint(1, 10**5)}.txt",
-            }  # fmt: skip
+                "group": rng.randint(1, known["groups"]),
+                "rollout": rng.randint(1, known["trained"]),
+                "batch": batch,
+                "until": batch + ZOOMED,
+                "long": known["long"],
+                "words": f"lake-{rng.randint(1, 10**5)}.txt",
+            }
             size, started = 0, time.perf_counter()
             for question in PAGES[name]:
                 async with http.get(address + question.format(**drawn)) as answer:

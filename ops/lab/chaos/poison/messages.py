@@ -127,9 +127,16 @@ def reports(run: str, mark: str) -> Iterator[Poison]:
         end=End.DEAD,
     )
     yield Poison(
-        name="dead letter: made by hand", subject=subjects.dead("tasks"), body=b"\0" + mark.encode(), end=End.DEAD,
-        headers={HEADER_DEAD_KEPT: "no", HEADER_DEAD_REASON: "x" * 2000, HEADER_DEAD_SUBJECT: "tasks..\u2028"},
-    )  # fmt: skip
+        name="dead letter: made by hand",
+        subject=subjects.dead("tasks"),
+        body=b"\0" + mark.encode(),
+        end=End.DEAD,
+        headers={
+            HEADER_DEAD_KEPT: "no",
+            HEADER_DEAD_REASON: "x" * 2000,
+            HEADER_DEAD_SUBJECT: "tasks..\u2028",
+        },
+    )
 
 
 def _topics(run: str) -> dict[str, str]:
@@ -143,8 +150,12 @@ def _topics(run: str) -> dict[str, str]:
 
 
 KINDS: Final = {
-    "steps": "step", "results.rollout": "result", "results.verdict": "verdict", "work.rollout": "work", "work.verify": "verification",
-}  # fmt: skip
+    "steps": "step",
+    "results.rollout": "result",
+    "results.verdict": "verdict",
+    "work.rollout": "work",
+    "work.verify": "verification",
+}
 """The kinds of messages that are forged (`subjects.kind_of`), and their names here."""
 
 

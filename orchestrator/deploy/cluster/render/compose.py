@@ -221,13 +221,22 @@ class _Compose:
             "tmpfs": ["/tmp:mode=1777", "/var/run/postgresql"],
             "volumes": [f"state-{process.name}:/var/lib/postgresql"],
             "healthcheck": {
-                "test": ["CMD", "pg_isready", "-h", "127.0.0.1", "-p", str(process.ports["client"]), "-U", "penstock"],
+                "test": [
+                    "CMD",
+                    "pg_isready",
+                    "-h",
+                    "127.0.0.1",
+                    "-p",
+                    str(process.ports["client"]),
+                    "-U",
+                    "penstock",
+                ],
                 "interval": "2s",
                 "timeout": "5s",
                 "retries": 60,
             },
             "restart": "unless-stopped",
-        }  # fmt: skip
+        }
 
     def _migrate(self) -> Service:
         key = self.topology.secrets.database_url

@@ -63,9 +63,15 @@ def _tcp(*ports: int) -> list[Object]:
 
 
 def _policy(
-    topology: Topology, name: str, component: str, selector: Mapping[str, Any], ingress: list[Object] | None,
-    egress: list[Object] | None, *, namespace: str = "",
-) -> Object:  # fmt: skip
+    topology: Topology,
+    name: str,
+    component: str,
+    selector: Mapping[str, Any],
+    ingress: list[Object] | None,
+    egress: list[Object] | None,
+    *,
+    namespace: str = "",
+) -> Object:
     spec: Object = {"podSelector": dict(selector)}
     types = [
         direction for direction, rules in (("Ingress", ingress), ("Egress", egress)) if rules is not None
@@ -192,9 +198,14 @@ def _sandboxes(topology: Topology) -> Iterator[Object]:
     port = _tcp(topology.gateways.sandbox_port)
     gateways = {**_namespace(outside), **_peer(topology, ProcessRole.GATEWAY)}
     yield _policy(
-        topology, "sandbox", SANDBOX, {"matchLabels": dict(SANDBOXES)}, None, [{"to": [gateways], "ports": port}],
+        topology,
+        "sandbox",
+        SANDBOX,
+        {"matchLabels": dict(SANDBOXES)},
+        None,
+        [{"to": [gateways], "ports": port}],
         namespace=inside,
-    )  # fmt: skip
+    )
     selector = {"matchLabels": dict(_of(topology, ProcessRole.GATEWAY))}
     yield _policy(
         topology,

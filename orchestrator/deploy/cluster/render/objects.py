@@ -42,9 +42,17 @@ def named(topology: Topology, name: str) -> str:
 
 
 def made(
-    topology: Topology, api: str, kind: str, name: str, component: str, spec: Mapping[str, Any] | None,
-    *, namespace: str = "", pool: str = "", **others: Any,
-) -> Object:  # fmt: skip
+    topology: Topology,
+    api: str,
+    kind: str,
+    name: str,
+    component: str,
+    spec: Mapping[str, Any] | None,
+    *,
+    namespace: str = "",
+    pool: str = "",
+    **others: Any,
+) -> Object:
     """One object, in the run's namespace unless another is given."""
     found: Object = {
         "apiVersion": api,
@@ -205,9 +213,14 @@ def server_probes(start_s: int) -> Object:
 def disruption(topology: Topology, name: str, component: str, pool: str = "") -> Object:
     """At most one pod may be evicted at a time."""
     return made(
-        topology, "policy/v1", "PodDisruptionBudget", name, component,
-        {"maxUnavailable": 1, "selector": {"matchLabels": labels(topology, component, pool)}}, pool=pool,
-    )  # fmt: skip
+        topology,
+        "policy/v1",
+        "PodDisruptionBudget",
+        name,
+        component,
+        {"maxUnavailable": 1, "selector": {"matchLabels": labels(topology, component, pool)}},
+        pool=pool,
+    )
 
 
 def headless(
@@ -216,12 +229,19 @@ def headless(
     """A DNS name for each pod of a set, including pods that are not ready: clients check each pod themselves, and the sessions of a draining
     gateway, which is not ready, are only at its address."""
     return made(
-        topology, "v1", "Service", name, component,
+        topology,
+        "v1",
+        "Service",
+        name,
+        component,
         {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": labels(topology, component, pool),
-            "ports": [{"name": port_name, "port": port, "targetPort": port_name} for port_name, port in ports.items()],
+            "ports": [
+                {"name": port_name, "port": port, "targetPort": port_name}
+                for port_name, port in ports.items()
+            ],
         },
         pool=pool,
-    )  # fmt: skip
+    )

@@ -57,10 +57,16 @@ def accounts(topology: Topology) -> list[Object]:
         rules=rules,
     )
     binding = made(
-        topology, "rbac.authorization.k8s.io/v1", "RoleBinding", "sandboxes", SANDBOXES, None, namespace=inside,
+        topology,
+        "rbac.authorization.k8s.io/v1",
+        "RoleBinding",
+        "sandboxes",
+        SANDBOXES,
+        None,
+        namespace=inside,
         roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
         subjects=[{"kind": "ServiceAccount", "name": name, "namespace": topology.kubernetes.namespace}],
-    )  # fmt: skip
+    )
     unprivileged = made(
         topology, "v1", "ServiceAccount", "process", "process", None, automountServiceAccountToken=False
     )

@@ -294,10 +294,10 @@ def script(topology: Topology) -> str:
         *login,
         "# --- the schema, before the rest ---",
         f"(cd {shell_word(topology.bare.install)} && DATABASE_URL_FILE={shell_word(job.site.secret(topology.secrets.database_url))} "
-        f"{' '.join(map(shell_word, migrate(job.site.where(first))))}) > \"$logs/migrate.log\" 2>&1",
+        f'{" ".join(map(shell_word, migrate(job.site.where(first))))}) > "$logs/migrate.log" 2>&1',
         "",
         "# --- every process on its node: NAME GROUP NODE CPUS MEMORY_MB GPUS HAS … ---",
-    ]  # fmt: skip
+    ]
     for process in job.site.processes:
         if process.role == ProcessRole.POSTGRES:
             continue

@@ -127,19 +127,31 @@ class Workloads:
         files = secrets_of(self.topology, role)
         environment = [{"name": name, "value": secret_file(key)} for name, key in files.items()]
         return container(
-            "wait", self.topology.images.penstock, wait(self.where(), run=run), environment=environment,
-            mounts=self._mounts(list(files.values())), resources=quantities(SMALL),
-        )  # fmt: skip
+            "wait",
+            self.topology.images.penstock,
+            wait(self.where(), run=run),
+            environment=environment,
+            mounts=self._mounts(list(files.values())),
+            resources=quantities(SMALL),
+        )
 
     def _environment(self, made_of: Command, *more: Object) -> list[Object]:
         variables = [{"name": name, "value": value} for name, value in made_of.environment.items()]
         return [*more, *variables]
 
     def _process(
-        self, process: PlacedProcess, role: Role, resources: Resources, *, where: Where | None = None,
-        environment: Sequence[Object] = (), shared: str = "",
-        ranks: bool = False, probes: Object | None = None, **pod_others: Any,
-    ) -> Object:  # fmt: skip
+        self,
+        process: PlacedProcess,
+        role: Role,
+        resources: Resources,
+        *,
+        where: Where | None = None,
+        environment: Sequence[Object] = (),
+        shared: str = "",
+        ranks: bool = False,
+        probes: Object | None = None,
+        **pod_others: Any,
+    ) -> Object:
         """The pod of one of the product's processes. `ranks`: it has several, which share memory."""
         starts = command(self.topology, process, where or self.where())
         files = [*starts.files.values(), *key_files(self.topology, process)]
@@ -155,17 +167,29 @@ class Workloads:
             volumes.append(SHM)
             mounts.append(SHM_MOUNT)
         main = container(
-            process.role, self.topology.images.penstock, starts.argv,
-            environment=self._environment(starts, *environment), ports=process.ports, mounts=mounts,
+            process.role,
+            self.topology.images.penstock,
+            starts.argv,
+            environment=self._environment(starts, *environment),
+            ports=process.ports,
+            mounts=mounts,
             resources=quantities(resources, len(process.gpus), self.topology.kubernetes.gpu_resource),
             probes=own_probes() if probes is None else probes,
-        )  # fmt: skip
+        )
         return pod(
-            self.topology, process.role, pool=process.pool, containers=[main], volumes=volumes,
-            grace_s=GRACE_S[process.role], selector=role.node_selector, gpus=len(process.gpus),
-            init=[self._wait(process.role, run=process.role != ProcessRole.ORCHESTRATOR)], annotations=self._annotations(process.role),
-            spread=process.role not in ALONE, **pod_others,
-        )  # fmt: skip
+            self.topology,
+            process.role,
+            pool=process.pool,
+            containers=[main],
+            volumes=volumes,
+            grace_s=GRACE_S[process.role],
+            selector=role.node_selector,
+            gpus=len(process.gpus),
+            init=[self._wait(process.role, run=process.role != ProcessRole.ORCHESTRATOR)],
+            annotations=self._annotations(process.role),
+            spread=process.role not in ALONE,
+            **pod_others,
+        )
 
     def _deployment(
         self, process: PlacedProcess, name: str, template: Object, *, replicas: int | None, surge: bool
@@ -213,9 +237,14 @@ class Workloads:
             for name, key in secrets_of(self.topology, ProcessRole.MIGRATE).items()
         ]
         main = container(
-            ProcessRole.MIGRATE, self.topology.images.penstock, migrate(self.where()), environment=environment,
-            mounts=self._mounts(files), resources=quantities(SMALL), workingDir=TRUTH,
-        )  # fmt: skip
+            ProcessRole.MIGRATE,
+            self.topology.images.penstock,
+            migrate(self.where()),
+            environment=environment,
+            mounts=self._mounts(files),
+            resources=quantities(SMALL),
+            workingDir=TRUTH,
+        )
         template = pod(
             self.topology,
             ProcessRole.MIGRATE,
@@ -248,9 +277,15 @@ class Workloads:
         section = self.topology.gateways
         address = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
         template = self._process(
-            process, section, section.resources, where=self.where(f"{VARIABLE}(POD_IP)"), environment=[address],
-            shared="read", probes=own_probes("http"), kept_state=True,
-        )  # fmt: skip
+            process,
+            section,
+            section.resources,
+            where=self.where(f"{VARIABLE}(POD_IP)"),
+            environment=[address],
+            shared="read",
+            probes=own_probes("http"),
+            kept_state=True,
+        )
         claim_spec: Object = {
             "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": f"{section.journal_gb}G"}},
@@ -269,9 +304,11 @@ class Workloads:
         scaled = bool(pool.max_replicas) and self.topology.kubernetes.autoscaling
         name = process.name
         template = self._process(
-            process, pool, pool.resources,
+            process,
+            pool,
+            pool.resources,
             account=named(self.topology, "sandboxes") if makes_pods(pool) else "",
-        )  # fmt: skip
+        )
         replicas = None if scaled else pool.replicas
         return [
             self._deployment(process, name, template, replicas=replicas, surge=True),
@@ -292,20 +329,39 @@ class Workloads:
         volume, mount = self._shared(read_only=True)
         sglang = pool.engine is Engine.SGLANG
         main = container(
-            ProcessRole.ROLLOUT_SERVER, self.topology.images.sglang if sglang else self.topology.images.penstock, start_command.argv,
-            environment=self._environment(start_command, *([] if sglang else [number]), {"name": "HOME", "value": "/tmp"}),
+            ProcessRole.ROLLOUT_SERVER,
+            self.topology.images.sglang if sglang else self.topology.images.penstock,
+            start_command.argv,
+            environment=self._environment(
+                start_command, *([] if sglang else [number]), {"name": "HOME", "value": "/tmp"}
+            ),
             ports=process.ports,
-            mounts=[{"name": "tmp", "mountPath": "/tmp"}, mount, *([SHM_MOUNT] if sglang else []), *_secret_mounts(keys)],
+            mounts=[
+                {"name": "tmp", "mountPath": "/tmp"},
+                mount,
+                *([SHM_MOUNT] if sglang else []),
+                *_secret_mounts(keys),
+            ],
             resources=quantities(pool.resources, len(process.gpus), self.topology.kubernetes.gpu_resource),
             probes=server_probes(SERVER_START_S if sglang else 300),
-        )  # fmt: skip
+        )
 
         def template(containers: list[Object]) -> Object:
             return pod(
-                self.topology, ProcessRole.ROLLOUT_SERVER, pool=pool.name, containers=containers,
-                volumes=[{"name": "tmp", "emptyDir": {}}, volume, *([SHM] if sglang else []), *_secret_volumes(keys)],
-                grace_s=GRACE_S[ProcessRole.ROLLOUT_SERVER], selector=pool.node_selector, gpus=len(process.gpus),
-            )  # fmt: skip
+                self.topology,
+                ProcessRole.ROLLOUT_SERVER,
+                pool=pool.name,
+                containers=containers,
+                volumes=[
+                    {"name": "tmp", "emptyDir": {}},
+                    volume,
+                    *([SHM] if sglang else []),
+                    *_secret_volumes(keys),
+                ],
+                grace_s=GRACE_S[ProcessRole.ROLLOUT_SERVER],
+                selector=pool.node_selector,
+                gpus=len(process.gpus),
+            )
 
         name = f"rollout-server-{pool.name}"
         budget = (
@@ -327,9 +383,15 @@ class Workloads:
         section = self.topology.trainer
         location = self.where(leader=f"{VARIABLE}(LWS_LEADER_ADDRESS)", node=f"{VARIABLE}(LWS_WORKER_INDEX)")
         template = self._process(
-            process, section, section.resources, where=location, shared="write", ranks=True,
-            environment=[{"name": "HOME", "value": "/tmp"}], probes=own_probes(start_s=SERVER_START_S),
-        )  # fmt: skip
+            process,
+            section,
+            section.resources,
+            where=location,
+            shared="write",
+            ranks=True,
+            environment=[{"name": "HOME", "value": "/tmp"}],
+            probes=own_probes(start_s=SERVER_START_S),
+        )
         if section.nodes == 1:
             service = headless(self.topology, ProcessRole.TRAINER, ProcessRole.TRAINER, process.ports)
             return [service, self._set(process, ProcessRole.TRAINER, template, replicas=1)]

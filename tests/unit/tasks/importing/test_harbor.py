@@ -110,7 +110,13 @@ def test_a_repository_is_cloned_without_hooks_submodules_and_history(suite: Path
     committed(suite)
     run_git(suite, "tag", "v1")
     (suite / "other" / "instruction.md").write_text("Write hi, please.\n")
-    write(suite, {".gitattributes": "* filter=lfs\n", ".gitmodules": '[submodule "x"]\n\tpath = x\n\turl = file:///nowhere\n'})  # fmt: skip
+    write(
+        suite,
+        {
+            ".gitattributes": "* filter=lfs\n",
+            ".gitmodules": '[submodule "x"]\n\tpath = x\n\turl = file:///nowhere\n',
+        },
+    )
     run_git(suite, "add", "-A")
     run_git(suite, "commit", "-q", "-m", "second")
     found = imported("harbor", f"file://{suite}", tmp_path / "new")
@@ -199,7 +205,9 @@ def test_a_registry_names_commits_and_paths_of_repositories(suite: Path, tmp_pat
 def test_a_file_that_is_not_a_registry_or_not_one_data_set_is_refused(tmp_path: Path) -> None:
     to, file = tmp_path / "to", registry(tmp_path)
     assert "the data set mine@1.0 has no task" in refused("harbor", file, to)
-    assert "has 0 data sets called 'yours': name one with --dataset, of mine@1.0" in refused("harbor", file, to, "--dataset", "yours")  # fmt: skip
+    assert "has 0 data sets called 'yours': name one with --dataset, of mine@1.0" in refused(
+        "harbor", file, to, "--dataset", "yours"
+    )
     both: list[dict[str, object]] = [{"name": name, "version": "1", "tasks": [{}]} for name in ("a", "b")]
     file.write_text(json.dumps(both))
     assert "has 2 data sets: name one with --dataset, of a@1, b@1" in refused("harbor", file, to)

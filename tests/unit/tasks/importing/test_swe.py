@@ -91,8 +91,16 @@ def test_a_bare_repository_and_a_base_image_make_a_dockerfile(
     git(clones, "clone", "-q", "--bare", "people/calculator", "bare/people__calculator.git")
     source = rows(tmp_path / "rows.jsonl", row(commit))
     found = imported(
-        "swe", source, tmp_path / "to", "--repositories", str(clones / "bare"), "--base", "python:3.11", "--test-command", CHECK,
-    )  # fmt: skip
+        "swe",
+        source,
+        tmp_path / "to",
+        "--repositories",
+        str(clones / "bare"),
+        "--base",
+        "python:3.11",
+        "--test-command",
+        CHECK,
+    )
     assert (found.code, found.run) == (0, {})
     task = load(tmp_path / "to" / NAME)
     assert task.files["environment/Dockerfile"].data.startswith(b"FROM python:3.11\n")

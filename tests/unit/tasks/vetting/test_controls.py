@@ -214,9 +214,11 @@ def test_values_of_tests_are_no_secret_in_plain_files_but_in_variables() -> None
 
 def test_secrets_are_what_the_solution_adds_and_the_instruction_does_not_say() -> None:
     files = {
-        "task.toml": b"", "instruction.md": b"write the value given-instruction-42ab", "tests/test.sh": b"want=hidden-99ff-aa11\n",
+        "task.toml": b"",
+        "instruction.md": b"write the value given-instruction-42ab",
+        "tests/test.sh": b"want=hidden-99ff-aa11\n",
         "solution/solve.sh": b"cat > a.py <<'END'\ndef first_function():\n    return compute_second(3)\nEND\necho given-instruction-42ab > out\n",
-    }  # fmt: skip
+    }
     solved = Solved(
         written={"a.py": b"def first_function():\n    return compute_second(3)\n"},
         before={"/app/a.py": b"def first_function():\n    pass\n"},

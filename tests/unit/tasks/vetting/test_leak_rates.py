@@ -135,13 +135,25 @@ def a_task(rng: random.Random) -> tuple[list[Body], dict[str, bytes], list[str],
     innocent = {f"/app/lib/{n}.py": text(module(rng, rng.randint(3, 8))) for n in range(6)}
     innocent |= {
         "/app/app.py": text(before),
-        "/app/README.md": text([f"# {rng.choice(NOUNS)}", "Run python3 app.py. See https://example.org/docs/index.html for more."]),
-        "/app/lock.txt": text([f"{rng.choice(NOUNS)}==1.{n} --hash=sha256:{rng.getrandbits(256):064x}" for n in range(20)]),
-        "/app/data.csv": text([f"2024-01-{n:02d}T00:00:00Z,{rng.choice(NOUNS)},{rng.randint(10**11, 10**12)}" for n in range(1, 28)]),
+        "/app/README.md": text(
+            [
+                f"# {rng.choice(NOUNS)}",
+                "Run python3 app.py. See https://example.org/docs/index.html for more.",
+            ]
+        ),
+        "/app/lock.txt": text(
+            [f"{rng.choice(NOUNS)}==1.{n} --hash=sha256:{rng.getrandbits(256):064x}" for n in range(20)]
+        ),
+        "/app/data.csv": text(
+            [
+                f"2024-01-{n:02d}T00:00:00Z,{rng.choice(NOUNS)},{rng.randint(10**11, 10**12)}"
+                for n in range(1, 28)
+            ]
+        ),
         "/app/logo.png": rng.randbytes(4000),
         "/app/data.gz": gzip.compress(text(module(rng, 8)), mtime=0),
         "/app/data.b64": base64.encodebytes(text(module(rng, 4))),
-    }  # fmt: skip
+    }
     return secrets_of(Task.from_files(files), solved), innocent, added, secret
 
 
