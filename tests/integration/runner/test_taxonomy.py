@@ -17,6 +17,7 @@ from orchestrator.roles.complete import run_again
 from orchestrator.runtime import failpoints
 from orchestrator.runtime.metrics import measuring
 from tests import builders
+from tests.integration.pool.attempts import expire, fail, reaped, requeue, started
 from tests.integration.pool.rig import (
     OWNER,
     ended,
@@ -31,7 +32,6 @@ from tests.integration.pool.rig import (
     small,
     verify,
 )
-from tests.integration.pool.test_rollouts import expire, fail, reaped, requeue, started
 
 __all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
