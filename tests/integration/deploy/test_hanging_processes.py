@@ -8,7 +8,7 @@ import pytest
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.deploy.embedded.process_spec import ProcessSpec, ProcessState
 from orchestrator.deploy.embedded.supervisor import Supervisor
-from tests.integration.deploy.test_supervisor import SLEEP, layout, pid_of, until
+from tests.integration.deploy.supervised import SLEEP, layout, pid_of, until
 from tests.waiting import eventually
 
 __all__ = ["layout"]

@@ -1,13 +1,7 @@
 """The process supervisor, with small real processes."""
 
-import json
 import os
-import re
 import signal
-import subprocess
-import sys
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -20,35 +14,17 @@ from orchestrator.deploy.embedded.process_spec import (
     ProcessEvent,
     ProcessSpec,
     ProcessState,
-    ProcessStatus,
     RestartPolicy,
     RestartWhen,
 )
-from orchestrator.deploy.embedded.spawn import open_log, shorten_log
-from orchestrator.deploy.embedded.supervisor import Supervisor, read_status, stop_running
+from orchestrator.deploy.embedded.spawn import open_log
+from orchestrator.deploy.embedded.supervisor import Supervisor, read_status
 from orchestrator.runtime import failpoints
+from tests.integration.deploy.supervised import SLEEP, layout, pid_of, shell, until, until_file
 from tests.waiting import eventually
 
+__all__ = ["layout"]
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("processes")]
-
-SLEEP = ("/bin/sleep", "1000")
-REPOSITORY = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture
-def layout(tmp_path: Path) -> RunLayout:
-    return RunLayout(tmp_path / "run-directory")
-
-
-def shell(script: str) -> tuple[str, ...]:
-    return ("/bin/sh", "-c", script)
-
-
-async def until(supervisor: Supervisor, name: str, true: Callable[[ProcessStatus], bool]) -> ProcessStatus:
-    with anyio.fail_after(60):
-        while not true(status := supervisor.status(name)):
-            await supervisor.change()
-    return status
 
 
 async def test_waiting_for_the_end_raises_when_a_process_was_given_up(layout: RunLayout) -> None:
@@ -116,17 +92,6 @@ async def test_one_that_is_expendable_may_be_given_up_while_the_others_go_on(lay
             assert errors == []
             os.kill(pid_of(supervisor, "sound").pid, signal.SIGKILL)
         assert len(errors) == 1 and errors[0].startswith("sound died 1 times")
-
-
-async def until_file(path: Path) -> str:
-    await eventually(lambda: path.exists() and path.read_text().endswith("\n"))
-    return path.read_text()
-
-
-def pid_of(supervisor: Supervisor, name: str) -> ProcessId:
-    pid = supervisor.status(name).pid
-    assert pid is not None
-    return ProcessId.of(pid)
 
 
 async def test_a_killed_process_is_back_after_one_short_pause(layout: RunLayout) -> None:
@@ -403,180 +368,3 @@ async def test_it_works_under_uvloop(layout: RunLayout, anyio_backend: object) -
         first = pid_of(supervisor, "worker")
         first.send(signal.SIGKILL)
         await until(supervisor, "worker", lambda s: s.state is ProcessState.READY and s.pid != first.pid)
-
-
-async def test_the_log_of_a_running_process_stays_bounded_and_goes_on(layout: RunLayout) -> None:
-    log, earlier = layout.log("talker"), layout.log("talker").with_name("talker.log.1")
-
-    def last() -> int:
-        found = re.findall(r"line (\d+) of many\n", log.read_text()) if log.exists() else []
-        return int(found[-1]) if found else 0
-
-    async with Supervisor(layout, log_bytes=20_000) as supervisor:
-        talk = shell("n=0; while :; do n=$((n + 1)); echo line $n of many; sleep 0.001; done")
-        supervisor.add(ProcessSpec(name="talker", argv=talk))
-        await eventually(earlier.exists, within_s=60)
-        seen = await eventually(last, within_s=60)
-        await eventually(last, lambda number: number > seen, within_s=60)
-
-
-def test_a_log_that_is_shortened_keeps_every_line_and_its_writer_goes_on(tmp_path: Path) -> None:
-    log = tmp_path / "worker.log"
-    descriptor = open_log(log)
-    os.write(descriptor, b"one\n" * 10)
-    assert not shorten_log(log, 40) and shorten_log(log, 39)
-    os.write(descriptor, b"two\n")
-    os.close(descriptor)
-    assert (log.read_bytes(), log.with_name("worker.log.1").read_bytes()) == (b"two\n", b"one\n" * 10)
-
-
-def test_other_users_of_the_machine_read_neither_logs_nor_weights_nor_journals(layout: RunLayout) -> None:
-    layout.create()
-    inside = (*layout.root.iterdir(), *layout.data.iterdir())
-    modes = {path.name: path.stat().st_mode & 0o777 for path in (layout.root, *inside)}
-    assert modes == {
-        "run-directory": 0o711,
-        "data": 0o711,
-        "postgres": 0o711,
-        "nats": 0o700,
-        "run": 0o700,
-        "logs": 0o700,
-        "policies": 0o700,
-        "journal": 0o700,
-    }
-    layout.logs.chmod(0o755)  # as an earlier version made it
-    layout.create()
-    assert layout.logs.stat().st_mode & 0o777 == 0o700
-    os.close(open_log(layout.log("worker")))
-    assert layout.log("worker").stat().st_mode & 0o777 == 0o600
-
-
-PROGRAM = """
-import sys
-from pathlib import Path
-import anyio
-from orchestrator.deploy.embedded.layout import RunLayout
-from orchestrator.deploy.embedded.process_spec import ProcessSpec
-from orchestrator.deploy.embedded.supervisor import Supervisor
-
-async def main() -> None:
-    async with Supervisor(RunLayout(Path(sys.argv[1])), obey_signals=True) as supervisor:
-        supervisor.add(
-            ProcessSpec(name="plain", argv=("/bin/sleep", "1000")),
-            ProcessSpec(name="parent", argv=("/bin/sh", "-c", "setsid sleep 1000 & wait")),
-            ProcessSpec(name="stubborn", argv=("/bin/sh", "-c", "trap '' TERM; while :; do sleep 1000; done"), grace_s=1000),
-        )
-        await supervisor.ready()
-        print("ready", flush=True)
-        await supervisor.until_stopped()
-
-anyio.run(main)
-"""
-
-
-def start_program(layout: RunLayout) -> subprocess.Popen[str]:
-    """A supervisor in a process of its own, with all its children ready."""
-    argv = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(layout.root)]
-    program = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
-    assert program.stdout is not None
-    assert program.stdout.readline() == "ready\n"
-    program.stdout.close()
-    return program
-
-
-def children_of(layout: RunLayout) -> list[ProcessId]:
-    status = read_status(layout)
-    assert status is not None
-    return [ProcessId.of(process.pid) for process in status.processes if process.pid is not None]
-
-
-async def test_children_die_with_a_killed_supervisor_and_the_next_one_ends_the_rest(
-    layout: RunLayout,
-) -> None:
-    program = start_program(layout)
-    children = children_of(layout)
-    assert len(children) == 3
-    program.kill()
-    program.wait()
-    for child in children:
-        assert await child.gone(60)
-    # A grandchild in a session of its own lives on, until the next supervisor finds its mark.
-    assert len(find_leftovers(layout)) >= 1
-    async with Supervisor(layout, leftover_grace_s=0.2) as supervisor:
-        assert supervisor.leftovers >= 1
-        assert find_leftovers(layout) == {}
-
-
-def start_sleeper(environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(SLEEP, env=environment, start_new_session=True)
-
-
-async def test_a_leftover_is_found_by_pid_and_start_time_and_a_stranger_with_its_pid_is_spared(
-    layout: RunLayout,
-) -> None:
-    layout.create()
-    environment = {"PATH": os.defpath}
-    leftover = start_sleeper(environment)
-    stranger = start_sleeper(environment)
-    try:
-        for name, process, wrong_by in (("leftover", leftover, 0), ("stranger", stranger, 1)):
-            identity = ProcessId.of(process.pid)
-            record = {
-                "process": {
-                    "pid": identity.pid,
-                    "started": identity.started - wrong_by,
-                    "boot": identity.boot,
-                },
-                "stop_signal": int(signal.SIGTERM),
-            }
-            layout.pid(name).write_text(json.dumps(record))
-        async with Supervisor(layout) as supervisor:
-            assert supervisor.leftovers == 1
-            assert leftover.wait(60) == -signal.SIGTERM
-            assert stranger.poll() is None
-    finally:
-        for process in (leftover, stranger):
-            process.kill()
-            process.wait()
-
-
-async def test_a_second_signal_ends_the_patience(layout: RunLayout) -> None:
-    program = start_program(layout)
-    children = children_of(layout)
-    program.send_signal(signal.SIGTERM)
-    plain = children[0]
-    assert await plain.gone(60)
-    assert program.poll() is None, "the stubborn one has a long grace"
-    program.send_signal(signal.SIGINT)
-    assert program.wait(60) == 0
-    assert not any(child.alive for child in children)
-
-
-async def test_a_run_directory_can_be_stopped_from_outside(layout: RunLayout) -> None:
-    assert await stop_running(layout) is False
-    program = start_program(layout)
-    stubborn = children_of(layout)[2]
-    async with anyio.create_task_group() as tasks:
-
-        async def stop() -> None:
-            assert await stop_running(layout) is True
-
-        tasks.start_soon(stop)
-        await eventually(
-            lambda: read_status(layout),
-            lambda status: status is not None and status.processes[2].state is ProcessState.STOPPING,
-        )
-        stubborn.send(signal.SIGKILL)
-        # The supervisor is this test's child, so it stays a zombie until it is waited for; a zombie is gone.
-    assert program.wait(60) == 0
-    assert await stop_running(layout) is False
-
-
-async def test_a_log_that_grew_too_large_is_put_aside_at_the_next_start(layout: RunLayout) -> None:
-    layout.create()
-    with layout.log("worker").open("wb") as log:
-        log.truncate(51 * 1024 * 1024)
-    async with Supervisor(layout) as supervisor:
-        supervisor.add(ProcessSpec(name="worker", argv=shell("echo hello; exec sleep 1000")))
-        assert await until_file(layout.log("worker")) == "hello\n"
-    assert layout.log("worker").with_name("worker.log.1").stat().st_size == 51 * 1024 * 1024
