@@ -7,7 +7,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,32 +14,43 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from orchestrator.contracts.choices import Anchor
-from orchestrator.settings.config import Config
 from orchestrator.settings.trainer import TrainerSection
 from tests.unit.trainer import forests
 from tests.unit.trainer.alike import differences
+from tests.unit.trainer.ranks_resumed import resumed, resumed_with_adapters
+from tests.unit.trainer.ranks_rig import (
+    ADAPTERS,
+    ARGUMENTS,
+    MIXED,
+    NARROW,
+    SMALL,
+    UPPER,
+    Scenario,
+    Work,
+    loose,
+    model_of,
+    patient,
+    weights,
+    worst,
+)
 from tests.unit.trainer.test_replay import drawn
 from tests.unit.trainer.vanilla import compute_in_double
 from tests.waiting import eventually_blocking
 from trainer import lora
 from trainer.activation_checkpointing import checkpoint_activations
-from trainer.batch import BatchPart
-from trainer.benchmarks.random_model import write_random_model
-from trainer.checkpoint import Checkpoint, open_checkpoint, optimizer_tensors
-from trainer.learner import Learner, save_first
+from trainer.checkpoint import optimizer_tensors
+from trainer.learner import save_first
 from trainer.logprobs import token_logprobs
 from trainer.loss.correction import CorrectionSettings
 from trainer.mixed_precision import compute_in
 from trainer.model import load_model
-from trainer.optimizer_shards import stored
 from trainer.ranks import consistency as same
 from trainer.ranks import load_sharded
 from trainer.ranks.fsdp import shard, whole
-from trainer.ranks.learner import LeadingLearners, serve, unbroken, whole_tensors
+from trainer.ranks.learner import unbroken, whole_tensors
 from trainer.ranks.lockstep import idle
 from trainer.ranks.process_group import Ranks
 from trainer.ranks.rank_env import Place, fork
@@ -48,45 +58,13 @@ from trainer.ranks.rendezvous import following, leading
 from trainer.ranks.update import anchored_together, train_step_together
 from trainer.samples import Sample
 from trainer.tree import forward
-from trainer.tree.forward import attach_tree_attention
 from trainer.tree.passes import PassBudget
-from trainer.tree.replay import attach_replay
-from trainer.tree.routing import routers_of
 from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
 
-ARGUMENTS = {"run": "test"}
-MODELS = forests.MODELS | {
-    "dense above experts": partial(forests.qwen3_moe, num_hidden_layers=3, mlp_only_layers=[2])
-}
-SMALL = PassBudget(20)  # many trunks and leaves, different ones on each rank
 COMPARED = (
     "loss", "gradient_norm", "kl_k1", "entropy", "ess", "max_abs_dlogprob", "balance_loss", "expert_imbalance",
     "action_tokens", "samples", "naive_tokens", "replayed_share", "bias_range",
 )  # fmt: skip
-Scenario = Callable[[Place, Path], Any]
-Work = Callable[[Ranks], Any]
-
-
-def patient(silence_s: float = 60.0, **trainer: Any) -> Config:
-    return Config.model_validate(
-        {"timeouts": {"rank_silence_s": silence_s}, "trainer": {"lr": 1e-2, "pack_tokens": 64, **trainer}}
-    )
-
-
-def model_of(name: str, dtype: torch.dtype = torch.float64, adapters: TrainerSection | None = None) -> Any:
-    """With `adapters` B is not zero, as after some training."""
-    model = forests.seeded(MODELS[name], dtype=dtype).train()
-    attach_tree_attention(model)
-    if routers_of(model):
-        attach_replay(model)
-    if adapters is not None:
-        lora.inject(model, adapters)
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for key, parameter in model.named_parameters():
-                if "lora_B" in key:
-                    parameter.normal_(0, 0.1, generator=generator)
-    return model
 
 
 def at_work(place: Place, directory: Path) -> Any:
@@ -101,15 +79,6 @@ def at_work(place: Place, directory: Path) -> Any:
             return all_of_them(ranks)
     with leading(place, patient(), ARGUMENTS) as (ranks, _):
         return all_of_them(ranks)
-
-
-def worst(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
-    assert ours.keys() == theirs.keys()
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-
-
-def weights(model: Any) -> dict[str, torch.Tensor]:
-    return {name: whole(parameter).clone() for name, parameter in model.named_parameters()}
 
 
 def steps(
@@ -191,10 +160,6 @@ def equal(
         }
 
     return work
-
-
-def loose(**more: Any) -> UpdateSettings:
-    return UpdateSettings(max_grad_norm=1e9, keep_logprobs=True, **more)
 
 
 def skipped(broken: str) -> Work:
@@ -301,88 +266,6 @@ def frozen(ranks: Ranks) -> Any:
             )
             for kind in ("adapter", "frozen")
         },
-    }
-
-
-def resumed_with_adapters(rank: int) -> Scenario:
-    """As `resumed`, with adapters of this rank; also compares the files of both ranks' checkpoint with those of one rank's."""
-
-    def scenario(place: Place, directory: Path) -> Any:
-        section = patient(lora_rank=rank).trainer
-        directory = directory / f"adapters {rank}"
-        found = resumed(place, directory, lora_rank=rank)
-        if place.rank:
-            return None
-        checkpoints = [open_checkpoint(directory / "changed" / f"version-00000{n}") for n in (2, 3)]
-        first, (second, third) = open_checkpoint(directory / "alone" / "version-000001"), checkpoints
-        same = Learner(second, section).save(directory / "same", 2, 1, b"")
-        return found | {
-            "moved": worst(adapter_of(second), adapter_of(first)),
-            "moments of": sorted(
-                {key.split("/")[0].split(".")[-3] for key in stored(second.path / "trainer")}
-            ),
-            "same": {
-                name: same.files.get(name) == entry
-                for name, entry in second.files.items()
-                if name.endswith(".safetensors") and "/shard-" not in name
-            },
-            "linked": {"one to two": linked(first, second), "two to one": linked(second, third)},
-        }
-
-    return scenario
-
-
-def adapter_of(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
-    return dict(load_file(checkpoint.path / "trainer/adapter.safetensors"))
-
-
-def linked(older: Checkpoint, newer: Checkpoint) -> list[str]:
-    """The weights that are one file in both."""
-    return sorted(
-        name
-        for name in newer.files
-        if name.endswith(".safetensors")
-        and name in older.files
-        and (newer.path / name).samefile(older.path / name)
-    )
-
-
-def resumed(place: Place, directory: Path, **trainer: Any) -> Any:
-    """A checkpoint of one rank is continued by two, and their checkpoint by one; compared with one rank all the way."""
-    configured = patient(**trainer)
-    section = configured.trainer
-    batches = [
-        [BatchPart(build(), [])]
-        for build in (forests.group_of_rollouts, forests.context_rewrites, forests.group_of_rollouts)
-    ]
-    if place.rank:
-        with following(place, ARGUMENTS) as (ranks, orders, config):
-            serve(ranks, orders, config.trainer)
-        return None
-    model = write_random_model(
-        directory / "model", vocab_size=259, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=8, mlp=24
-    )
-    alone = Learner(save_first(directory / "alone", model, section), section)
-    for number, parts in enumerate(batches):
-        alone.train(parts)
-        saved = alone.save(directory / "alone", number + 1, number, b"")
-        if number == 0:
-            first = saved
-    with leading(place, configured, ARGUMENTS) as (ranks, orders):
-        learner = LeadingLearners(ranks, orders).at(first, section)
-        learner.train(batches[1])
-        second = learner.save(directory / "changed", 2, 1, b"")
-        whole_again = Learner(second, section)
-    whole_again.train(batches[2])
-    third = whole_again.save(directory / "changed", 3, 2, b"")
-    return {
-        "weights": worst(weights(whole_again._model), weights(alone._model)),
-        "moments": worst(
-            optimizer_tensors(whole_again._model, whole_again._optimizer),
-            optimizer_tensors(alone._model, alone._optimizer),
-        ),
-        "files": sorted(name for name in second.files if name.startswith("trainer/")),
-        "canary": third.canary.max_abs_difference(saved.canary.logprobs),
     }
 
 
@@ -498,13 +381,6 @@ def silent(place: Place, directory: Path) -> Any:
         return [type(error).__name__, str(error), time.monotonic() - began]
 
 
-ADAPTERS = TrainerSection(lora_rank=3, lora_alpha=6)
-"""Rows that two ranks cannot share evenly."""
-NARROW = TrainerSection(lora_rank=1, lora_alpha=2, lora_targets=("q_proj",))
-"""A has one row, so rank 1 holds nothing of it; keys and values of the first layer depend on nothing that trains."""
-UPPER = TrainerSection(lora_rank=2, lora_targets=("gate_proj",))
-"""Of "dense above experts" the last layer alone."""
-MIXED = [*forests.group_of_rollouts(), *forests.ends_inside_a_node()]
 WORKS: dict[str, Work] = {
     "dense gradient in many passes": equal("qwen3", loose(budget=SMALL), [MIXED], gradient=True),
     "dense gradient with activation checkpointing": equal(
