@@ -294,11 +294,6 @@ class _Change:
         return path not in self.gone and not _covered(path, self.no_directory)
 
 
-def _no_directory(artifact: ArtifactFile) -> bool:
-    """Whether the artifact is a file or a link, which contains no other path."""
-    return not artifact.deleted and artifact.kind in (Left.FILE, Left.LINK)
-
-
 def _covered(path: str, left: Collection[str]) -> bool:
     """Whether an artifact is at `path` or above it."""
     return path in left or any(parent in left for parent in _above(path))

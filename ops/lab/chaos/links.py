@@ -52,11 +52,6 @@ class Links:
         login, at, _ = url.netloc.rpartition("@")
         return url._replace(netloc=f"{login}{at}{LOOPBACK}:{relay.port}").geturl()
 
-    def heal(self) -> None:
-        """Make every connection pass data unchanged again."""
-        for relay in self.relays.values():
-            relay.pass_on()
-
 
 def socket_directory(directory: Path) -> Path:
     """The directory of the socket that sandboxes see: a short path, the same for every start of a run, so that the next start removes it."""
