@@ -12,7 +12,8 @@ import anyio
 from sandboxes.base import File, SandboxSpec
 from sandboxes.kubernetes.provider import KubernetesProvider
 from sandboxes.owner import LeasedWork, WorkKind, working_on
-from tests.unit.sandboxes.fake_kubernetes import ALREADY, VERBS, Fake, Faults, Object, place, serving
+from tests.unit.sandboxes.fake_kubernetes import ALREADY, VERBS, Fake, Faults, place, serving
+from tests.unit.sandboxes.fake_runtime import Object
 from tests.waiting import eventually
 
 

@@ -29,7 +29,8 @@ from sandboxes.kubernetes.settings import KubernetesSettings
 from sandboxes.owner import LeasedWork, WorkKind, working_on
 from sandboxes.system import system_of
 from tests.unit.sandboxes.clusters import HURT, attempts, cluster, gone, work
-from tests.unit.sandboxes.fake_kubernetes import VERBS, Faults, Object, place
+from tests.unit.sandboxes.fake_kubernetes import VERBS, Faults, place
+from tests.unit.sandboxes.fake_runtime import Object
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("sandboxes")]
