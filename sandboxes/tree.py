@@ -8,6 +8,7 @@ of a program cannot exhaust the stack.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import hashlib
 import os
@@ -141,9 +142,18 @@ def make_passable(directory: Path, mode: int = 0o711) -> None:
     directory.chmod(mode)
 
 
-def clear(base: Path, parts: Sequence[str], *, kind: int | None = None) -> None:
-    """Remove what is at `base/parts`, with everything below it, if there is something and no link leads there. `kind`: only a directory
-    (`stat.S_IFDIR`), or only something else (0). No process may write there at the same time."""
+class Kind(enum.Enum):
+    """What `clear` removes."""
+
+    ANY = enum.auto()
+    DIRECTORY = enum.auto()
+    OTHER = enum.auto()
+    """A file, link, socket or device."""
+
+
+def clear(base: Path, parts: Sequence[str], *, kind: Kind = Kind.ANY) -> None:
+    """Remove what is at `base/parts`, with everything below it, if it exists, is of this kind and no link leads there. No process may write
+    there at the same time."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -152,7 +162,7 @@ def clear(base: Path, parts: Sequence[str], *, kind: int | None = None) -> None:
                 os.close(fd)
                 fd = inner
             is_directory = stat.S_ISDIR(os.lstat(parts[-1], dir_fd=fd).st_mode)
-            if kind is not None and is_directory != (kind == stat.S_IFDIR):
+            if kind is (Kind.OTHER if is_directory else Kind.DIRECTORY):
                 return
             if is_directory:
                 shutil.rmtree(parts[-1], dir_fd=fd)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-import stat
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -204,12 +203,7 @@ class ImageSandbox(BubblewrapSandbox):
         """Make a place, and what is above it, if the image lacks them."""
         assert self._layer is not None
         parts = place.strip("/").split("/")
-        made = [
-            end
-            for end in range(1, len(parts) + 1)
-            if not (self._layer.elsewhere / "/".join(parts[:end])).is_dir()
-        ]
-        if made:
+        if not self._layer.elsewhere.joinpath(*parts).is_dir():
             tree.make(self._layer.elsewhere, parts, self.files_of)
 
     def _located(self, path: str) -> tuple[Path, list[str]]:
@@ -220,9 +214,9 @@ class ImageSandbox(BubblewrapSandbox):
         """Remove what the image has of another kind where something is placed: a directory in place of a file or link, or the reverse."""
         spec = self.spec
         for inside in (*spec.files, *spec.links):
-            tree.clear(*self._located(inside), kind=stat.S_IFDIR)
+            tree.clear(*self._located(inside), kind=tree.Kind.DIRECTORY)
         for inside in (*spec.directories, *spec.modes):
-            tree.clear(*self._located(inside), kind=0)
+            tree.clear(*self._located(inside), kind=tree.Kind.OTHER)
 
     def enter(self) -> Sequence[str]:
         assert self._layer is not None
