@@ -70,7 +70,7 @@ def _of_keys_and_files(task: Task, sandbox: SandboxSection) -> Iterator[str]:
         lambda: contradictions(task.settings),
         lambda: _reserved(task) if not keys else (),
         lambda: of_steps(task.settings),
-        lambda: shortages(task.settings.environment, sandbox),
+        lambda: shortages(task.settings.environment, sandbox) if not keys else (),
     )
 
 
