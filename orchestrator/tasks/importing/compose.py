@@ -15,7 +15,7 @@ _AT: Final = f"{FILE}: "
 _TEMPLATE: Final = "${T_BENCH_"
 _LOGS: Final = "_LOGS_PATH}"
 _IDLE: Final = ("sleep infinity", "sh -c sleep infinity", "bash -c sleep infinity", "tail -f /dev/null")
-_NO_EFFECT: Final = ("container_name", "hostname", "stdin_open", "tty", "init", "restart")
+_NO_EFFECT: Final = ("container_name", "hostname", "ports", "stdin_open", "tty", "init", "restart")
 """Keys of a service that change nothing for a task here: its sandbox stays open by itself."""
 
 

@@ -158,6 +158,13 @@ def test_a_provider_without_side_services_refuses_them_and_names_the_one_that_ha
     check_admissible(task("services: {db: {image: a}}"), CONTAINER)
 
 
+def test_ports_of_the_machine_change_nothing_for_agent_and_tests() -> None:
+    ports = "ports: ['5432:5432', 80, {target: 81}]"
+    made = task(f"services: {{main: {{{ports}}}, db: {{image: a, {ports}}}}}")
+    check_admissible(made, CONTAINER)
+    assert made.composed.services == task("services: {db: {image: a}}").composed.services
+
+
 @pytest.mark.parametrize("provider", ["bubblewrap", "local", "container"])
 def test_a_file_with_main_alone_is_taken_by_every_provider(provider: str) -> None:
     made = task("services: {main: {environment: {A: 1}}}")
@@ -168,7 +175,6 @@ def test_a_file_with_main_alone_is_taken_by_every_provider(provider: str) -> Non
 @pytest.mark.parametrize(
     ("written", "sentence"),
     [
-        ("ports: ['5432:5432']", "service db: ports = ['5432:5432'] is not honoured: no port of the machine is opened"),
         ("privileged: true", "service db: privileged = True is not honoured: services have few rights"),
         ("cap_add: [NET_ADMIN]", "service db: cap_add = ['NET_ADMIN'] is not honoured"),
         ("network_mode: host", "service db: network_mode = 'host' is not honoured"),
@@ -264,7 +270,6 @@ def test_a_key_of_a_service_that_would_not_hold_is_refused_by_its_name(written: 
         ("services: {main: {working_dir: /x}}", "service main: working_dir = '/x' is not honoured: write it into task.toml: [environment].workdir"),
         ("services: {main: {hostname: x}}", "service main: hostname = 'x' is not honoured: services reach the sandbox as main"),
         ("services: {main: {networks: {default: {aliases: [x]}}}}", "service main: networks.aliases is not honoured"),
-        ("services: {main: {ports: ['1:1']}}", "service main: ports = ['1:1'] is not honoured"),
         ("services: {main: {privileged: true}}", "service main: privileged = True is not honoured"),
         ("services: {" + ", ".join(f"s{n}: {{image: a}}" for n in range(17)) + "}", "it has 17 services next to main, and may have 16"),
         ("#" * 200_000, "environment/docker-compose.yaml has 200,000 bytes, and may have 102,400"),
