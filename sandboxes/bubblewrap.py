@@ -139,7 +139,14 @@ class BubblewrapProvider:
             return BubblewrapSandbox(self._root, spec, self._hierarchies, own_user=own_user, users=users)
         image = stack.enter_context(self._images.using(spec.image))
         check_binds(spec, image)
-        written = places(image.root, image.work, image.env, wanted=spec.writable, taken=spec.binds.values())
+        written = places(
+            image.root,
+            image.work,
+            image.env,
+            wanted=spec.writable,
+            volumes=image.volumes,
+            taken=spec.binds.values(),
+        )
         owners = OF_ROOT
         if own(spec.user) is None:
             owners = image.owners

@@ -65,6 +65,17 @@ def _made(what: str, make: Callable[[], Image], *, as_json: bool) -> None:
     )
     for written, digest in image.substitutes.items():
         typer.echo(f"in place of {plain(written)}: sha256:{digest[:12]}", err=True)
+    for volume in _closed(image):
+        typer.echo(
+            f"VOLUME {plain(volume)} stays read-only, at least in part: it is the system's, or the image serves programs from it",
+            err=True,
+        )
+
+
+def _closed(image: Image) -> tuple[str, ...]:
+    from sandboxes.images.places import closed
+
+    return closed(image.root, image.work, image.env, image.volumes)
 
 
 def _fields(image: Image, names: tuple[str, ...] = ()) -> dict[str, object]:
@@ -78,6 +89,8 @@ def _fields(image: Image, names: tuple[str, ...] = ()) -> dict[str, object]:
         "bytes": image.bytes,
         "source": image.source,
         "substitutes": dict(image.substitutes),
+        "volumes": list(image.volumes),
+        "read_only_volumes": list(_closed(image)),
         "created": image.created,
     }
 

@@ -11,7 +11,7 @@ from orchestrator.settings.providers import tables
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.collected import places
 from orchestrator.tasks.compose.services import COMPOSE
-from orchestrator.tasks.dockerfile import check_entrypoint, variables_set
+from orchestrator.tasks.dockerfile import variables_set
 from orchestrator.tasks.environment import (
     DOCKERFILE,
     builds_where_needed,
@@ -21,6 +21,7 @@ from orchestrator.tasks.environment import (
 )
 from orchestrator.tasks.harbor import CONTEXT, ENVIRONMENT, SOLUTION, STEPS, TEST_SCRIPT, TESTS, Task
 from orchestrator.tasks.keys import check_keys
+from orchestrator.tasks.last_stage import check_entrypoint
 from orchestrator.tasks.multi_step import TaskStep, steps_of
 from orchestrator.tasks.network import contradictions, of_agent, of_tests
 from orchestrator.tasks.network import refusals as network_refusals
@@ -31,6 +32,7 @@ from orchestrator.tasks.sizes import check_variables, dockerfile_text, read_task
 from orchestrator.tasks.users import of_steps, unknown
 from orchestrator.tasks.users import refusals as user_refusals
 from orchestrator.tasks.verdict import shell_options
+from orchestrator.tasks.volumes import volumes_closed
 from orchestrator.tasks.work_dir import begins_in
 from sandboxes.base import Provider
 from sandboxes.shell_lines import flaw
@@ -98,7 +100,10 @@ def _of_tests(step: TaskStep, sandbox: SandboxSection, provider: AnyProvider) ->
         sandbox.base_images, containers=provider.containers, where_needed=builds_where_needed(provider)
     )
     yield from unknown(tests, "[verifier]")
-    begins_in(tests)
+    begins = begins_in(tests)
+    own = step.task.settings.verifier.is_separate and f"{TESTS}{DOCKERFILE}" in step.task.files
+    for fault in volumes_closed(tests, begins, provider):
+        yield fault.replace(CONTEXT, TESTS) if own else fault
     variables = {**tests.env, **step.task.settings.verifier.env}
     check_variables(variables, "the environment of tests/test.sh")
 
@@ -123,6 +128,7 @@ def _of_agent(
         ),
     )
     begins = begins_in(environment)
+    yield from volumes_closed(environment, begins, provider)
     for step in steps:
         declared = step.task.settings.artifacts
         yield from places(declared, begins, built=built, elsewhere=writes_elsewhere(provider))

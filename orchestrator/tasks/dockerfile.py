@@ -18,8 +18,8 @@ from orchestrator.contracts.quote import cut, quoted
 from orchestrator.tasks.sizes import MOST_INSTRUCTIONS, VARIABLE_BYTES, VARIABLES_BYTES, TooLarge, too_many
 
 KNOWN: Final = ("FROM", "WORKDIR", "COPY", "ENV")
-NO_EFFECT: Final = ("CMD", "EXPOSE", "LABEL", "MAINTAINER", "STOPSIGNAL")
-"""They change nothing in a sandbox: a task's programs take the place of CMD, in Harbor as well."""
+NO_EFFECT: Final = ("CMD", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD", "SHELL", "STOPSIGNAL")
+"""They change nothing in a sandbox without an image: a task's programs take the place of CMD, in Harbor as well, and SHELL counts for RUN alone."""
 CONTAINERS: Final = (
     "only a sandbox provider with container support (`containers`) can build that, and the run's provider has none"
     " (bubblewrap has it with sandbox.images.directory)"
@@ -129,6 +129,10 @@ def _instruction(line: int, text: str) -> Instruction:
     if "\t" in name:
         name, _, rest = text.partition("\t")
     bare = Instruction(line=line, name=name.upper(), rest=rest.strip(), words=(), flags={}, is_json=False)
+    if bare.name == "ENTRYPOINT":
+        if command := entry_point(bare):
+            refuse_entry_point(bare, command)
+        return bare
     if bare.name not in KNOWN:
         known = f"{', '.join(KNOWN[:-1])} and {KNOWN[-1]}"
         bare.refuse(f"is not one of {known}: {CONTAINERS}")
@@ -274,30 +278,14 @@ def _assignments(text: str) -> Iterator[tuple[Instruction, list[tuple[str, str |
 
 
 _STAGE = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?$", re.IGNORECASE)
-_IDLE = re.compile(
-    r"(?:\S*/)?(?:tini|dumb-init|docker-init)(?: -\S+)*(?: --)?|(?:\S*/)?(?:ba|da)?sh(?: -[lc]+)*"
-    r"|(?:\S*/)?sleep \S+|(?:\S*/)?tail -f /dev/null|(?:\S*/)?cat|"
+_INIT = r"(?:\S*/)?(?:tini|dumb-init|docker-init|catatonit)(?: -\S+)*(?: --)?"
+_SHELL = r"(?:(?:\S*/)?env )?(?:\S*/)?(?:ba|da|z)?sh(?: -\S+)*"
+_WAITS = (
+    r"(?:exec )?(?:(?:\S*/)?sleep \S+|(?:\S*/)?tail -f /dev/null|(?:\S*/)?cat)"
+    r"|while (?:true|:|sleep \S+) ?; do (?:sleep \S+|:) ?; done"
 )
-"""Entry points that start nothing."""
-
-
-def user_of(text: str) -> str:
-    """The user that the last stage of a Dockerfile names by USER, without its group; empty for none and for root, who is not at work in a sandbox.
-    ValueError for one that a variable names."""
-    stages: dict[str, str] = {}
-    user, alias = "", ""
-    for line, logical in logical_lines(text):
-        name, _, rest = logical.partition(" ")
-        if found := _STAGE.match(logical):
-            user, alias = stages.get(found[1].lower(), ""), (found[2] or "").lower()
-        elif name.upper() == "USER":
-            user = rest.strip().partition(":")[0]
-            if "$" in user:
-                raise ValueError(
-                    f"{_AT}line {line}: USER {quoted(user)} is not honoured: write the name itself, or [agent].user in task.toml"
-                )
-        stages[alias] = user
-    return "" if user in ("root", "0") else user
+_IDLE = re.compile(rf"(?:{_INIT}(?: |$))?(?:{_SHELL}(?: |$))?(?:{_WAITS})?")
+"""Entry points that start nothing: an init, a shell and a wait, each of them or none."""
 
 
 def stage_of(line: str) -> tuple[str, str]:
@@ -306,27 +294,18 @@ def stage_of(line: str) -> tuple[str, str]:
     return (found[1].lower(), (found[2] or "").lower()) if found is not None else ("", "")
 
 
-def check_entrypoint(text: str) -> None:
-    """ValueError, one sentence, if the last stage of a Dockerfile has an ENTRYPOINT that starts something: no sandbox runs it."""
-    stages: dict[str, Instruction | None] = {}
-    last, alias = None, ""
-    for line, logical in logical_lines(text):
-        name, _, rest = logical.partition(" ")
-        if found := _STAGE.match(logical):
-            last, alias = stages.get(found[1].lower()), (found[2] or "").lower()
-        elif name.upper() == "ENTRYPOINT":
-            last = Instruction(
-                line=line, name="ENTRYPOINT", rest=rest.strip(), words=(), flags={}, is_json=False
-            )
-        stages[alias] = last
-    if last is None:
-        return
+def entry_point(instruction: Instruction) -> str:
+    """The program that an ENTRYPOINT starts, for people; empty for one that only waits."""
     try:
-        words = json.loads(last.rest)
+        words = json.loads(instruction.rest)
     except (ValueError, RecursionError):
-        words = last.rest.split()
+        words = instruction.rest.split()
     command = " ".join(map(str, words)) if isinstance(words, list) else str(words)
-    if not _IDLE.fullmatch(command):
-        last.refuse(
-            f"starts {quoted(command)}, and no program of an image is started: remove it, and start what the task needs in [environment].healthcheck"
-        )
+    return "" if _IDLE.fullmatch(command.strip()) else command
+
+
+def refuse_entry_point(instruction: Instruction, command: str) -> NoReturn:
+    """ValueError, one sentence: no sandbox runs it."""
+    instruction.refuse(
+        f"starts {quoted(command)}, and no program of an image is started: remove it, and start what the task needs in [environment].healthcheck"
+    )

@@ -32,8 +32,8 @@ from orchestrator.tasks.dockerfile import (
     check_growth,
     expand,
     parse,
-    user_of,
 )
+from orchestrator.tasks.last_stage import user_of
 from orchestrator.tasks.reserved import PREFIX
 from orchestrator.tasks.sizes import (
     MOST_COPIED,

@@ -55,6 +55,8 @@ _CERTIFICATE_VARIABLES: Final = (
     ),
 )
 _PROGRAMS: Final = (b"#!", b"\x7fELF")
+_RULES: Final = b"2\n"
+"""Part of the names of images that tasks build: with other rules of a build they are built again. 2: SHELL and VOLUME count."""
 _WAIT_S: Final = 0.2
 _CLEAN_S: Final = 600.0
 
@@ -119,7 +121,7 @@ class Builder:
     def key(self, context: Mapping[str, BuildEntry]) -> str:
         """The name under which the store keeps what a task's context builds: it changes with the context, the bases and the settings of builds."""
         _, stages = recipe.read(_dockerfile(context))
-        hasher = hashlib.sha256(context_digest(context))
+        hasher = hashlib.sha256(_RULES + context_digest(context))
         found = [self.base(name).digest for name in recipe.bases(stages)]
         hasher.update(FORMAT + json.dumps([found, sorted(self._settings.build_env.items())]).encode())
         return f"{AUTOMATIC}{hasher.hexdigest()[:32]}"
@@ -181,6 +183,8 @@ class Builder:
         dockerfile = _dockerfile(context)
         lines, stages = recipe.read(dockerfile)
         bases = {written: self.base(written) for written in recipe.bases(stages)}
+        first = bases.get(recipe.line_of(stages)[0].image)
+        volumes = () if first is None else first.volumes
         substitutes = {
             written: image.digest for written, image in bases.items() if not self._is_called(image, written)
         }
@@ -192,7 +196,9 @@ class Builder:
                     return self._store.find(name)
                 except UnknownImage:
                     pass
-            return await self._run(context, text, list(bases.values()), variables, name, source, substitutes)
+            return await self._run(
+                context, text, list(bases.values()), variables, name, source, substitutes, volumes
+            )
 
     async def _run(
         self,
@@ -203,6 +209,7 @@ class Builder:
         name: str,
         source: str,
         substitutes: Mapping[str, str],
+        volumes: Sequence[str],
     ) -> Image:
         known = self._known()
         with self._store.place() as place:
@@ -241,7 +248,7 @@ class Builder:
                 await self._cage(
                     ("sh", "-c", _BUILD), binds, what, place=place, env=environment, time_s=self._task_s
                 )
-                take = partial(self._take, place / "out" / "image", name, source, substitutes)
+                take = partial(self._take, place / "out" / "image", name, source, substitutes, volumes)
                 image = await anyio.to_thread.run_sync(take)
             except BaseException:
                 # The error of the build counts. If cleaning up fails, the next build does it again.
@@ -262,13 +269,15 @@ class Builder:
                 )
             return image
 
-    def _take(self, made: Path, name: str, source: str, substitutes: Mapping[str, str]) -> Image:
+    def _take(
+        self, made: Path, name: str, source: str, substitutes: Mapping[str, str], volumes: Sequence[str]
+    ) -> Image:
         def write(target: Unpacker) -> Description:
             found = oci.unpack(made, target)
             target.remove(tuple(FILES.strip("/").split("/")))
             return found
 
-        return self._store.write(write, source=source, name=name, substitutes=substitutes)
+        return self._store.write(write, source=source, name=name, substitutes=substitutes, volumes=volumes)
 
     def _is_called(self, image: Image, name: str) -> bool:
         return (
@@ -309,7 +318,7 @@ class Builder:
             if base.digest not in known["bases"]:
                 directory = place / "bases" / base.digest[:24]
                 directory.mkdir(mode=0o755)
-                export.write_directory(base, directory)
+                export.write_directory(base, directory, volumes=False)
         options = [word for key, value in variables.items() for word in ("--build-arg", f"{key}={value}")]
         (place / "penstock-recipe").write_bytes(text)
         (place / "penstock-options").write_text("".join(f"{word}\n" for word in options))

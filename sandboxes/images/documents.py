@@ -6,7 +6,8 @@ r"""Here-documents of a Dockerfile, in a form that every buildah knows: those be
 
     COPY <<EOF /a    →  RUN ["/bin/sh", "-c", "mkdir -p /; cat >/a <<EOF\n…"]
 
-Each instruction keeps its number of lines, so that errors name the line that the author wrote.
+Each instruction keeps its number of lines, so that errors name the line that the author wrote. The shell of RUN is the one that SHELL names: an OCI
+image has no such setting, so buildah would pass over it.
 """
 
 from __future__ import annotations
@@ -15,61 +16,150 @@ import json
 import posixpath
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sandboxes.images.lines import last_line, parts
 
 _INSTRUCTION = re.compile(r"\s*(RUN|COPY|ADD)\s+(.*)$", re.IGNORECASE | re.DOTALL)
+_SHELL = re.compile(r"\s*SHELL\s+(\[.*\])\s*$", re.IGNORECASE | re.DOTALL)
+_USER = re.compile(r"\s*USER\s+(\S+)\s*$", re.IGNORECASE)
+_EXPANDED = re.compile(r"[\w./@:+-]*\$[\w./@:+${}-]*", re.ASCII)
+_FROM = re.compile(r"\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.IGNORECASE)
 _DOCUMENT = re.compile(r"(?:^|(?<=[\s|;&(]))\d?<<(-?)(['\"]?)([A-Za-z_]\w*)\2(?=$|[\s|;&)])")
 _FLAGS = re.compile(r"(?:--\S+\s+)*")
+_SH = ("/bin/sh", "-c")
+_PROGRAM = 'mkdir -p /tmp && f=/tmp/.document-$$ && printf %s "$1" >"$f" && chmod 755 "$f" && "$f"; s=$?; rm -f "$f"; exit $s'
+"""Runs a text that names its own interpreter."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What SHELL and USER of a stage say; `user` is empty for root."""
+
+    shell: tuple[str, ...] = _SH
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """`beginning`: as written, `<<EOF`; `end`: the word that ends it; `lines`: with the last one."""
+
+    beginning: str
+    end: str
+    lines: Sequence[str]
 
 
 def without_documents(lines: Sequence[str]) -> list[str]:
-    """The lines of a Dockerfile with its here-documents as arguments of a shell. Those of a COPY with flags or several sources stay as they are."""
+    """The lines of a Dockerfile with its here-documents as arguments of a shell. A COPY that cannot be written so stays as it is."""
     found: list[str] = []
+    stages: dict[str, _Stage] = {}
+    here, alias = _Stage(), ""
     at = 0
     while at < len(lines):
-        last = at
-        while last + 1 < len(lines) and lines[last].rstrip().endswith("\\"):
-            last += 1
-        head = [line for line in lines[at : last + 1] if not line.lstrip().startswith("#")]
-        text = "\n".join(head)
-        instruction = _INSTRUCTION.match(text)
-        ends = _DOCUMENT.findall(instruction[2]) if instruction else []
-        after = last + 1
-        for dash, _, end in ends:
-            while after < len(lines) and (lines[after].lstrip("\t") if dash else lines[after]) != end:
-                after += 1
-            after += 1
-        body = lines[last + 1 : after]
-        shell = (
-            _shell(instruction[1].upper(), instruction[2], body)
-            if instruction and ends and after <= len(lines)
-            else None
-        )
-        if shell is None:
-            found += lines[at:after]
-        else:
-            found += [shell, *[""] * (after - at - 1)]
+        last = last_line(lines, at)
+        text = re.sub(r"\\[ \t]*\n", "", "\n".join(parts(lines, at, last)))
+        if stage := _FROM.match(text):
+            here, alias = stages.get(stage[1].lower(), _Stage()), (stage[2] or "").lower()
+        before, here = here, _after(text, here)
+        stages[alias] = here
+        documents = list(_documents(text, lines, last + 1))
+        after = last + 1 + sum(len(each.lines) for each in documents)
+        instead: list[str] | None = None
+        if after <= len(lines):
+            instead = _instead(text, documents, here, after - at)
+        if before.shell != here.shell and _SHELL.match(text):
+            instead = []
+        found += lines[at:after] if instead is None else [*instead, *[""] * (after - at - len(instead))]
         at = after
     return found
 
 
-def _shell(name: str, rest: str, body: Sequence[str]) -> str | None:
-    flags = _FLAGS.match(rest)
-    assert flags is not None
-    command = rest[flags.end() :]
-    if name == "RUN":
-        if _DOCUMENT.fullmatch(command.strip()):
-            if body[0].startswith("#!"):
-                return None
-            script = "\n".join(body[:-1])
-        else:
-            script = "\n".join([command, *body])
-        return f"RUN {flags[0]}{json.dumps(['/bin/sh', '-c', script + chr(10)])}"
-    words = command.split()
-    if flags[0] or len(words) != 2 or words[1].endswith("/") or not words[1].startswith("/"):
+def _after(instruction: str, here: _Stage) -> _Stage:
+    if chosen := _SHELL.match(instruction):
+        return replace(here, shell=_words(chosen[1]) or here.shell)
+    if user := _USER.match(instruction):
+        return replace(here, user="" if user[1] in ("root", "0") else user[1])
+    return here
+
+
+def _documents(instruction: str, lines: Sequence[str], start: int) -> Iterator[_Document]:
+    """The here-documents of an instruction; the last one is longer than the file if its end is missing."""
+    known = _INSTRUCTION.match(instruction)
+    for dash, quote, end in _DOCUMENT.findall(known[2]) if known else ():
+        after = start
+        while after < len(lines) and (lines[after].lstrip("\t") if dash else lines[after]) != end:
+            after += 1
+        body = list(lines[start : after + 1])
+        yield _Document(f"<<{dash}{quote}{end}{quote}", end, body if after < len(lines) else [*body, end])
+        start = after + 1
+
+
+def _instead(text: str, documents: Sequence[_Document], here: _Stage, room: int) -> list[str] | None:
+    """The instructions that stand for one with here-documents or in another shell, at most `room`; None if it stays as it is."""
+    instruction = _INSTRUCTION.match(text)
+    if instruction is None:
         return None
-    target = shlex.quote(words[1])
-    script = "\n".join(
-        [f"mkdir -p {shlex.quote(posixpath.dirname(words[1]))} && cat >{target} {words[0]}", *body]
-    )
-    return f"RUN {json.dumps(['/bin/sh', '-c', script + chr(10)])}"
+    flags = _FLAGS.match(instruction[2])
+    assert flags is not None
+    rest = instruction[2][flags.end() :]
+    if instruction[1].upper() == "RUN":
+        if not documents and (here.shell == _SH or _words(rest)):
+            return None
+        body = [line for each in documents for line in each.lines]
+        return [f"RUN {flags[0]}{json.dumps(_run(rest, body, here.shell))}"]
+    script = _copy(flags[0].split(), rest.split(), documents) if documents else ""
+    if not script:
+        return None
+    copied = [f"RUN {json.dumps([*_SH, script])}"]
+    if here.user:  # COPY writes as root
+        copied = ["USER root", *copied, f"USER {here.user}"]
+    return copied if len(copied) <= room else None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a list in the JSON form; none for another text, which a build refuses."""
+    try:
+        words = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(words) if isinstance(words, list) and all(isinstance(word, str) for word in words) else ()
+
+
+def _run(command: str, body: Sequence[str], shell: Sequence[str]) -> list[str]:
+    if not body:
+        return [*shell, command]
+    if not _DOCUMENT.fullmatch(command.strip()):
+        return [*shell, "\n".join([command, *body]) + "\n"]
+    script = "\n".join(body[:-1]) + "\n"
+    return [*_SH, _PROGRAM, "sh", script] if script.startswith("#!") else [*shell, script]
+
+
+def _copy(flags: Sequence[str], words: Sequence[str], documents: Sequence[_Document]) -> str:
+    """A script that writes the documents of a COPY; "" if it copies other files, too, or has other flags than those of modes and owners."""
+    known = dict(_flag(flag) for flag in flags)
+    target = words[-1]
+    if known.keys() - {"chmod", "chown", "link"} or len(words) != len(documents) + 1 or "<<" in target:
+        return ""
+    into = target.endswith("/") or len(documents) > 1
+    script = ["set -e"]
+    for each in documents:
+        path = posixpath.join(target, each.end) if into else target
+        script.append(
+            f"mkdir -p {_quoted(posixpath.dirname(path) or '.')} && cat >{_quoted(path)} {each.beginning}"
+        )
+        script += each.lines
+        script += [
+            f"{name} {_quoted(known[name])} {_quoted(path)}" for name in ("chown", "chmod") if known.get(name)
+        ]
+    return "\n".join([*script, ""])
+
+
+def _quoted(text: str) -> str:
+    """A word of a shell, with its variables, which COPY expands as well."""
+    return f'"{text}"' if _EXPANDED.fullmatch(text) else shlex.quote(text)
+
+
+def _flag(flag: str) -> tuple[str, str]:
+    name, _, value = flag.removeprefix("--").partition("=")
+    return name, value

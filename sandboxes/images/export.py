@@ -19,8 +19,9 @@ _LAYER, _CONFIG = "application/vnd.oci.image.layer.v1.tar", "application/vnd.oci
 _MANIFEST, _INDEX = "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json"
 
 
-def write_directory(image: Image, place: Path) -> None:
-    """Write the image to the empty directory `place`. The same image gives the same bytes on every machine."""
+def write_directory(image: Image, place: Path, *, volumes: bool = True) -> None:
+    """Write the image to the empty directory `place`. The same image gives the same bytes on every machine. `volumes`: also its VOLUME; without, a
+    build upon it keeps what it writes there."""
     blobs = place / "blobs" / "sha256"
     blobs.mkdir(parents=True)
     layer = _layer(image, blobs)
@@ -30,6 +31,8 @@ def write_directory(image: Image, place: Path) -> None:
     }
     if image.user:
         settings["User"] = image.user
+    if volumes and image.volumes:
+        settings["Volumes"] = {path: {} for path in image.volumes}
     config = {
         "architecture": image.architecture,
         "os": "linux",

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import posixpath
 import re
 import tarfile
 import zlib
@@ -24,6 +25,7 @@ from sandboxes.images.unpack import Unpacker
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MOST_JSON = 8 << 20
 _MOST_LAYERS = 512
+_MOST_VOLUMES = 64
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -36,11 +38,12 @@ Opener = Callable[[str], BinaryIO]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """The configuration of an image: its variables, WORKDIR and USER as written, and the digest of the configuration itself."""
+    """The configuration of an image: its variables, WORKDIR, USER and VOLUME as written, and the digest of the configuration itself."""
 
     env: dict[str, str] = field(default_factory=dict)
     work: str = ""
     user: str = ""
+    volumes: tuple[str, ...] = ()
     config: str = ""
 
 
@@ -70,8 +73,16 @@ def unpack(path: Path, target: Unpacker) -> Description:
         env={name: value for name, _, value in pairs if name and "\0" not in name + value},
         work=str(settings.get("WorkingDir") or ""),
         user=str(settings.get("User") or ""),
+        volumes=_volumes(settings.get("Volumes")),
         config=f"sha256:{_digest_of(manifest['config'])}",
     )
+
+
+def _volumes(listed: Any) -> tuple[str, ...]:
+    """Absolute paths, in order; others mean nothing."""
+    names = listed if isinstance(listed, dict) else ()
+    plain = {posixpath.normpath(name) for name in names if name.startswith("/") and "\0" not in name}
+    return tuple(sorted({f"/{name.lstrip('/')}" for name in plain} - {"/"})[:_MOST_VOLUMES])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from sandboxes.base import DEFAULT_ENV, HOME, PLACED, WORK
+from sandboxes.base import DEFAULT_ENV, HOME, PLACED, WORK, WRITABLE
 from sandboxes.elsewhere import DEFAULT, place_of
 
 _OWN = (WORK, HOME, *PLACED, "/tmp", "/logs", "/proc", "/dev", "/sys", "/run")
@@ -23,7 +23,7 @@ _SYSTEM = ("usr", "bin", "sbin", "etc", "opt", "lib", "lib32", "lib64", "libx32"
 _LINKER = ("etc/ld.so.conf", "etc/ld.so.conf.d")
 _PATH = re.compile(r"/[^\s:;,=\"'\0]+")
 _OF_DATA = re.compile(
-    r"(.+_)?(DATA|DATASETS?|CORPUS|INPUTS?|OUTPUTS?|RESULTS?|LOGS?|UPLOADS?|WORKSPACE)(_.+)?"
+    r"(.+_)?((PG)?DATA(DIR)?|DATASETS?|CORPUS|INPUTS?|OUTPUTS?|RESULTS?|LOGS?|UPLOADS?|WORKSPACE)(_.+)?"
 )
 """Names of variables that say where data lies. Every other path in a variable may be one from which programs are served."""
 _SCRIPT, _CONFIGURATION = 256, 1 << 16  # bytes that are read of a file
@@ -34,12 +34,19 @@ _MOST = 64
 
 
 def places(
-    root: Path, work: str, env: Mapping[str, str], *, wanted: Sequence[str] = (), taken: Collection[str] = ()
+    root: Path,
+    work: str,
+    env: Mapping[str, str],
+    *,
+    wanted: Sequence[str] = (),
+    volumes: Sequence[str] = (),
+    taken: Collection[str] = (),
 ) -> tuple[str, ...]:
     """The places of the image at `root`, none within another.
 
     `wanted`: files or directories that programs are to write, whose directories are made if the image lacks them; those that may not be places are
-    left out. `taken`: absolute paths that are something else in this sandbox.
+    left out. `volumes`: directories that the image declares as data (VOLUME), likewise. `taken`: absolute paths that are something else in this
+    sandbox.
     """
     variables = tuple(sorted(env.items()))
     kept = {*_OWN, work, *taken, *served(root, variables)}
@@ -49,12 +56,20 @@ def places(
         for top in _candidates(root, f"/{name}")
         for place in _divided(root, top, kept)
     ]
-    for path in (_directory_of(root, each) for each in wanted):
+    for path in (*(_directory_of(root, each) for each in wanted), *volumes):
         if not place_of(path) or any(_within(path, place) for place in found):
             continue
         new = _divided(root, path, kept) if _is_directory(root, path) else _new(root, path, kept)
         found = [place for place in found if not any(_within(place, each) for each in new)] + list(new)
     return tuple(sorted(found))
+
+
+def closed(
+    root: Path, work: str, env: Mapping[str, str], volumes: Sequence[str], *, wanted: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The volumes of the image at `root` that programs may not write, or not as a whole."""
+    written = (*places(root, work, env, wanted=wanted, volumes=volumes), work, *WRITABLE)
+    return tuple(each for each in volumes if not any(_within(each, place) for place in written))
 
 
 def _directory_of(root: Path, path: str) -> str:

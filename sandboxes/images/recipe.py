@@ -1,19 +1,27 @@
-"""What a build needs to know of a Dockerfile: the images that it begins with. buildah reads the rest."""
+"""What a build needs to know of a Dockerfile: the images that it begins with, or takes files from. buildah reads the rest."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from sandboxes.base import ImageRefused
 from sandboxes.images.architecture import machine
 from sandboxes.images.documents import without_documents
+from sandboxes.images.lines import last_line, parts
 from sandboxes.text_files import text_of
 
 _FROM = re.compile(r"\s*FROM\s", re.IGNORECASE)
 _ARG = re.compile(r"\s*ARG\s+([A-Za-z_]\w*)(?:=(.*))?$", re.IGNORECASE)
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^{}]*))?\})")
+_SPACE = r"(?:[ \t]|\\[ \t]*\n)+"
+_FLAGS = re.compile(rf"\s*(RUN|COPY|ADD)((?:{_SPACE}--[a-z][^\s\\]*)+)", re.IGNORECASE)
+"""An instruction with its flags, which may lie in several lines."""
+_FROM_IMAGE = re.compile(r"(?<=--from=)[^\s\\]+|(?<=,from=)[^\s,\\]+|(?<=--mount=from=)[^\s,\\]+")
+_VOLUME = re.compile(r"\s*VOLUME\s", re.IGNORECASE)
+_LINK = re.compile(rf"{_SPACE}--link(?:=\w+)?(?=[\s\\])")
+"""A flag that older versions of buildah refuse. It changes how layers are kept, and nothing of what is in them."""
 
 _LONGEST = 4096
 """Characters of the name of an image."""
@@ -21,16 +29,22 @@ _LONGEST = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A FROM. `line`, `last`: where it begins and ends, from 0. `image`: as written, with variables expanded."""
+    """A FROM. `line`, `last`: where it begins and ends, from 0. `image`: as written, with variables expanded. `taken`: the images from which its
+    instructions take files, by COPY --from or by a mount. `volumes`: its VOLUME instructions."""
 
     line: int
     last: int
     image: str
     alias: str
+    taken: tuple[str, ...] = ()
+    volumes: tuple[str, ...] = ()
 
 
 def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
-    """(the lines of a Dockerfile, its stages). ImageRefused for one that does not begin with FROM, or that is for another architecture."""
+    """(the lines of a Dockerfile, its stages). ImageRefused for one that does not begin with FROM, or that is for another architecture.
+
+    Its VOLUME instructions are blank lines: buildah forgets what later instructions write into a volume, and Docker keeps it. `written` puts them at
+    the end."""
     try:
         lines = without_documents(text_of(dockerfile, "environment/Dockerfile").splitlines())
     except ValueError as error:
@@ -39,20 +53,42 @@ def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
     variables: dict[str, str] = {}
     at = 0
     while at < len(lines):
-        last = at
-        while last + 1 < len(lines) and lines[last].rstrip().endswith("\\"):
-            last += 1
-        text = " ".join(line.rstrip().rstrip("\\") for line in lines[at : last + 1])
+        last = last_line(lines, at)
+        text = " ".join(line.rstrip().rstrip("\\") for line in parts(lines, at, last))
         if _FROM.match(text):
             stages.append(_stage(at, last, text, variables))
-        elif not stages and (found := _ARG.match(text)):
+        elif stages and _VOLUME.match(text):
+            stages[-1] = replace(stages[-1], volumes=(*stages[-1].volumes, text.strip()))
+            lines[at : last + 1] = [""] * (last + 1 - at)
+        elif stages:
+            _take(stages, "\n".join(lines[at : last + 1]))
+        elif found := _ARG.match(text):
             variables[found[1]] = (found[2] or "").strip().strip("'\"")
-        elif not stages and text.strip() and not text.lstrip().startswith("#"):
+        elif text.strip():
             break
         at = last + 1
     if not stages:
         raise ImageRefused("environment/Dockerfile must begin with FROM")
     return lines, stages
+
+
+def _take(stages: list[Stage], text: str) -> None:
+    """Add the images from which an instruction takes files to the last stage. Earlier stages are none, nor is a name with a variable, which no
+    build expands."""
+    named = dict.fromkeys(name for name in _named(text) if "$" not in name)
+    if named:
+        earlier = {*(stage.alias for stage in stages[:-1]), *map(str, range(len(stages) - 1)), ""}
+        taken = {
+            **dict.fromkeys(stages[-1].taken),
+            **{name: None for name in named if name.lower() not in earlier},
+        }
+        stages[-1] = replace(stages[-1], taken=tuple(taken))
+
+
+def _named(text: str) -> Iterator[str]:
+    """What the flags of an instruction name as a source."""
+    if flags := _FLAGS.match(text):
+        yield from _FROM_IMAGE.findall(flags[2])
 
 
 def _stage(line: int, last: int, text: str, variables: Mapping[str, str]) -> Stage:
@@ -98,27 +134,60 @@ def _expanded(word: str, variables: Mapping[str, str]) -> str:
 
 
 def bases(stages: Sequence[Stage]) -> list[str]:
-    """The images that the stages begin with, each once: neither earlier stages nor `scratch`."""
+    """The images that the stages begin with or take files from, each once: neither earlier stages nor `scratch`."""
     found: dict[str, None] = {}
     aliases: set[str] = set()
     for stage in stages:
         if stage.image != "scratch" and stage.image.lower() not in aliases:
             found.setdefault(stage.image)
+        found |= dict.fromkeys(stage.taken)
         aliases.add(stage.alias)
     return list(found)
+
+
+def line_of(stages: Sequence[Stage]) -> list[Stage]:
+    """The last stage, and those that it begins with, the first one first."""
+    found: list[Stage] = []
+    wanted = len(stages) - 1
+    while wanted >= 0:
+        found.insert(0, stages[wanted])
+        name = stages[wanted].image.lower()
+        wanted = next((at for at in range(wanted - 1, -1, -1) if stages[at].alias == name), -1)
+    return found
 
 
 def written(
     lines: Sequence[str], stages: Sequence[Stage], base: Callable[[str], str], variables: Sequence[str]
 ) -> bytes:
-    """The Dockerfile with other names in FROM, and with `variables` declared for every stage."""
+    """The Dockerfile with other names of images, and with `variables` declared for every stage."""
     result = list(lines)
     known = set(bases(stages))
-    for stage in reversed(stages):
+    ends = [stage.line for stage in stages[1:]] + [len(lines)]
+    for stage, end in reversed(list(zip(stages, ends, strict=True))):
         name = base(stage.image) if stage.image in known else stage.image
         text = f"FROM {name}" + (f" AS {stage.alias}" if stage.alias else "")
+        names = {taken: base(taken) for taken in stage.taken}
+        result[stage.last + 1 : end] = _renamed(lines[stage.last + 1 : end], names)
         result[stage.line : stage.last + 1] = [text, *([f"ARG {' '.join(variables)}"] if variables else [])]
-    return ("\n".join(result) + "\n").encode()
+    volumes = [text for stage in line_of(stages) for text in stage.volumes]
+    return ("\n".join([*result, *volumes]) + "\n").encode()
+
+
+def _renamed(lines: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """The instructions of a stage with other names of images in their flags, and without `--link`."""
+    found: list[str] = []
+    at = 0
+    while at < len(lines):
+        last = last_line(lines, at)
+        text = "\n".join(lines[at : last + 1])
+        if flags := _FLAGS.match(text):
+            other = _FROM_IMAGE.sub(lambda name: names.get(name[0], name[0]), flags[2])
+            if flags[1].upper() != "RUN":
+                other = _LINK.sub(" ", f"{other} ")[:-1]
+            text = text[: flags.start(2)] + other + text[flags.end(2) :]
+        found += text.split("\n")
+        at = last + 1
+    return found
 
 
 def short_name(name: str) -> str:

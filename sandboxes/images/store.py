@@ -22,7 +22,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,7 +52,8 @@ class UnknownImage(SandboxError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
     """An image of the store. `digest`: 64 hexadecimal digits. `work`: its work directory. `env`: its variables. `user`: USER as its author wrote it.
-    `source`: where it comes from; `substitutes`: name in FROM → the name that stood for it when it was built. `created`: Unix seconds."""
+    `volumes`: paths of VOLUME. `source`: where it comes from; `substitutes`: name in FROM → the name that stood for it when it was built. `created`:
+    Unix seconds."""
 
     digest: str
     root: Path
@@ -65,6 +66,7 @@ class Image:
     source: str = ""
     substitutes: Mapping[str, str] = field(default_factory=dict)
     created: float = 0.0
+    volumes: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:
@@ -125,13 +127,14 @@ class ImageStore:
         source: str,
         name: str = "",
         substitutes: Mapping[str, str] | None = None,
+        volumes: Sequence[str] = (),
     ) -> Image:
-        """Store the file system that `unpack` writes. Errors are those of `add`."""
+        """Store the file system that `unpack` writes. `volumes`: paths of VOLUME besides its own. Errors are those of `add`."""
         if name:
             check_name(name)
         try:
             with self.place() as place:
-                image = self._unpacked(place, unpack, source, substitutes or {})
+                image = self._unpacked(place, unpack, source, substitutes or {}, volumes)
                 image = self._commit(place, image)
                 if name:
                     self.name(name, image)
@@ -150,6 +153,7 @@ class ImageStore:
         unpack: Callable[[Unpacker], Description],
         source: str,
         substitutes: Mapping[str, str],
+        volumes: Sequence[str],
     ) -> Image:
         root = place / _ROOT
         root.mkdir(mode=0o700)
@@ -158,7 +162,15 @@ class ImageStore:
             found = unpack(target)
             work = adapt.work_directory(found.work)
             adapt.adapt(target, work)
-            known = [work, found.env, found.user, machine(), dict(substitutes)]
+            declared = tuple(sorted({*found.volumes, *volumes}))
+            known = [
+                work,
+                found.env,
+                found.user,
+                machine(),
+                dict(substitutes),
+                *([declared] if declared else []),
+            ]
             settings = json.dumps(known, sort_keys=True).encode()
             summary = target.finish(tuple(work.strip("/").split("/")), settings)
         finally:
@@ -176,11 +188,14 @@ class ImageStore:
             source=source,
             substitutes=substitutes,
             created=time.time(),
+            volumes=declared,
         )
 
     def _commit(self, place: Path, image: Image) -> Image:
         final = self._images / image.digest
         about = {key: value for key, value in asdict(image).items() if key not in ("digest", "root")}
+        if not image.volumes:  # earlier versions do not know the key
+            del about["volumes"]
         (place / _ABOUT).write_text(json.dumps(about, indent=1), encoding="utf-8")
         (place / _LOCK).touch()
         fd = os.open(place, os.O_RDONLY)
@@ -290,7 +305,8 @@ class ImageStore:
             raise UnknownImage(
                 f"the image {digest[:12]} is not in {self.directory}, or damaged: import it again"
             ) from error
-        return Image(digest=digest, root=directory / _ROOT, **about)
+        volumes = tuple(about.pop("volumes", ()))
+        return Image(digest=digest, root=directory / _ROOT, volumes=volumes, **about)
 
     def prepare(self) -> None:
         """Make the directory, or refuse one of another user."""

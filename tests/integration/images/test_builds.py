@@ -132,6 +132,65 @@ async def test_a_dockerfile_with_run_becomes_an_image_in_which_programs_run(dire
     assert anyio.current_time() - began < 2 and first.work == "/srv/code"  # not built again
 
 
+TAKING = """\
+# how others write them \\
+FROM base:1 AS one
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+VOLUME ["/data", "/var/lib/thing"]
+RUN mkdir /data /srv && [[ $0 == /bin/bash ]] && echo after >/data/kept
+RUN <<EOF
+[[ $0 == /bin/bash ]] && echo document >/srv/document
+EOF
+FROM one
+COPY --link --from=tools:1 /usr/bin/tool /usr/bin/
+COPY --chmod=755 <<EOF /srv/by/copy
+#!/bin/sh
+EOF
+RUN --mount=type=bind,from=tools:1,source=/usr/bin/tool,target=/mnt/tool cp /mnt/tool /srv/mounted && [[ -x /srv/by/copy ]]
+RUN <<EOF
+#!/bin/sh -e
+cat $0 >/srv/own
+EOF
+"""
+
+
+async def test_a_dockerfile_may_take_files_of_images_name_a_shell_and_declare_directories_of_data(
+    directory: Path,
+) -> None:
+    store = settings(directory).store()
+    assert store is not None
+    root = make_root(directory / "tools", python=False)
+    (root / "usr/bin/tool").write_text("#!/bin/sh\necho tool\n")
+    (root / "usr/bin/tool").chmod(0o755)
+    store.add(root, name="tools:1")
+    image = await builder(directory).built(context(TAKING))
+    assert image.volumes == ("/data", "/var/lib/thing")
+    found = {name: (image.root / name).read_text() for name in ("data/kept", "srv/document", "srv/mounted")}
+    assert found == {
+        "data/kept": "after\n",
+        "srv/document": "document\n",
+        "srv/mounted": "#!/bin/sh\necho tool\n",
+    }
+    assert (image.root / "srv/own").read_text().startswith("#!/bin/sh -e\n")
+    store.name("declared:1", image)
+    later = await builder(directory).built(context("FROM declared:1\nRUN echo later >>/data/kept\n"))
+    assert later.volumes == image.volumes and (later.root / "data/kept").read_text() == "after\nlater\n"
+    async with BubblewrapProvider(images=settings(directory)).open(
+        SandboxSpec(image=later.digest)
+    ) as sandbox:
+        result = await sandbox.exec(
+            ["sh", "-c", "echo x >>/data/kept; echo y >/var/lib/thing/new; touch /var/lib/x"]
+        )
+        assert not result.ok and b"Read-only" in result.stderr
+        left = await sandbox.changed()
+    assert set(left.added) == {"/var/lib/thing/new"} and set(left.modified) == {"/data/kept"}
+
+
+async def test_an_image_from_which_files_are_taken_and_that_is_not_there_is_named(directory: Path) -> None:
+    says = await refusal(directory, "FROM base:1\nCOPY --from=ghcr.io/a/uv:1 /uv /bin/\n")
+    assert "the base image ghcr.io/a/uv:1 is not in" in says and "sandbox.images.bases" in says
+
+
 async def test_what_only_the_build_sees_is_not_in_the_image(directory: Path) -> None:
     (directory / "pip.conf").write_text("sesame-4711")
     (directory / "pip.conf").chmod(0o644)

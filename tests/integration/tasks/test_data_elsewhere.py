@@ -27,16 +27,20 @@ from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.validate_results import check_result
 from sandboxes.base import File, PathRefused, SandboxError, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
+from sandboxes.images import rootfs
 from sandboxes.images.build import Builder
 from sandboxes.images.mounted import Layering
+from sandboxes.images.oci import Description
 from sandboxes.images.settings import ImageSettings
 from sandboxes.images.store import ImageStore
+from sandboxes.images.unpack import Unpacker
 from tests.integration.runner.rig import open_rig
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("images")]
 
 DOCKERFILE = b"FROM small\nRUN true\n"
 OTHER = b"FROM other\nRUN true\n"
+VOLUMES = b"FROM volumes\nRUN true\n"
 ROOTS = "/root"
 SOLUTION = f"""set -e
 echo answer > /data/out.csv
@@ -98,7 +102,16 @@ def lab() -> Iterator[Lab]:
         (root / place / "link").symlink_to("elsewhere")
     if os.geteuid() == 0:
         os.chown(root / "home/bob", 1234, 1234)
-    images = {DOCKERFILE: store.add(root, name="small"), OTHER: store.add(directory / "plain", name="other")}
+
+    def declared(target: Unpacker) -> Description:
+        rootfs.copy(root, target)
+        return Description(volumes=("/opt/tool/data", "/usr/share/x", "/var/lib/thing"))
+
+    images = {
+        DOCKERFILE: store.add(root, name="small"),
+        OTHER: store.add(directory / "plain", name="other"),
+        VOLUMES: store.write(declared, source="volumes", name="volumes"),
+    }
     settings = ImageSettings(directory=str(store.directory))
     for dockerfile, image in images.items():
         context = build_context(Task.from_files(files(dockerfile=dockerfile)).bundle.below("environment/"))
@@ -245,6 +258,20 @@ async def test_artifacts_of_a_task_name_places_that_the_image_lacks_or_keeps(lab
     tests = "[ \"$(cat /output/result.json /opt/tool/data/x /output/more | tr -d '\\n')\" = 123 ] && reward=1"
     _, grade = await tried(lab, files(solution, tests, toml))
     assert grade.reward == 1.0, grade
+
+
+async def test_programs_write_the_volumes_of_an_image_and_the_tests_see_the_changes(lab: Lab) -> None:
+    solution = """set -e
+echo 1 > /var/lib/thing/new
+echo 2 > /opt/tool/data/x
+for path in /usr/share/x/a /opt/tool/bin/a /opt/tool/a /var/lib/a; do ! touch $path 2>>/app/errors; done
+"""
+    tests = "[ \"$(cat /var/lib/thing/new /opt/tool/data/x | tr -d '\\n')\" = 12 ] && reward=1"
+    left, grade = await tried(lab, files(solution, tests, dockerfile=VOLUMES))
+    assert grade.reward == 1.0, grade
+    assert {file.path for file in left} == {"errors", "/var/lib/thing/new", "/opt/tool/data/x"}
+    with pytest.raises(AssertionError, match=r"Read-only file system|No such file"):
+        await tried(lab, files("set -e; echo 1 > /opt/tool/data/x", tests))
 
 
 SEPARATE = '[verifier]\nenvironment_mode = "separate"\n'

@@ -41,6 +41,19 @@ def test_an_image_is_imported_listed_exported_and_pruned(run: str, tmp_path: Pat
     assert output("list", "-c", run, "--json") == ""
 
 
+def test_a_volume_that_programs_cannot_write_is_named(run: str, tmp_path: Path) -> None:
+    config = {
+        "Volumes": {"/data": {}, "/etc/x": {}, "/srv": {}, "/srv/a": {}, "/app/x": {}},
+        "Env": ["TOOLS=/srv/tools"],
+    }
+    place = oci(tmp_path / "oci", layer([*BASE, member("srv/tools/tool", b"1")]), config=config)
+    result = CliRunner().invoke(app, ["import", str(place), "-c", run])
+    named = [line.split()[1] for line in result.output.splitlines() if line.startswith("VOLUME ")]
+    assert named == ["/etc/x", "/srv"]
+    found = json.loads(output("import", str(place), "-c", run, "--json"))
+    assert found["volumes"] == sorted(config["Volumes"]) and found["read_only_volumes"] == named
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

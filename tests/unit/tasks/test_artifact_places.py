@@ -7,7 +7,8 @@ from orchestrator.settings.providers import ImagesSection
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.work_dir import begins_in, workdir_of
+from orchestrator.tasks.last_stage import workdir_of
+from orchestrator.tasks.work_dir import begins_in
 
 IMAGES = SandboxSection(images=ImagesSection(directory="/srv/images"))
 SEPARATE = '[verifier]\nenvironment_mode = "separate"\n'

@@ -85,7 +85,7 @@ def test_a_dockerfile_that_needs_no_image_is_admitted_without_images(text: str) 
         ("FROM debian:12\nADD https://example.com/x /app/x\n", "line 2: ADD is"),
         ("FROM debian:12\nUSER worker\nWORKDIR /app\n", "line 2: USER is"),
         ("FROM debian:12\nWORKDIR /workspace\n", "line 2: WORKDIR must be /app"),
-        ('FROM debian:12\nSHELL ["/bin/bash", "-c"]\nRUN true\n', "line 2: SHELL is"),
+        ('FROM debian:12\nSHELL ["/bin/bash", "-c"]\nRUN true\n', "line 3: RUN is"),
         ("FROM --platform=linux/amd64 debian:12\nWORKDIR /app\n", "line 1: FROM has the flag --platform"),
     ],
 )
@@ -112,13 +112,19 @@ def test_a_base_without_images_names_the_key_that_switches_them_on() -> None:
     [
         'ENTRYPOINT ["/bin/bash"]',
         'ENTRYPOINT ["tini", "--"]',
+        'ENTRYPOINT ["/usr/bin/tini", "--", "/bin/bash", "-l"]',
         "ENTRYPOINT sleep infinity",
+        "ENTRYPOINT exec tail -f /dev/null",
         "ENTRYPOINT []",
         'ENTRYPOINT ["/bin/sh", "-c"]',
+        'ENTRYPOINT ["/bin/sh", "-c", "sleep infinity"]',
+        'entrypoint\t["bash", "-c", "while true; do sleep 30; done"]',
+        'ENTRYPOINT ["/usr/bin/env", "bash"]',
     ],
 )
 def test_an_entry_point_that_starts_nothing_is_admitted(line: str) -> None:
     assert refused(a_task(f"FROM debian:12\nRUN true\n{line}\n"), ON) == ""
+    assert refused(a_task(f"FROM debian:12\n{line}\n"), OFF) == "", "nor is an image needed"
 
 
 @pytest.mark.parametrize(
@@ -126,6 +132,7 @@ def test_an_entry_point_that_starts_nothing_is_admitted(line: str) -> None:
     [
         ('FROM debian:12\nRUN true\nENTRYPOINT ["/start.sh", "--all"]\n', 3),
         ("FROM debian:12 AS a\nENTRYPOINT /start.sh --all\nFROM a\nRUN true\n", 2),
+        ("FROM debian:12\nRUN true\nentrypoint\t/start.sh\t--all\n", 3),
     ],
 )
 def test_an_entry_point_that_starts_a_service_is_refused_because_nothing_would_start_it(
@@ -178,3 +185,16 @@ def test_the_line_of_a_script_that_fetches_is_named() -> None:
 def scripted(script: str) -> Task:
     files = {"task.toml": "", "instruction.md": "Go on.", "tests/test.sh": script}
     return Task.from_files({path: text.encode() for path, text in files.items()})
+
+
+def test_what_only_an_image_has_changes_nothing_without_one() -> None:
+    lines = 'HEALTHCHECK CMD true\nSHELL ["/bin/bash", "-c"]\nONBUILD RUN true\nEXPOSE 80\nCMD x\n'
+    assert refused(a_task(f"FROM debian:12\n{lines}"), OFF) == ""
+    found = refused(a_task("FROM debian:12\nENTRYPOINT /start.sh\n"), OFF)
+    assert "line 2: ENTRYPOINT starts '/start.sh', and no program of an image is started" in found
+
+
+def test_a_comment_that_ends_with_a_backslash_is_one_line() -> None:
+    text = "# begin \\\nFROM debian:12\n# more \\\nRUN a \\\n  # and \\\n\n  b\n"
+    assert refused(a_task(text), ON) == ""
+    assert "line 4: RUN is" in refused(a_task(text), OFF)

@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.settings.providers import ImagesSection
 from orchestrator.settings.sandbox import SandboxSection
-from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.admit import check_admissible, faults
 from orchestrator.tasks.harbor import Task
 from sandboxes.base import File
 from sandboxes.bubblewrap import BubblewrapProvider
@@ -99,6 +99,9 @@ def test_a_setting_that_cannot_be_is_named(table: dict[str, object], why: str) -
         ("FROM debian:12\nUSER 1234\nRUN true\nUSER root\n", ""),
         ("FROM debian:12 AS one\nUSER bob\nFROM one\nRUN true\n", "bob"),
         ("FROM debian:12 AS one\nUSER bob\nFROM debian:12\nRUN true\n", ""),
+        ("FROM debian:12\nARG WHO=bob\nARG GROUP=$WHO\nUSER ${WHO}:$GROUP\n", "bob"),
+        ("ARG WHO=bob\nFROM debian:12 AS one\nARG WHO\nENV NAME=$WHO\nFROM one\nUSER $NAME\n", "bob"),
+        ("FROM debian:12\nuser\tbob\n", "bob"),
     ],
 )
 def test_the_user_of_a_dockerfile_runs_agent_and_tests_unless_the_settings_name_another(
@@ -122,9 +125,10 @@ def test_a_user_of_a_dockerfile_that_sandboxes_do_not_have_is_refused(
     ):
         check_admissible(a_task("FROM debian:12\nRUN useradd bob\nUSER bob\n"), ON)
     with pytest.raises(
-        ValueError, match=r"Dockerfile line 3: USER '\$WHO' is not honoured: write the name itself"
+        ValueError,
+        match=r"Dockerfile line 3: USER '\$WHO' is not honoured: the Dockerfile does not set its variable",
     ):
-        a_task("FROM debian:12\nARG WHO=bob\nUSER $WHO\n").environment(BASES, containers=True)
+        a_task("FROM debian:12\nARG WHO\nUSER $WHO\n").environment(BASES, containers=True)
 
 
 def named(image: str, dockerfile: str, table: str = "environment", where: str = "environment") -> Task:
@@ -170,3 +174,37 @@ def test_a_work_directory_of_its_own_is_that_of_the_image_and_of_its_dockerfile(
     for context in (found.build, found.prebuilt):
         written = context["Dockerfile"]
         assert isinstance(written, File) and written.data.endswith(b"\nWORKDIR /srv/w\n")
+
+
+@pytest.mark.parametrize(
+    ("volume", "why"),
+    [
+        ('VOLUME ["/data", "/var/lib/thing"]', ""),
+        ("ARG TOP=/srv\nVOLUME $TOP/a /srv/work/b", ""),
+        ("VOLUME /tmp/x /logs/agent /home/agent/x sub", ""),
+        ("VOLUME $UNKNOWN/x", ""),
+        ("VOLUME /usr/local/lib/x", "line 3: VOLUME '/usr/local/lib/x' is not honoured: the system keeps"),
+        ("volume\t/data /etc/y", "line 3: VOLUME '/etc/y' is not honoured"),
+        ("VOLUME /var", "VOLUME '/var' is not honoured"),
+        ("VOLUME /usr\nFROM debian:12\nRUN true", ""),
+    ],
+)
+def test_a_volume_is_a_directory_of_data_or_refused_by_its_line(volume: str, why: str) -> None:
+    task = a_task(f"FROM debian:12\nWORKDIR /srv/work\n{volume}\n")
+    assert why in next(faults(task, ON), "") and bool(why) == bool(list(faults(task, ON)))
+
+
+def test_a_volume_of_the_tests_own_image_is_named_by_their_dockerfile() -> None:
+    toml = b'[verifier]\nenvironment_mode = "separate"\n'
+    task = a_task("FROM debian:12\nRUN true\n").with_file("task.toml", toml)
+    separate = task.with_file("tests/Dockerfile", b"FROM debian:12\nWORKDIR /app\nVOLUME /etc/y\n")
+    (fault,) = faults(separate, ON)
+    assert fault.startswith("tests/Dockerfile line 3: VOLUME '/etc/y' is not honoured")
+
+
+def test_a_volume_outside_of_the_work_directory_is_refused_where_programs_cannot_write_it() -> None:
+    section = SandboxSection(provider="container")
+    task = a_task("FROM debian:12\nWORKDIR /app\nVOLUME /data\n")
+    (fault,) = faults(task, section)
+    assert "VOLUME '/data' is not honoured: of an image, sandboxes of the provider container" in fault
+    assert not list(faults(a_task("FROM debian:12\nWORKDIR /data\nVOLUME /data\n"), section))

@@ -97,10 +97,131 @@ def test_here_documents_become_arguments_of_a_shell_and_each_line_keeps_its_numb
     word, flag, rest = lines[5].split(" ", 2)
     assert (word, flag) == ("RUN", "--network=none")
     assert json.loads(rest)[2] == (
-        "python3 <<'A' && cat <<-B >/x \\\n  && true\nfrom a import b\nA\n\tword\n\tB\n"
+        "python3 <<'A' && cat <<-B >/x   && true\nfrom a import b\nA\n\tword\n\tB\n"
     )
     assert json.loads(lines[11].removeprefix("RUN "))[2] == (
-        "mkdir -p /srv && cat >/srv/a <<EOF\nhi $NAME\nEOF\n"
+        "set -e\nmkdir -p /srv && cat >/srv/a <<EOF\nhi $NAME\nEOF\n"
     )
-    assert lines[14:17] == ["COPY --chmod=755 <<EOF /srv/b", "hi", "EOF"], "as it was"
+    assert json.loads(lines[14].removeprefix("RUN "))[2] == (
+        "set -e\nmkdir -p /srv && cat >/srv/b <<EOF\nhi\nEOF\nchmod 755 /srv/b\n"
+    )
+    assert lines[15:17] == ["", ""]
     assert lines[17:] == ["RUN echo 1<<2", "COPY x /y"]
+
+
+def scripts(text: str) -> list[list[str]]:
+    """The programs that stand for the instructions with here-documents, in order."""
+    found = [line.partition("[") for line in recipe.read(text.encode())[0] if line.startswith("RUN ")]
+    return [json.loads(f"[{words}") for _, bracket, words in found if bracket]
+
+
+def test_a_here_document_runs_in_the_shell_of_its_stage_or_by_its_own_first_line() -> None:
+    shell = 'SHELL ["/bin/bash", "-o", "pipefail", "-c"]'
+    text = (
+        f"FROM debian:12 AS one\n{shell}\nRUN <<EOF\na\nEOF\nFROM debian:12\nRUN <<EOF\nb\nEOF\nFROM one\nRUN <<EOF\nc\nEOF\n"
+        "RUN <<EOF\n#!/usr/bin/env python3\nprint(1)\nEOF\n"
+    )
+    bash = ["/bin/bash", "-o", "pipefail", "-c"]
+    assert not any("SHELL" in line for line in recipe.read(text.encode())[0]), "an OCI image has none"
+    *plain, own = scripts(text)
+    assert plain == [[*bash, "a\n"], ["/bin/sh", "-c", "b\n"], [*bash, "c\n"]]
+    assert own[:2] == ["/bin/sh", "-c"] and own[3:] == ["sh", "#!/usr/bin/env python3\nprint(1)\n"]
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        ("RUN [[ a == a ]] && \\\n  # a comment\n\n  true", ["/bin/bash", "-c", "[[ a == a ]] &&   true"]),
+        ("run --mount=type=cache,target=/x \\\n  echo '[1]'", ["/bin/bash", "-c", "echo '[1]'"]),
+        ('RUN ["/bin/dash", "-c", "true"]', ["/bin/dash", "-c", "true"]),
+        ("RUN --network=none \\\n <<EOF\nb\nEOF", ["/bin/bash", "-c", "b\n"]),
+    ],
+)
+def test_a_run_is_run_in_the_shell_that_shell_names(run: str, words: list[str]) -> None:
+    text = f'FROM debian:12\nSHELL ["/bin/bash", "-c"]\n{run}\n'
+    (line,) = (line for line in recipe.read(text.encode())[0] if line.startswith("RUN"))
+    assert json.loads(line[line.index("[") :]) == words
+    assert all(flag in line for flag in run.split() if flag.startswith("--"))
+    lines, _ = recipe.read(text.replace("bash", "sh").encode())
+    assert "EOF" in run or lines[2:] == run.splitlines(), "as it was"
+
+
+@pytest.mark.parametrize(
+    ("copy", "script"),
+    [
+        ("COPY <<EOF $TOP/a", 'mkdir -p "$TOP" && cat >"$TOP/a" <<EOF\nhi\nEOF\n'),
+        ("COPY <<'EOF' a", "mkdir -p . && cat >a <<'EOF'\nhi\nEOF\n"),
+        ("COPY <<EOF /etc/", "mkdir -p /etc && cat >/etc/EOF <<EOF\nhi\nEOF\n"),
+        ("COPY --link --chown=a:b --chmod=700 <<EOF /a", "mkdir -p / && cat >/a <<EOF\nhi\nEOF\nchown a:b /a\nchmod 700 /a\n"),
+        ("COPY <<EOF <<B /d/\nhi\nEOF\nyo\nB", "mkdir -p /d && cat >/d/EOF <<EOF\nhi\nEOF\nmkdir -p /d && cat >/d/B <<B\nyo\nB\n"),
+    ],
+)  # fmt: skip
+def test_a_copied_here_document_is_written_where_copy_would_put_it(copy: str, script: str) -> None:
+    body = "" if "\n" in copy else "\nhi\nEOF"
+    assert scripts(f"FROM debian:12\n{copy}{body}\n") == [["/bin/sh", "-c", f"set -e\n{script}"]]
+
+
+def test_a_copied_here_document_is_written_as_root_and_the_user_stays() -> None:
+    lines, _ = recipe.read(b"FROM debian:12\nUSER bob\nCOPY <<EOF /etc/a\nhi\nEOF\nRUN id\n")
+    assert lines[2] == "USER root" and lines[3].startswith("RUN [") and lines[4:] == ["USER bob", "RUN id"]
+
+
+def test_a_copy_of_documents_and_files_stays_as_it_is() -> None:
+    text = "FROM debian:12\nCOPY <<EOF a /d/\nhi\nEOF\nCOPY --exclude=x <<EOF /d\nhi\nEOF\n"
+    assert recipe.read(text.encode())[0] == text.splitlines()
+
+
+TAKING = """\
+# a comment \\
+FROM debian:12 AS build
+COPY --from=tools/uv:1 --chmod=755 /uv /bin/
+FROM debian:12
+# another
+COPY --link --from=build /a /b
+COPY --chown=a:b --link /c /d
+COPY --from=0 /e /f
+copy --from=$NAME /e /f
+RUN --mount=type=cache,target=/x \\
+  --mount=type=bind,from=other:2,source=/y,target=/z \\
+  tool --from=no/image && echo --link
+"""
+
+
+def test_an_image_from_which_files_are_taken_is_a_base_and_renamed() -> None:
+    lines, stages = recipe.read(TAKING.encode())
+    assert recipe.bases(stages) == ["debian:12", "tools/uv:1", "other:2"]
+    written = recipe.written(lines, stages, lambda name: f"local/{name}", []).decode()
+    expected = TAKING
+    for before, after in (
+        ("FROM debian", "FROM local/debian"),
+        ("tools/uv", "local/tools/uv"),
+        ("from=other", "from=local/other"),
+        ("COPY --link", "COPY"),
+        ("a:b --link", "a:b"),
+    ):
+        expected = expected.replace(before, after)
+    assert written.replace("  --from", " --from").replace("a:b  ", "a:b ") == expected
+
+
+VOLUMES = """\
+FROM debian:12 AS one
+VOLUME /a \\
+  /b
+RUN make
+FROM debian:12
+VOLUME /no
+FROM one
+volume ["/c"]
+RUN make
+"""
+
+
+def test_volumes_of_the_last_stage_are_declared_at_the_end_so_that_later_lines_can_write_them() -> None:
+    lines, stages = recipe.read(VOLUMES.encode())
+    assert len(lines) == len(VOLUMES.splitlines()) and [each.image for each in recipe.line_of(stages)] == [
+        "debian:12",
+        "one",
+    ]
+    written = recipe.written(lines, stages, str, []).decode().splitlines()
+    assert written[-3:] == ["RUN make", "VOLUME /a    /b", 'volume ["/c"]']
+    assert not any("/no" in line for line in written)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sandboxes.base import ImageRefused, SandboxFull
+from sandboxes.images.export import write_archive
 from sandboxes.images.store import Image, ImageStore, UnknownImage
 from sandboxes.images.unpack import Bounds, Unpacker
 from tests.unit.sandboxes.images.archives import (
@@ -335,3 +336,16 @@ def test_prune_removes_images_without_a_name_and_never_one_in_use(store: ImageSt
     assert [image.digest for image, _ in store.all()] == [named.digest]
     assert store.prune(keep=lambda *_: False).removed == (named.digest,) and store.names() == {}
     assert remains(store) == []
+
+
+def test_directories_of_data_are_kept_and_travel_and_others_mean_nothing(
+    store: ImageStore, tmp_path: Path
+) -> None:
+    volumes: dict[str, dict[str, str]] = {"/data/": {}, "//srv/a": {}, "relative": {}, "/": {}, "/x\0": {}}
+    declared = store.add(oci(tmp_path / "a", layer(BASE), config={"Volumes": volumes}), name="a")
+    plain = store.add(oci(tmp_path / "b", layer(BASE)))
+    assert declared.volumes == store.find("a").volumes == ("/data", "/srv/a") and plain.volumes == ()
+    assert declared.digest != plain.digest
+    assert "volumes" not in (plain.root.parent / "image.json").read_text(), "earlier versions read it"
+    write_archive(declared, tmp_path / "a.tar")
+    assert ImageStore(tmp_path / "other").add(tmp_path / "a.tar").digest == declared.digest

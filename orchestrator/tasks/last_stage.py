@@ -1,0 +1,167 @@
+"""What the last stage of a Dockerfile says of the sandbox's programs, read without a build: WORKDIR, USER, ENTRYPOINT and VOLUME."""
+
+import json
+import posixpath
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.dockerfile import (
+    Instruction,
+    entry_point,
+    expand,
+    logical_lines,
+    refuse_entry_point,
+    split,
+    stage_of,
+    variables_in,
+)
+
+
+class _Unknown(Exception):
+    """Signals a variable that only the base image can tell."""
+
+
+class _Variables(dict[str, str]):
+    """Those that a stage knows."""
+
+    def get(self, key: str, _: Any = None) -> str:
+        try:
+            return self[key]
+        except KeyError:
+            raise _Unknown from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Volume:
+    """One directory of a VOLUME: `path` is absolute; None where only the base image can tell it."""
+
+    instruction: Instruction
+    path: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastStage:
+    """`work`: WORKDIR, an absolute path; None: that of the base image. `user`: the instruction that counts and its user, without a group; None in its
+    place: a variable of the base image. `entrypoint`: the instruction that counts."""
+
+    work: str | None = None
+    user: tuple[Instruction, str | None] | None = None
+    entrypoint: Instruction | None = None
+    volumes: tuple[Volume, ...] = ()
+
+
+def last_stage(text: str) -> LastStage:
+    """Read a Dockerfile. ValueError for one that cannot be read at all. Lines that a build refuses are passed over."""
+    arguments = variables = _Variables()  # before the first FROM
+    stages: dict[str, tuple[LastStage, _Variables]] = {"scratch": (LastStage(work="/"), _Variables())}
+    here, alias = LastStage(), ""
+    for line, logical in logical_lines(text):
+        name, *rest = logical.split(None, 1)
+        instruction = Instruction(
+            line=line, name=name.upper(), rest="".join(rest), words=(), flags={}, is_json=False
+        )
+        match instruction.name:
+            case "FROM":
+                base, alias = stage_of(logical)
+                here, known = stages.get(base, (LastStage(), _Variables()))
+                variables = _Variables(known)
+            case "ENV" | "ARG":
+                _set(instruction, variables, arguments)
+            case "WORKDIR":
+                here = replace(here, work=_entered(instruction, here.work, variables))
+            case "USER":
+                user = _expanded(instruction, instruction.rest.strip(), variables)
+                here = replace(here, user=(instruction, None if user is None else user.partition(":")[0]))
+            case "ENTRYPOINT":
+                here = replace(here, entrypoint=instruction)
+            case "VOLUME":
+                more = tuple(
+                    Volume(instruction=instruction, path=_entered(instruction, here.work, variables, word))
+                    for word in _listed(instruction)
+                )
+                here = replace(here, volumes=(*here.volumes, *more))
+        stages[alias] = (here, variables)
+    return here
+
+
+def workdir_of(text: str) -> str | None:
+    """The WORKDIR of the last stage of a Dockerfile, as an absolute path; None: that of its base image, or a Dockerfile that cannot be read.
+
+    >>> workdir_of("FROM debian:12 AS base\\nENV TOP=/srv\\nWORKDIR $TOP/w\\nFROM base\\nWORKDIR x")
+    '/srv/w/x'
+    >>> workdir_of("FROM debian:12\\nRUN true") is None
+    True
+    """
+    try:
+        return last_stage(text).work
+    except ValueError:  # a build refuses it as well
+        return None
+
+
+def user_of(text: str) -> str:
+    """The user that the last stage of a Dockerfile names by USER, without its group; empty for none and for root, who is not at work in a sandbox.
+    ValueError for one that a variable of the base image names."""
+    found = last_stage(text).user
+    if found is None:
+        return ""
+    instruction, user = found
+    if user is None:
+        instruction.refuse(
+            f"{quoted(instruction.rest.strip())} is not honoured: the Dockerfile does not set its variable, write the name itself, or [agent].user "
+            "in task.toml"
+        )
+    return "" if user in ("root", "0") else user
+
+
+def check_entrypoint(text: str) -> None:
+    """ValueError, one sentence, if the last stage of a Dockerfile has an ENTRYPOINT that starts something: no sandbox runs it."""
+    found = last_stage(text).entrypoint
+    if found is not None and (command := entry_point(found)):
+        refuse_entry_point(found, command)
+
+
+def _listed(instruction: Instruction) -> tuple[str, ...]:
+    try:
+        words = json.loads(instruction.rest)
+    except (ValueError, RecursionError):
+        words = None
+    if isinstance(words, list):
+        return tuple(word for word in words if isinstance(word, str))
+    try:
+        return split(instruction, instruction.rest)
+    except ValueError:
+        return ()
+
+
+def _expanded(instruction: Instruction, word: str, variables: _Variables) -> str | None:
+    try:
+        return expand(instruction, word, variables)
+    except (_Unknown, ValueError):
+        return None
+
+
+def _entered(
+    instruction: Instruction, work: str | None, variables: _Variables, word: str | None = None
+) -> str | None:
+    path = _expanded(instruction, instruction.rest if word is None else word, variables)
+    if path is None or (not path.startswith("/") and work is None):
+        return None
+    return "/" + posixpath.normpath(posixpath.join(work or "/", path)).lstrip("/")
+
+
+def _set(instruction: Instruction, variables: _Variables, arguments: _Variables) -> None:
+    try:
+        pairs = variables_in(instruction)
+    except ValueError:
+        return
+    found: dict[str, str | None] = {}
+    for name, value in pairs:
+        found[name] = _expanded(
+            instruction, f"${name}" if value is None else value, arguments if value is None else variables
+        )
+    for name, text in found.items():
+        if text is None:
+            variables.pop(name, None)
+        else:
+            variables[name] = text
