@@ -15,6 +15,7 @@ from orchestrator.cli.bar import busy, progress, publishing
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
 from orchestrator.cli.reading import reading
 from orchestrator.cli.task_limits import counting
+from orchestrator.cli.task_notes import notes as notes_of
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.numbers import INT2
 from orchestrator.contracts.states import Purpose, SubmissionStatus
@@ -168,6 +169,8 @@ def publish(
             typer.echo(note, err=True)
         if domain is None and (domain_note := renamed(tasks)):
             typer.echo(plain(domain_note), err=True)
+        for note in notes_of(tasks, own.sandbox):
+            typer.echo(plain(note), err=True)
     if rejected or unanswered:
         raise typer.Exit(1)
 
@@ -237,8 +240,9 @@ def check(
             typer.echo(plain(f"{name}: {trap.file} line {trap.line}: {trap.rule} {trap.says}"))
             typer.echo(plain(f"    {trap.text:.110}"))
             typer.echo(plain(f"    safe: {trap.safe}"))
-    if not as_json and (domain_note := renamed(tasks)):
-        typer.echo(plain(domain_note), err=True)
+    if not as_json:
+        for note in filter(None, (renamed(tasks), *notes_of(tasks, section))):
+            typer.echo(plain(note), err=True)
     if problems:
         raise ValueError(together(problems, f"{tables.counted(len(tasks), 'other task')} well-formed"))
     if traps and strict:

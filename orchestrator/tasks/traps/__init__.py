@@ -8,6 +8,7 @@ from typing import Final
 
 from orchestrator.tasks.harbor import SOLUTION, STEPS, Task
 from orchestrator.tasks.traps.draws import seeds_of
+from orchestrator.tasks.traps.image_data import image_data_traps
 from orchestrator.tasks.traps.programs_of_tests import Language, Programs
 from orchestrator.tasks.traps.python import python_traps
 from orchestrator.tasks.traps.rules import ADVICE, Rule, Trap
@@ -30,6 +31,7 @@ def traps_of(task: Task) -> list[Trap]:
     tests = {path: task.files[path].data for path, size in sizes.items() if size <= _READ_BYTES}
     modules = _agent_modules(task) - {path.rpartition("/")[2].removesuffix(".py") for path in tests}
     programs = Programs(tests)
+    trusting = list(image_data_traps(task, tests))
     seeded = frozenset(
         module
         for path, body in tests.items()
@@ -48,6 +50,7 @@ def traps_of(task: Task) -> list[Trap]:
             traps = python_traps(path, text, modules, seeded=seeded)
         else:
             continue
+        traps += [trap for trap in trusting if trap.file == path]
         found += [trap for trap in sorted(traps, key=lambda t: (t.line, t.rule)) if not _allowed(text, trap)]
     large = sorted(path for path in sizes.keys() - tests if path.endswith((".sh", ".bash", ".py")))
     return found + [_unread(path, "", 1, _LARGE) for path in large]

@@ -28,6 +28,7 @@ class Rule(StrEnum):
     COMPILED = "PT117"
     UNKNOWN = "PT118"
     DRAWS = "PT119"
+    IMAGE_DATA = "PT120"
     SHELLCHECK = "PT190"
 
 
@@ -96,6 +97,10 @@ ADVICE: Final[dict[Rule, Advice]] = {
     Rule.DRAWS: Advice(
         "another try draws other random numbers, so that the verdict does not repeat",
         'draw from $PENSTOCK_SEED: $RANDOM in bash, shuf --random-source=<(yes "$PENSTOCK_SEED"), in Python random.seed(os.environ["PENSTOCK_SEED"])',
+    ),
+    Rule.IMAGE_DATA: Advice(
+        "the image brings this file in a directory of data, which the agent can write: the tests get what it wrote",
+        "put what the tests compare with into tests/, which the agent never sees",
     ),
     Rule.SHELLCHECK: Advice("shellcheck found something", "see its page"),
 }  # fmt: skip

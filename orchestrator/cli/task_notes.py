@@ -1,0 +1,78 @@
+"""What of admissible tasks does not hold in the sandboxes of a run, or on this machine: notes of `penstock tasks check` and `publish`."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from orchestrator.cli import tables
+
+if TYPE_CHECKING:
+    from orchestrator.settings.sandbox import SandboxSection
+    from orchestrator.tasks.harbor import Task
+
+_PATH: Final = re.compile(r"(?<![\w./~$}:-])/\w(?:[\w./-]*[\w-])?")
+_WORK_ALONE: Final = ("container", "kubernetes")
+"""Providers whose programs write of an image its work directory alone."""
+
+
+def notes(
+    tasks: "Sequence[Task]", section: "SandboxSection", limits_cores: Callable[[], bool] | None = None
+) -> Iterator[str]:
+    """One sentence for each. `limits_cores`: whether the sandboxes of this machine can have fewer cores than it has."""
+    yield from _cores(tasks, section, limits_cores or _here)
+    yield from _data(tasks, section)
+
+
+def _cores(
+    tasks: "Iterable[Task]", section: "SandboxSection", limits_cores: Callable[[], bool]
+) -> Iterator[str]:
+    machine = len(os.sched_getaffinity(0))
+    asking = [task for task in tasks if any(0 < cpus < machine for cpus in _cpus(task))]
+    if not asking or section.provider not in ("bubblewrap", "local"):
+        return
+    if section.provider == "local" or not limits_cores():
+        yield (
+            f"{tables.counted(len(asking), 'task')} with `cpus`, which does not hold on this machine: no control group limits the cores of its "
+            "sandboxes, so their programs have all of them (penstock doctor --sandbox)"
+        )
+
+
+def _cpus(task: "Task") -> Iterator[float]:
+    for table in (task.settings.environment, task.settings.judging):
+        if isinstance(cpus := table.get("cpus"), int | float):
+            yield cpus
+
+
+def _here() -> bool:
+    from sandboxes import cgroups
+
+    found = cgroups.detect()
+    return found is not None and found.limits_cores
+
+
+def _data(tasks: "Iterable[Task]", section: "SandboxSection") -> Iterator[str]:
+    if section.provider not in _WORK_ALONE:
+        return
+    naming = [path for task in tasks if (path := _elsewhere(task))]
+    if naming:
+        yield (
+            f"{tables.counted(len(naming), 'task')} whose instruction or solution names a place such as {naming[0]}: of an image, sandboxes of the "
+            f"provider {section.provider} let programs write the work directory alone (ops/guides/images.md)"
+        )
+
+
+def _elsewhere(task: "Task") -> str:
+    """The first path outside of the work directory that an image may have for data, and that the instruction or the solution names."""
+    from orchestrator.tasks.environment import DOCKERFILE
+    from orchestrator.tasks.harbor import CONTEXT
+    from orchestrator.tasks.last_stage import workdir_of
+    from sandboxes.elsewhere import lies_elsewhere
+
+    dockerfile = task.files.get(CONTEXT + DOCKERFILE)
+    if dockerfile is None:
+        return ""
+    work = workdir_of(dockerfile.data.decode(errors="replace"))
+    paths = _PATH.findall(f"{task.instruction}\n{task.solution or ''}")
+    outside = (path for path in paths if work is not None and not f"{path}/".startswith(f"{work}/"))
+    return next((path for path in outside if lies_elsewhere(path)), "")
