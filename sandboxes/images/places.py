@@ -64,11 +64,11 @@ def places(
     return tuple(sorted(found))
 
 
-def closed(
-    root: Path, work: str, env: Mapping[str, str], volumes: Sequence[str], *, wanted: Sequence[str] = ()
-) -> tuple[str, ...]:
+def closed(root: Path, work: str, env: Mapping[str, str], volumes: Sequence[str]) -> tuple[str, ...]:
     """The volumes of the image at `root` that programs may not write, or not as a whole."""
-    written = (*places(root, work, env, wanted=wanted, volumes=volumes), work, *WRITABLE)
+    if not volumes:  # an image's directories need not be read
+        return ()
+    written = (*places(root, work, env, volumes=volumes), work, *WRITABLE)
     return tuple(each for each in volumes if not any(_within(each, place) for place in written))
 
 
