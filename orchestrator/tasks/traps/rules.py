@@ -28,7 +28,7 @@ class Rule(StrEnum):
     COMPILED = "PT117"
     UNKNOWN = "PT118"
     DRAWS = "PT119"
-    IMAGE_DATA = "PT120"
+    IMAGE_DATA = "PT123"
     SHELLCHECK = "PT190"
 
 

@@ -62,5 +62,5 @@ def test_files_of_the_tests_of_the_system_and_of_the_work_are_not_named(
 
 
 def test_a_comment_allows_it() -> None:
-    test = "cmp -s out.csv /data/want.csv # penstock-allow PT120: it is an input\n"
+    test = "cmp -s out.csv /data/want.csv # penstock-allow PT123: it is an input\n"
     assert lines("FROM debian:12\nWORKDIR /app\nCOPY data /data\n", test) == []
