@@ -102,6 +102,8 @@ class AgentText(FixedText):
             self.name(last[0]) in _COUNTS or ("grep" in self.name(last[0]) and "c" in options(last[1:]))
         ):
             return False
+        if last and self._is_of_the_tests(last) and _ends_with(commands, commands[-1]):
+            return False
         for inner in every(node):
             if (
                 inner.type == "file_redirect"
@@ -221,8 +223,20 @@ class AgentText(FixedText):
                 elif name in self.functions and any(self.carries(word) for word in found[1:]):
                     self.called.add(name)
 
+    def _is_of_the_tests(self, command: list[Node]) -> bool:
+        """Whether a command runs a program of the tests: what it prints is the tests' own."""
+        files = operands(command[1:])
+        started = files[:1] if self.name(command[0]) in INTERPRETERS else command[:1]
+        return any("/" in self.text(word) and is_safe(self.text(word)) for word in started)
+
     def _in_called(self, node: Node) -> bool:
         return any(
             ancestor.type == "function_definition" and source_of(ancestor.named_children[0]) in self.called
             for ancestor in above(node)
         )
+
+
+def _ends_with(commands: list[Node], last: Node) -> bool:
+    """Whether all commands are in one pipeline, which the last one ends."""
+    pipeline = next((a for a in above(last) if a.type == "pipeline"), last)
+    return all(pipeline.start_byte <= command.start_byte for command in commands)

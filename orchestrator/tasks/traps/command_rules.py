@@ -24,6 +24,7 @@ from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.interpreters import module_of, runs, started
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages, words
 from orchestrator.tasks.traps.links import COPIES, Links
+from orchestrator.tasks.traps.own_word import by_own_files
 from orchestrator.tasks.traps.programs import (
     compiles,
     is_compiler,
@@ -34,7 +35,7 @@ from orchestrator.tasks.traps.programs import (
     unpacks,
 )
 from orchestrator.tasks.traps.rules import Rule
-from orchestrator.tasks.traps.somewhere import GREPS, by_expr, by_grep
+from orchestrator.tasks.traps.somewhere import GREPS, by_comm, by_expr, by_grep
 from orchestrator.tasks.traps.transforms import transforms
 from orchestrator.tasks.traps.tree import every, is_safe, operands, options, plain, source_of
 
@@ -65,6 +66,10 @@ class Commands:
     def ran_before(self, node: Node) -> bool:
         """Whether a program of the agent's ran before this place of the script."""
         return self._ran is not None and node.start_byte > self._ran
+
+    def runs_agents(self, node: Node, found: list[Node]) -> bool:
+        """Whether these words start a program of the agent's, or a tool that the agent's files configure."""
+        return bool(found) and bool({Rule.AGENT_PROGRAM, Rule.BUILD_TOOL} & set(self._one(node, found)))
 
     def rules(self, node: Node) -> Iterator[Rule]:
         """The rules that a command breaks."""
@@ -124,6 +129,9 @@ class Commands:
         elif name == "expr":
             if by_expr(node, arguments, self._text):
                 yield Rule.SOMEWHERE
+        elif name == "comm":
+            if by_comm(node, arguments, self._text):
+                yield Rule.SOMEWHERE
         elif name == "pip":
             if self._reads_agents(arguments, named=True):
                 yield Rule.BUILD_TOOL
@@ -139,6 +147,7 @@ class Commands:
             yield Rule.NAMES
         if is_configured(name, arguments, self._text):
             yield Rule.PROGRAM_TEXT
+        yield from by_own_files(node, name, arguments, self._text)
         yield from transforms(name, arguments, self._text, fed=fed)
         if reads_program(name, arguments, self._text, fed=fed):
             yield Rule.PROGRAM_TEXT

@@ -7,8 +7,10 @@ from typing import Final
 from orchestrator.tasks.traps.draws import draws_in_python
 from orchestrator.tasks.traps.programs import PROGRAM_PATHS
 from orchestrator.tasks.traps.python_calls import Calls
+from orchestrator.tasks.traps.python_lists import Lists
 from orchestrator.tasks.traps.python_names import Names
 from orchestrator.tasks.traps.python_text import Texts
+from orchestrator.tasks.traps.python_word import OwnWord
 from orchestrator.tasks.traps.rules import Rule, Trap
 
 _UNREADABLE: Final = "this is not Python 3, so it was not checked: {}"
@@ -51,6 +53,8 @@ def _found(
     texts = Texts(tree, names)
     calls = Calls(names, texts, agent_modules)
     yield from ((node, Rule.SOMEWHERE) for node in texts.somewhere())
+    yield from ((node, Rule.SOMEWHERE) for node in Lists(tree, texts).somewhere())
+    yield from OwnWord(tree, names=names, texts=texts, calls=calls).found()
     yield from ((node, Rule.DRAWS) for node in draws_in_python(tree, names, seeded))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):

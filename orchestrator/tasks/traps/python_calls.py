@@ -75,6 +75,16 @@ class Calls:
             for _ in self._names.each(node):
                 yield from self._runs(name, node, given)
 
+    def runs_agents(self, node: ast.Call) -> bool:
+        """Whether a call starts a program of the agent's under the wrapper."""
+        if self._names.called(node.func) not in _ARGV:
+            return False
+        given = {k.arg: k.value for k in node.keywords if k.arg is not None}
+        words = self._argv(self._names.called(node.func), node, given) or []
+        at = next((n for n, word in enumerate(words) if WRAPPER in word), len(words))
+        rules = rules_of_line(" ".join(words[at + 2 :]), frozenset({"AGENT"}))
+        return bool(rules & {Rule.AGENT_PROGRAM, Rule.BUILD_TOOL})
+
     def adds(self, values: list[ast.expr]) -> bool:
         """Whether values that are added to `sys.path` hold the work directory, or a directory in it."""
         inner = [i for v in values for i in ([*v.elts] if isinstance(v, ast.List | ast.Tuple) else [v])]

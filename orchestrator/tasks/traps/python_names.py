@@ -44,7 +44,8 @@ class Names:
                 self._modules |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
             if isinstance(node, ast.Import | ast.ImportFrom):
                 imported |= {a.asname or a.name.partition(".")[0] for a in node.names}
-            bound += [(target.id, value) for target, value in bindings(node) if isinstance(target, ast.Name)]
+            bound += [(name, value) for target, value in bindings(node) if (name := known_as(target))]
+            bound += given_by_definition(node)
         self._imported = {name for alias, name in self._modules.items() if alias in imported}
         often = Counter(name for name, _ in bound)
         self._values = {name: value for name, value in bound if often[name] == 1}
@@ -78,8 +79,12 @@ class Names:
 
     def value(self, node: ast.expr, deep: int = 0) -> ast.expr:
         """The expression that a name stands for, or the expression itself."""
-        if isinstance(node, ast.Name) and node.id in self._values and deep < _DEEPEST:
-            return self.value(self._values[node.id], deep + 1)
+        name = known_as(node)
+        if name in self._values and deep < _DEEPEST:
+            return self.value(self._values[name], deep + 1)
+        match node:
+            case ast.Call(func, [_, default]) if self.called(func) in ("os.environ.get", "os.getenv"):
+                return self.value(default, deep + 1)
         return node
 
     def called(self, node: ast.expr, deep: int = 0) -> str:
@@ -229,6 +234,30 @@ def _several(tree: ast.Module) -> dict[str, list[ast.expr]]:
                 if often[name] == 1 and not isinstance(value, ast.Starred):
                     found.setdefault(name, []).append(value)
     return found
+
+
+def known_as(target: ast.expr) -> str:
+    """The name under which a value is known: a variable, or an attribute of an object (`self.binary`), by its own name."""
+    if isinstance(target, ast.Attribute):
+        return f".{target.attr}"
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def given_by_definition(node: ast.AST) -> list[tuple[str, ast.expr]]:
+    """What a fixture of pytest returns or yields is the value of its parameter, what a class sets is its objects' attribute."""
+    if isinstance(node, ast.ClassDef):
+        return [
+            (f".{target.id}", value)
+            for inner in node.body
+            for target, value in bindings(inner)
+            if isinstance(target, ast.Name)
+        ]
+    if not isinstance(node, ast.FunctionDef) or not any(
+        "fixture" in ast.unparse(d) for d in node.decorator_list
+    ):
+        return []
+    given = [n.value for n in ast.walk(node) if isinstance(n, ast.Return | ast.Yield) and n.value is not None]
+    return [(node.name, value) for value in given]
 
 
 def bindings(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.tasks.traps.python_names import Names, bindings
+from orchestrator.tasks.traps.python_names import Names, bindings, given_by_definition, known_as
 from orchestrator.tasks.traps.tree import listed
 
 _READS: Final = frozenset({"read", "read_text", "read_bytes", "readlines", "readline"})
@@ -26,18 +26,28 @@ class Texts:
         self._names, self._tree = names, tree
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         self._carrying: set[str] = set()
-        bound = [pair for node in ast.walk(tree) for pair in bindings(node)]
+        bound = [
+            pair
+            for node in ast.walk(tree)
+            for pair in [
+                *((known_as(target), value) for target, value in bindings(node)),
+                *given_by_definition(node),
+                *_returned(node),
+            ]
+        ]
         before = -1
         while before != len(self._carrying):
             before = len(self._carrying)
-            self._carrying |= {t.id for t, value in bound if isinstance(t, ast.Name) and self.carries(value)}
+            self._carrying |= {name for name, value in bound if name and self.carries(value)}
 
     def carries(self, node: ast.expr) -> bool:
         """Whether an expression is text that the agent wrote or printed."""
         if isinstance(node, ast.Name):
             return node.id in self._carrying
         if isinstance(node, ast.Attribute):
-            return node.attr in _OUTPUT and ast.unparse(node.value) != "sys"
+            return known_as(node) in self._carrying or (
+                node.attr in _OUTPUT and ast.unparse(node.value) != "sys"
+            )
         if isinstance(node, ast.Subscript | ast.Starred):
             return self.carries(node.value)
         if isinstance(node, ast.BinOp):
@@ -52,7 +62,8 @@ class Texts:
         name = self._names.called(node.func)
         if name in ("open", "io.open", "codecs.open"):
             return not self._names.is_tests(node)
-        if name.endswith(("check_output", "getoutput")) or name == "input":
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else name
+        if name.endswith(("check_output", "getoutput")) or name == "input" or f"{called}()" in self._carrying:
             return True
         if isinstance(node.func, ast.Attribute):
             if node.func.attr in _READS:
@@ -76,11 +87,11 @@ class Texts:
     def _compares(self, node: ast.Compare) -> bool:
         operator, right = node.ops[0], node.comparators[0]
         if isinstance(operator, ast.In | ast.NotIn):
-            return self.carries(right) and self._is_wanted(node, holds=isinstance(operator, ast.In))
+            return self.carries(right) and self.is_wanted(node, holds=isinstance(operator, ast.In))
         if isinstance(operator, ast.LtE | ast.Lt) and self.carries(right) and _is_set(right):
-            return self._is_wanted(node)
+            return self.is_wanted(node)
         if isinstance(operator, ast.GtE | ast.Gt) and self.carries(node.left) and _is_set(node.left):
-            return self._is_wanted(node)
+            return self.is_wanted(node)
         if not (isinstance(node.left, ast.Call) and isinstance(node.left.func, ast.Attribute)):
             return False
         call = node.left.func
@@ -90,7 +101,7 @@ class Texts:
         none = isinstance(operator, ast.Eq) and nothing
         if isinstance(operator, ast.Lt | ast.LtE):
             none = True
-        return self._is_wanted(node, holds=not none)
+        return self.is_wanted(node, holds=not none)
 
     def _calls(self, node: ast.Call) -> bool:
         name, arguments = self._names.called(node.func), node.args
@@ -104,21 +115,21 @@ class Texts:
                 and self._is_condition(node)
             )
         if short == "issubset" and arguments:
-            return self.carries(arguments[0]) and self._is_wanted(node)
+            return self.carries(arguments[0]) and self.is_wanted(node)
         if (
             short == "any"
             and isinstance(node.func, ast.Attribute)
             and isinstance(node.func.value, ast.Compare)
         ):
-            return isinstance(node.func.value.ops[0], ast.Eq) and self._is_wanted(node)  # a column of a table
+            return isinstance(node.func.value.ops[0], ast.Eq) and self.is_wanted(node)  # a column of a table
         if name == "any" and arguments and isinstance(arguments[0], ast.Call):
-            return self.carries(arguments[0]) and self._is_wanted(node)
+            return self.carries(arguments[0]) and self.is_wanted(node)
         if name == "any" and arguments and isinstance(arguments[0], ast.GeneratorExp | ast.ListComp):
             found = arguments[0]
             equal = any(
                 isinstance(c, ast.Compare) and isinstance(c.ops[0], ast.Eq) for c in ast.walk(found.elt)
             )
-            return equal and any(self.carries(p.iter) for p in found.generators) and self._is_wanted(node)
+            return equal and any(self.carries(p.iter) for p in found.generators) and self.is_wanted(node)
         if isinstance(node.func, ast.Attribute) and arguments and self.carries(node.func.value):
             if short in ("issuperset", "intersection"):
                 return self._is_condition(node)
@@ -148,7 +159,7 @@ class Texts:
         """Whether an expression is itself a condition that must hold, not a value."""
         parent = self._parents.get(node)
         if isinstance(parent, ast.Compare) and ast.unparse(parent.comparators[0]) == "None":
-            return self._is_wanted(parent, holds=isinstance(parent.ops[0], ast.IsNot | ast.NotEq))
+            return self.is_wanted(parent, holds=isinstance(parent.ops[0], ast.IsNot | ast.NotEq))
         logical = isinstance(parent, ast.Assert | ast.If | ast.BoolOp | ast.UnaryOp | ast.IfExp)
         return (
             logical
@@ -156,7 +167,7 @@ class Texts:
                 isinstance(parent, ast.Call)
                 and ast.unparse(parent.func) in ("bool", "any", "self.assertTrue")
             )
-        ) and self._is_wanted(node)
+        ) and self.is_wanted(node)
 
     def _is_required(self, node: ast.expr) -> bool:
         """Whether the tests fail if a condition does not hold."""
@@ -165,11 +176,11 @@ class Texts:
             top = self._parents.get(top)
         return (
             isinstance(top, ast.Assert) or (isinstance(top, ast.If) and any(map(_fails, top.body)))
-            if self._is_wanted(node)
+            if self.is_wanted(node)
             else False
         )
 
-    def _is_wanted(self, node: ast.expr, *, holds: bool = True) -> bool:
+    def is_wanted(self, node: ast.expr, *, holds: bool = True) -> bool:
         """Whether success depends on a condition: it leads to success, or its opposite leads to failure."""
         child: ast.AST = node
         while (parent := self._parents.get(child)) is not None:
@@ -183,6 +194,13 @@ class Texts:
                 break
             child = parent
         return holds
+
+
+def _returned(node: ast.AST) -> list[tuple[str, ast.expr]]:
+    """What a function of the file returns, under its name with brackets. Fixtures are known by their name alone."""
+    if not isinstance(node, ast.FunctionDef) or given_by_definition(node):
+        return []
+    return [(f"{node.name}()", n.value) for n in ast.walk(node) if isinstance(n, ast.Return) and n.value]
 
 
 def _is_set(node: ast.expr) -> bool:

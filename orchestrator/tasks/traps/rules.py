@@ -28,6 +28,9 @@ class Rule(StrEnum):
     COMPILED = "PT117"
     UNKNOWN = "PT118"
     DRAWS = "PT119"
+    PAID = "PT120"
+    BOTH_SIDES = "PT121"
+    STATUS = "PT122"
     IMAGE_DATA = "PT123"
     SHELLCHECK = "PT190"
 
@@ -97,6 +100,16 @@ ADVICE: Final[dict[Rule, Advice]] = {
     Rule.DRAWS: Advice(
         "another try draws other random numbers, so that the verdict does not repeat",
         'draw from $PENSTOCK_SEED: $RANDOM in bash, shuf --random-source=<(yes "$PENSTOCK_SEED"), in Python random.seed(os.environ["PENSTOCK_SEED"])',
+    ),
+    Rule.PAID: Advice(
+        "the agent's own number becomes the reward",
+        "compute the reward from what the tests measure: [ \"$got\" = \"$want\" ] && echo 1 > /logs/verifier/reward.txt"
+    ),
+    Rule.BOTH_SIDES: Advice(
+        "the agent can write both sides of this comparison", "keep what is expected in /tests: cmp -s out /tests/want; sha256sum -c /tests/sums"
+    ),
+    Rule.STATUS: Advice(
+        "the agent's own program decides by its exit status: exit 0 is enough", "decide by what it prints or writes, compared outside of it"
     ),
     Rule.IMAGE_DATA: Advice(
         "the image brings this file in a directory of data, which the agent can write: the tests get what it wrote",

@@ -14,6 +14,7 @@ from orchestrator.tasks.traps.draws import draws_in_shell
 from orchestrator.tasks.traps.interpreters import inline_programs
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages
 from orchestrator.tasks.traps.links import Links
+from orchestrator.tasks.traps.own_word import by_status, pays_agent_text, started_by_wrapper
 from orchestrator.tasks.traps.programs import search_path
 from orchestrator.tasks.traps.rules import Rule, Trap
 from orchestrator.tasks.traps.somewhere import in_loop
@@ -62,6 +63,8 @@ class Reading:
                 *search_path(node, self._text),
                 *(self._rules[node.type](node) if node.type in self._rules else ()),
             ]
+            if pays_agent_text(node, self._text):
+                rules.append(Rule.PAID)
             if draws_in_shell(node):
                 rules.append(Rule.DRAWS)
             if node.type == "ERROR" or node.is_missing:
@@ -122,6 +125,8 @@ class Reading:
 
     def _command(self, node: Node) -> Iterator[Rule]:
         if self._text.wrapped(node):
+            if by_status(node) and self._commands.runs_agents(node, started_by_wrapper(node, self._text)):
+                yield Rule.STATUS
             return
         words = [child for child in node.named_children if child.type != "variable_assignment"]
         if words and base(words[0]) in ("[", "test"):

@@ -54,7 +54,7 @@ def by_grep(node: Node, arguments: list[Node], text: AgentText) -> Iterator[Rule
     )
     substitution = next((a for a in above(node) if a.type == "command_substitution"), None)
     if substitution is None:
-        if not counts and _is_wanted(node):
+        if not counts and is_wanted(node):
             yield Rule.SOMEWHERE
     elif (not (counts and pattern in _EVERY_LINE) and _is_used(substitution, counts=counts)) or (
         (whole_line or "o" in letters)
@@ -74,11 +74,26 @@ def by_expr(node: Node, arguments: list[Node], text: AgentText) -> bool:
         and not inside
         and not given[-1].endswith("$")
         and any(map(text.carries, arguments))
-        and _is_wanted(node)
+        and is_wanted(node)
     )
 
 
-def _is_wanted(node: Node, *, holds: bool = True) -> bool:
+def by_comm(node: Node, arguments: list[Node], text: AgentText) -> bool:
+    """`comm -23 /tests/want out`: nothing shows the lines that only the agent's file has, here or in another `comm` of the script."""
+    return _hides(arguments, text) and not any(
+        not _hides(found[1:], text)
+        for other in every([node, *above(node)][-1])
+        if other.type == "command" and (found := words(other)) and plain(found[0]) == "comm"
+    )
+
+
+def _hides(arguments: list[Node], text: AgentText) -> bool:
+    files, hidden = operands(arguments), options(arguments)
+    own = [text.unsafe(a) or text.carries(a) for a in files]
+    return len(own) == 2 and any(own) and all(str(n) in hidden for n, is_own in enumerate(own, 1) if is_own)
+
+
+def is_wanted(node: Node, *, holds: bool = True) -> bool:
     """Whether success depends on a condition: it leads to success, or its opposite leads to failure. Waiting loops do not count."""
     for ancestor in above(node):
         if ancestor.type == "negated_command":
@@ -118,9 +133,9 @@ def _is_used(substitution: Node, *, counts: bool, yes: str | None = None) -> boo
         if node.type == "compound_statement" and not source.startswith("(("):
             continue
         turned = re.match(r"\[\[?\s+!", source) is not None
-        if re.search(yes.format(form), source) and _is_wanted(node, holds=not turned):
+        if re.search(yes.format(form), source) and is_wanted(node, holds=not turned):
             return True
-        if re.search(no.format(form), source) and _is_wanted(node, holds=turned):
+        if re.search(no.format(form), source) and is_wanted(node, holds=turned):
             return True
     return False
 
@@ -157,7 +172,7 @@ def in_loop(node: Node, text: AgentText) -> Iterator[Rule]:
         if n.type == "postfix_expression" and n.named_children
     }
     for found in every(body):
-        if _decides(found) and any(_by_line(a, found, names, own) for a in _up_to(found, body)):
+        if decides(found) and any(_by_line(a, found, names, own) for a in _up_to(found, body)):
             yield Rule.SOMEWHERE
             return
 
@@ -169,7 +184,8 @@ def _up_to(node: Node, end: Node) -> Iterator[Node]:
         yield ancestor
 
 
-def _decides(node: Node) -> bool:
+def decides(node: Node) -> bool:
+    """Whether a node by itself makes the tests succeed: `ok=1`, `exit 0`, `echo 1 > file`."""
     if node.type == "variable_assignment" and len(node.named_children) > 1:
         value = source_of(node.named_children[1])
         return _TRUE.fullmatch(value) is not None or value.startswith("$((")

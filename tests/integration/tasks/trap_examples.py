@@ -201,4 +201,18 @@ EXAMPLES = (
         safe=RUN.format("python3 -c 'import total; print(total.answer)'") + WHOLE, oracle="echo answer = 42 > total.py",
         trap_files={"tests/check.py": "import sys\nsys.path.insert(0, '/app')\nimport total\nopen('/logs/output', 'w').write(str(total.answer))\n"},
     ),
+    Example(
+        name="a number of the agent's as reward", rule=Rule.PAID, line="echo $ok", attack="echo 1 > out",
+        trap="ok=$(head -c 100 out)\n", safe=READ + WHOLE,
+    ),
+    Example(
+        name="an expected file that the agent can write", rule=Rule.BOTH_SIDES, line="cmp", attack="echo 7 > out; echo 7 > expected",
+        trap="cmp -s out expected && ok=1\n", safe="cmp -s out /tests/want.line && ok=1\n",
+        files={"environment/files/expected": "", "tests/want.line": "42\n"},
+    ),
+    Example(
+        name="an exit status of the agent's program", rule=Rule.STATUS, line="total.py", attack="echo > total.py",
+        trap='python3 -I "$PENSTOCK_UNTRUSTED" 10 python3 total.py > /dev/null 2>&1 && ok=1\n', safe=RUN.format("python3 total.py") + WHOLE,
+        oracle="echo 'print(42)' > total.py",
+    ),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.traps import Rule, traps_of
 from orchestrator.tasks.traps.python import python_traps
 from orchestrator.tasks.traps.shell import shell_traps
+from tests.unit.tasks import trap_pairs_of_word as of_word
 from tests.unit.tasks.trap_pairs import PYTHON, SHELL
 
 
@@ -22,7 +23,7 @@ def task(**files: str) -> Task:
     return Task.from_files({path: text.encode() for path, text in body.items()})
 
 
-@pytest.mark.parametrize(("trap", "rule", "safe"), SHELL)
+@pytest.mark.parametrize(("trap", "rule", "safe"), SHELL + of_word.SHELL)
 def test_a_form_of_shell_that_pays_without_the_work_is_named_and_its_safe_twin_is_not(
     trap: str, rule: Rule, safe: str
 ) -> None:
@@ -30,7 +31,10 @@ def test_a_form_of_shell_that_pays_without_the_work_is_named_and_its_safe_twin_i
     assert of_shell(safe) == []
 
 
-@pytest.mark.parametrize(("trap", "rule", "safe"), PYTHON)
+@pytest.mark.parametrize(
+    ("trap", "rule", "safe"),
+    PYTHON + [(of_word.START + t, r, of_word.START + s) for t, r, s in of_word.PYTHON],
+)
 def test_a_form_of_python_that_pays_without_the_work_is_named_and_its_safe_twin_is_not(
     trap: str, rule: Rule, safe: str
 ) -> None:

@@ -1,0 +1,162 @@
+"""Python that asks only whether nothing is missing, or whether some entry is right: a list of everything passes."""
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from orchestrator.tasks.traps.python_names import bindings
+from orchestrator.tasks.traps.python_text import Texts
+
+_EMPTY: Final = frozenset({"[]", "set()", "()", "{}", "0", "list()", "frozenset()"})
+
+
+class Lists:
+    """The conditions of one source on lists and sets of what the agent wrote."""
+
+    def __init__(self, tree: ast.Module, texts: Texts) -> None:
+        self._tree, self._texts = tree, texts
+        self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self._derived: set[str] = set()
+        before = -1
+        while before != len(self._derived):
+            before = len(self._derived)
+            self._derived |= {
+                target.id
+                for node in ast.walk(tree)
+                for target, value in bindings(node)
+                if isinstance(target, ast.Name) and self._is_derived(value)
+            }
+
+    def somewhere(self) -> Iterator[ast.expr]:
+        """The conditions that a list of everything fulfils."""
+        nodes = [node for node in ast.walk(self._tree) if isinstance(node, ast.expr)]
+        if not any(map(self._is_surplus, nodes)):
+            yield from (n for n in nodes if self._is_lack(n) and any(map(self._wants_none, self._uses(n))))
+        for node in nodes:
+            uses = [*self._uses(node)] if self._is_choice(node) else []
+            if uses and all(map(self._wants_some, uses)):
+                yield node
+            if self._is_entry(node):
+                yield node
+
+    def _is_derived(self, node: ast.expr) -> bool:
+        return any(
+            isinstance(inner, ast.expr)
+            and (self._texts.carries(inner) or (isinstance(inner, ast.Name) and inner.id in self._derived))
+            for inner in ast.walk(node)
+        )
+
+    def _is_lack(self, node: ast.expr) -> bool:
+        """What is expected and not found: `WANT - got`, `[w for w in WANT if w not in text]`."""
+        match node:
+            case ast.BinOp(left, ast.Sub(), right):
+                return self._texts.carries(right) and not self._is_derived(left)
+            case ast.Call(ast.Attribute(left, "difference"), [right]):
+                return self._texts.carries(right) and not self._is_derived(left)
+            case ast.ListComp(generators=[part]) | ast.SetComp(generators=[part]):
+                return not self._is_derived(part.iter) and any(
+                    isinstance(c, ast.Compare)
+                    and isinstance(c.ops[0], ast.NotIn)
+                    and self._texts.carries(c.comparators[0])
+                    for c in part.ifs
+                )
+        return False
+
+    def _is_surplus(self, node: ast.expr) -> bool:
+        """What is found and not expected."""
+        match node:
+            case ast.BinOp(left, ast.Sub(), right) | ast.Call(ast.Attribute(left, "difference"), [right]):
+                return self._texts.carries(left) and not self._is_derived(right)
+            case ast.ListComp(generators=[part]) | ast.SetComp(generators=[part]):
+                return self._texts.carries(part.iter) and any(
+                    isinstance(c, ast.Compare) and isinstance(c.ops[0], ast.NotIn) for c in part.ifs
+                )
+        return False
+
+    def _is_choice(self, node: ast.expr) -> bool:
+        """Entries of the agent's that equal something: `[r for r in rows if r["id"] == 7]`, `next(r for …, None)`."""
+        match node:
+            case ast.Call(ast.Name("next"), [ast.GeneratorExp(generators=[part]), *_]):
+                pass
+            case ast.ListComp(generators=[part]):
+                pass
+            case _:
+                return False
+        equal = any(
+            isinstance(c, ast.Compare) and isinstance(c.ops[0], ast.Eq) for i in part.ifs for c in ast.walk(i)
+        )
+        return equal and self._is_derived(part.iter)
+
+    def _is_entry(self, node: ast.expr) -> bool:
+        """`"alice" in data["winners"]`, where nothing else looks at the list."""
+        match node:
+            case ast.Compare(ast.Constant(), [ast.In() as sign], [ast.Subscript() as right]):
+                found = ast.unparse(right)
+                same = [
+                    n for n in ast.walk(self._tree) if isinstance(n, ast.expr) and ast.unparse(n) == found
+                ]
+                return (
+                    len(same) == 1
+                    and self._is_derived(right)
+                    and not self._texts.carries(right)
+                    and self._texts.is_wanted(node, holds=isinstance(sign, ast.In))
+                )
+        return False
+
+    def _uses(self, node: ast.expr) -> Iterator[ast.expr]:
+        """The places where a value is used: its own, or those of the variable that holds it. Messages do not count."""
+        match self._parents.get(node):
+            case ast.Assign([ast.Name(name)]):
+                function = next((a for a in self._above(node) if isinstance(a, ast.FunctionDef)), self._tree)
+                reads = (
+                    n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
+                )
+                yield from (
+                    read
+                    for read in reads
+                    if read.id == name
+                    and not any(isinstance(a, ast.FormattedValue) for a in self._above(read))
+                )
+            case _:
+                yield node
+
+    def _above(self, node: ast.AST) -> Iterator[ast.AST]:
+        while (parent := self._parents.get(node)) is not None:
+            yield parent
+            node = parent
+
+    def _wants_none(self, use: ast.expr) -> bool:
+        """Whether success needs an empty value here."""
+        node, parent = self._counted(use)
+        match parent:
+            case ast.Compare(ops=[ast.Eq()], comparators=[right]):
+                return ast.unparse(right) in _EMPTY and self._texts.is_wanted(parent)
+            case ast.Call(func) if ast.unparse(func).endswith("assertEqual"):
+                return any(ast.unparse(a) in _EMPTY for a in parent.args)
+            case ast.UnaryOp(op=ast.Not()) | ast.If() | ast.BoolOp() | ast.Assert():
+                return self._texts.is_wanted(node, holds=False)
+            case ast.Call(func):
+                return ast.unparse(func).endswith("assertFalse")
+        return False
+
+    def _wants_some(self, use: ast.expr) -> bool:
+        """Whether success needs a value that is not empty here, and nothing more."""
+        node, parent = self._counted(use)
+        match parent:
+            case ast.Compare(left=left, ops=[sign], comparators=[right]) if left is node:
+                some = {"0": ast.Gt | ast.NotEq, "1": ast.GtE, "None": ast.IsNot | ast.NotEq, "[]": ast.NotEq}
+                kinds = some.get(ast.unparse(right))
+                return kinds is not None and isinstance(sign, kinds) and self._texts.is_wanted(parent)
+            case ast.Assert(test) | ast.If(test) if test is node:
+                return self._texts.is_wanted(node)
+            case ast.UnaryOp(op=ast.Not()) | ast.BoolOp():
+                return self._texts.is_wanted(node)
+        return False
+
+    def _counted(self, use: ast.expr) -> tuple[ast.expr, ast.AST | None]:
+        """A use, or its length, and what stands around it."""
+        parent = self._parents.get(use)
+        match parent:
+            case ast.Call(ast.Name("len")):
+                return parent, self._parents.get(parent)
+        return use, parent

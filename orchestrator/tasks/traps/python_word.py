@@ -1,0 +1,122 @@
+"""Python that takes the agent's word for it: a reward that it wrote, two files of its own that are equal, the exit status of its program."""
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from orchestrator.tasks.traps.own_word import REWARD
+from orchestrator.tasks.traps.python_calls import Calls
+from orchestrator.tasks.traps.python_names import Names
+from orchestrator.tasks.traps.python_text import Texts
+from orchestrator.tasks.traps.rules import Rule
+from orchestrator.tasks.traps.tree import listed
+
+_KEEPS: Final = listed("float int round min max str json.load json.loads json.dumps abs")
+_READS: Final = frozenset({"read", "read_text", "read_bytes"})
+_STATUS: Final = frozenset({"returncode", "exit_code", "returncode()", "exitstatus"})
+
+
+class OwnWord:
+    """The rules of one source."""
+
+    def __init__(self, tree: ast.Module, *, names: Names, texts: Texts, calls: Calls) -> None:
+        self._tree, self._names, self._texts, self._calls = tree, names, texts, calls
+
+    def found(self) -> Iterator[tuple[ast.expr, Rule]]:
+        """The expressions that take the agent's word."""
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Call) and self._pays(node):
+                yield node, Rule.PAID
+            if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
+                sides = [self._own_file(node.left), self._own_file(node.comparators[0])]
+                if None not in sides and sides[0] != sides[1] and self._texts.is_wanted(node):
+                    yield node, Rule.BOTH_SIDES
+            if isinstance(node, ast.Call) and self._compares_own(node):
+                yield node, Rule.BOTH_SIDES
+        conditions = [*self._conditions()]
+        if conditions and all(map(self._is_status, conditions)):
+            yield from ((n, Rule.STATUS) for n in ast.walk(self._tree) if isinstance(n, ast.Call) and self._calls.runs_agents(n))  # fmt: skip
+
+    def _compares_own(self, node: ast.Call) -> bool:
+        """`filecmp.cmp("/app/out", "/app/expected")`"""
+        both = self._names.called(node.func) == "filecmp.cmp" and len(node.args) > 1
+        return both and all(map(self._names.in_work_directory, node.args[:2]))
+
+    def _pays(self, node: ast.Call) -> bool:
+        """`Path("/logs/verifier/reward.txt").write_text(…)`, `file.write(…)`, `json.dump(…, file)`, `shutil.copy(…)` with what the agent wrote."""
+        name = self._names.called(node.func)
+        if name in ("shutil.copy", "shutil.copyfile", "shutil.move") and len(node.args) > 1:
+            return self._is_reward(node.args[1]) and self._names.is_agents(node.args[0])
+        if name == "json.dump" and len(node.args) > 1:
+            return self._is_reward(node.args[1]) and self._is_given(node.args[0])
+        if name == "print":
+            target = next((k.value for k in node.keywords if k.arg == "file"), None)
+            return target is not None and self._is_reward(target) and any(map(self._is_given, node.args))
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in ("write", "write_text"):
+            return False
+        return self._is_reward(node.func.value) and any(map(self._is_given, node.args))
+
+    def _is_reward(self, node: ast.expr) -> bool:
+        value = self._names.value(node)
+        if isinstance(value, ast.Call) and self._names.called(value.func) == "open" and value.args:
+            value = value.args[0]
+        return REWARD.search(self._names.path(value) or "") is not None
+
+    def _is_given(self, node: ast.expr, deep: int = 0) -> bool:
+        """Whether a value is one that the agent wrote, perhaps as another type or within bounds."""
+        value = self._names.value(node)
+        if deep > 8 or self._texts.carries(value):
+            return deep <= 8
+        match value:
+            case ast.JoinedStr(values):
+                return any(
+                    self._is_given(v.value, deep + 1) for v in values if isinstance(v, ast.FormattedValue)
+                )
+            case ast.Subscript(inner) | ast.Call(ast.Attribute(inner, "get")):
+                return self._is_given(inner, deep + 1)
+            case ast.Dict(values=values):
+                return any(self._is_given(v, deep + 1) for v in values)
+            case ast.Call(func, given) if self._names.called(func) in _KEEPS:
+                return any(self._is_given(v, deep + 1) for v in given)
+        return False
+
+    def _own_file(self, node: ast.expr, deep: int = 0) -> str | None:
+        """The path of the work directory that an expression reads, and reads alone."""
+        value = self._names.value(node)
+        match value:
+            case ast.Call(ast.Name("open"), [place, *_]):
+                return self._names.path(place) if self._names.in_work_directory(place) else None
+            case ast.Call(ast.Attribute(inner, attribute)) if attribute in _READS:
+                opened = self._own_file(inner, deep + 1) if deep < 6 else None
+                return opened or (self._names.path(inner) if self._names.in_work_directory(inner) else None)
+            case ast.Call(ast.Attribute(inner, "strip" | "splitlines" | "split")):
+                return self._own_file(inner, deep + 1) if deep < 6 else None
+            case ast.Call(func, [inner]) if self._names.called(func) in (
+                "json.load",
+                "json.loads",
+                "sorted",
+                "list",
+            ):
+                return self._own_file(inner, deep + 1) if deep < 6 else None
+        return None
+
+    def _conditions(self) -> Iterator[ast.expr]:
+        """What the tests require: of `assert`, `assertEqual`, and conditions of `if`."""
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Assert | ast.If | ast.IfExp):
+                yield node.test
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].startswith(
+                "assert"
+            ):
+                yield node
+
+    def _is_status(self, node: ast.expr) -> bool:
+        """Whether a condition looks at an exit status alone."""
+        match node:
+            case ast.Compare(left, [ast.Eq()], [ast.Constant(0)]) | ast.Call(_, [left, ast.Constant(0), *_]):
+                value = self._names.value(left)
+                return isinstance(value, ast.Attribute) and value.attr in _STATUS
+            case ast.UnaryOp(ast.Not(), left):
+                value = self._names.value(left)
+                return isinstance(value, ast.Attribute) and value.attr in _STATUS
+        return False
