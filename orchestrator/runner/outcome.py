@@ -126,13 +126,15 @@ def outcome_of(error: Exception) -> AttemptOutcome:
     )
 
 
-def judged(outcome: AttemptOutcome, seal: Seal) -> AttemptOutcome:
+def judged(outcome: AttemptOutcome, seal: Seal, own_s: float = 0.0) -> AttemptOutcome:
     """An end that the policy's programs can cause, checked against the gateway's view of its session.
 
     From the first served step on, only the platform's own evidence makes an infrastructure failure: a call that the gateway failed for lack of a
     resource, a gateway that was silent for other reasons than this session's requests, or that was restarted. Before that step, nothing is attributed
     to the policy: an attempt that runs out of time has a hanging scaffold. Exit code 0 alone is not a success either: at least one completion must
     have reached the program, and the last one that it requested must have been served.
+
+    `own_s`: the agent's own time. If most of it is generation when the time is up, the policy did not finish its first reply, and no scaffold hangs.
     """
     if not outcome.reachable:
         return outcome
@@ -145,6 +147,8 @@ def judged(outcome: AttemptOutcome, seal: Seal) -> AttemptOutcome:
         return replace(
             outcome, failure=FailureClass.INFRA_FAILURE, reason=f"gateway: {failed}", resumable=True
         )
+    if outcome.failure is FailureClass.TIMEOUT and own_s and seal.generation_s >= own_s / 2:
+        return outcome
     if not served(seal):
         prefix = f"{outcome.reason}; " if outcome.reason else ""
         reason = outcome.reason if outcome.infra else f"{prefix}no completion reached the program"

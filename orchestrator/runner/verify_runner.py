@@ -12,8 +12,8 @@ Only the reward file (reward.txt or reward.json) sets the reward; the script's e
 file, a script ended by a signal, a time-out, a reached limit or a failing sandbox is a `verifier_failure` (`NoVerdict` has all causes). It is
 retried with the same draws, and is not a reward of 0, with two exceptions. If a program of the agent's used up the limit, that is an answer
 (`runner.judging`). In the last try (`roles.ingest`), reward 0 is given if programs of the agent's ran, or if the same tests reach a verdict on
-the pristine environment: then the agent's files made them hang or break. While the sandboxes' disk is full, no verification starts that could
-fail (runner.assignments).
+the pristine environment: then the agent's files made the tests or their sandbox hang or break. While the sandboxes' disk is full, no verification
+starts that could fail (runner.assignments).
 """
 
 import time
@@ -36,7 +36,7 @@ from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.grade import MAX_TESTS, GradedWork
 from orchestrator.runner.judging import seed
 from orchestrator.runner.metrics import WorkerMetrics
-from orchestrator.runner.outcome import LOG_BYTES
+from orchestrator.runner.outcome import LOG_BYTES, OURS
 from orchestrator.runner.step_grades import grade_step, work_of
 from orchestrator.runner.worker import Worker, WorkerSettings, environment_of, open_worker
 from orchestrator.runtime.log import get
@@ -105,9 +105,8 @@ class VerifyRunner:
             verdict = _with(verdict, reason=why(error))
         except ServiceError:
             raise
-        except Exception as error:  # counted and logged: one rollout can end only its own verification
-            measured(WorkerMetrics).errors.labels(WorkKind.VERIFICATION).inc()
-            log.error("verifier.error", exc_info=error)
+        except Exception as error:  # noqa: BLE001  # counted and logged: one rollout can end only its own verification
+            _log_unforeseen(error)
             verdict = _with(verdict, reason=why(error))
         verdict = _with(verdict, verify_s=time.monotonic() - started_at)
         log.info("verdict", failure=verdict.failure_class, reward=verdict.reward, reason=verdict.reason)
@@ -183,7 +182,10 @@ class VerifyRunner:
         what = f"the tests of rollout {verdict.rollout}"
         try:
             found = await grade_step(self._worker, step, work, drawn, what)
-        except (PathRefused, ValueError) as error:  # the agent's artifacts cannot be placed
+        except Exception as error:  # those that the agent's files may have caused: they cannot be placed, or use up or break the sandbox
+            if _is_platforms(error):
+                raise
+            _log_unforeseen(error)
             return _with(verdict, reason=why(error), left=await self._is_why(step, work, drawn))
         verdict = _with(verdict, exit_code=found.exit_code, log=found.log, programs=found.programs)
         if found.reward is None:
@@ -206,10 +208,26 @@ class VerifyRunner:
         nothing = replace(work, answer="", artifacts=())
         try:
             found = await grade_step(self._worker, step, nothing, drawn, "the tests over nothing")
-        except (PathRefused, ValueError, SandboxError) as error:
+        except Exception as error:  # then nothing is known about the agent's work
+            if isinstance(error, (SandboxFull, ServiceError)):
+                raise
+            _log_unforeseen(error)
             log.info("verdict.control_failed", error=str(error))
             return False
         return found.reward is not None
+
+
+def _is_platforms(error: Exception) -> bool:
+    """Whether no file and no program of an agent can cause an error."""
+    machine = isinstance(error, OSError) and error.errno in OURS
+    return machine or isinstance(error, (SandboxFull, SandboxLost, ServiceError))
+
+
+def _log_unforeseen(error: Exception) -> None:
+    """Count and log an error for which no cause but our own code is known."""
+    if why(error).startswith(NoVerdict.OURS.value.says):
+        measured(WorkerMetrics).errors.labels(WorkKind.VERIFICATION).inc()
+        log.error("verifier.error", exc_info=error)
 
 
 def why(error: Exception) -> str:

@@ -1,6 +1,7 @@
 """The table of the guide "How attempts end": one test per row, and that its rows are those that are tested."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from scaffolds.base import PolicyFault
 
 from orchestrator.contracts.errors import AgentTimeout, Hung
+from orchestrator.contracts.events import StepMark
+from orchestrator.contracts.marks import MarkReason
 from orchestrator.contracts.states import FailureClass, RolloutState
 from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayFailed, Seal
 from orchestrator.rewards import composite
@@ -123,6 +126,20 @@ async def test_an_attempt_ends_as_the_guide_says(name: str) -> None:
     )
     assert (rewarded, "yes" if kept else "no") == (reward, trains)
     assert later.infra or not later.resumable
+
+
+@pytest.mark.parametrize(
+    ("generation_s", "failure"), [(9.0, FailureClass.TIMEOUT), (1.0, FailureClass.INFRA_FAILURE)]
+)
+async def test_a_first_reply_that_takes_all_the_time_is_the_policys_timeout(
+    generation_s: float, failure: FailureClass
+) -> None:
+    async def work() -> AttemptOutcome:
+        raise AgentTimeout("wall clock: the limit of 10 s")
+
+    mark = StepMark(idx=0, reason=MarkReason.UNDELIVERED)
+    unserved = replace(seal(1), marks=(mark,), generation_s=generation_s)
+    assert judged(await captured(work), unserved, own_s=10.0).failure is failure
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""An error in a verification that the agent's files cause at every try is their answer; one of the machine, or from outside, is not."""
+
+import errno
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from orchestrator.contracts.events import ArtifactFile, VerdictReached
+from orchestrator.contracts.ids import b64
+from orchestrator.contracts.states import FailureClass
+from orchestrator.runner.verify_runner import VerifyRunner
+from orchestrator.runner.worker import Worker
+from orchestrator.settings.config import Config
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.multi_step import steps_of
+from sandboxes.base import Sandbox, SandboxError, SandboxLost, SandboxSpec, SandboxSpent
+from sandboxes.bubblewrap import BubblewrapProvider
+
+pytestmark = pytest.mark.anyio
+
+TESTS = "mkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.txt\n"
+
+
+class FailsOver(BubblewrapProvider):
+    """Its sandboxes fail with `error` if the work directory holds the file `bomb`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    @asynccontextmanager
+    async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        if any(path.endswith("bomb") for path in spec.files):
+            raise self._error
+        async with super().open(spec) as sandbox:
+            yield sandbox
+
+
+async def verdict(error: Exception, tests: str = TESTS) -> VerdictReached:
+    task = Task.from_files({"task.toml": b"", "instruction.md": b"x", "tests/test.sh": tests.encode()})
+    (step,) = steps_of(task)
+
+    async def left(_: object) -> dict[str, Any]:
+        return {}
+
+    config = Config.model_validate({"run": {"name": "a"}})
+    files = SimpleNamespace(left=left)
+    worker = cast(Worker, SimpleNamespace(config=config, provider=FailsOver(error), files=files))
+    found = VerdictReached(
+        run="a", rollout=1, attempt=1, epoch=1, failure_class=FailureClass.VERIFIER_FAILURE, reward=None
+    )
+    bomb = ArtifactFile(path="bomb", body=b64(b"x"))
+    return await VerifyRunner(worker)._graded_step(found, step, "", [bomb])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SandboxSpent("memory"),
+        SandboxError("processes of a sandbox do not die"),
+        OSError(errno.ENAMETOOLONG, "File name too long"),
+        RecursionError("maximum recursion depth exceeded"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_error_that_only_the_agents_files_bring_about_is_blamed_on_them(error: Exception) -> None:
+    found = await verdict(error)
+    assert (found.reward, found.left) == (None, True) and found.reason
+
+
+async def test_an_error_over_nothing_too_is_not_blamed_on_the_agents_files() -> None:
+    assert (await verdict(SandboxSpent("memory"), tests="exit 0\n")).left is False
+
+
+@pytest.mark.parametrize("error", [SandboxLost("killed"), OSError(errno.ENOSPC, "No space left on device")])
+async def test_an_error_that_no_agent_can_cause_is_never_blamed_on_its_files(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        await verdict(error)
