@@ -15,7 +15,6 @@ from orchestrator.tasks.traps.commands import (
     INTERPRETERS,
     KNOWN,
     NAMED,
-    PROGRAM_FIRST,
     READERS,
     SHELLS,
     TOOLS,
@@ -35,8 +34,8 @@ from orchestrator.tasks.traps.programs import (
     unpacks,
 )
 from orchestrator.tasks.traps.rules import Rule
-from orchestrator.tasks.traps.somewhere import GREPS, by_comm, by_expr, by_grep
-from orchestrator.tasks.traps.transforms import transforms
+from orchestrator.tasks.traps.somewhere import GREPS, by_comm, by_expr, by_grep, by_selection
+from orchestrator.tasks.traps.transforms import data_files, transforms
 from orchestrator.tasks.traps.tree import every, is_safe, operands, options, plain, source_of
 
 _REPEAT: Final = frozenset({"xargs", "parallel"})
@@ -75,10 +74,10 @@ class Commands:
         """The rules that a command breaks."""
         yield from self._all(node)
         found = words(node)
-        if self.ran_before(node) and found and (name := self._text.name(found[0])) in READERS:
-            first = 1 if name in PROGRAM_FIRST else 0
-            if any(self._links.possible(a) for a in operands(found[1:])[first:]):
-                yield Rule.LINKS
+        if not self.ran_before(node) or not found or (name := self._text.name(found[0])) not in READERS:
+            return
+        if any(self._links.possible(a) for a in data_files(name, found[1:])):
+            yield Rule.LINKS
 
     def _all(self, node: Node) -> Iterator[Rule]:
         levels = [*stages(node)]
@@ -147,6 +146,8 @@ class Commands:
             yield Rule.NAMES
         if is_configured(name, arguments, self._text):
             yield Rule.PROGRAM_TEXT
+        if by_selection(node, name, arguments, self._text, fed=fed):
+            yield Rule.SOMEWHERE
         yield from by_own_files(node, name, arguments, self._text)
         yield from transforms(name, arguments, self._text, fed=fed)
         if reads_program(name, arguments, self._text, fed=fed):

@@ -41,7 +41,8 @@ def pays_agent_text(node: Node, text: AgentText) -> bool:
     if not files or not REWARD.search(text.text(files[-1])):
         return False
     if name != "tee":
-        return name in _MOVES and any(map(text.unsafe, files[:-1]))
+        own = [word for word in files[:-1] if not text.text(word).startswith(_JUDGES)]
+        return name in _MOVES and any(map(text.unsafe, own))
     pipeline = node.parent
     before = [] if pipeline is None or pipeline.type != "pipeline" else pipeline.named_children[:-1]
     commands = [n for part in before for n in every(part) if n.type == "command"]

@@ -53,7 +53,7 @@ def _found(
     texts = Texts(tree, names)
     calls = Calls(names, texts, agent_modules)
     yield from ((node, Rule.SOMEWHERE) for node in texts.somewhere())
-    yield from ((node, Rule.SOMEWHERE) for node in Lists(tree, texts).somewhere())
+    yield from ((node, Rule.SOMEWHERE) for node in Lists(tree, names, texts).somewhere())
     yield from OwnWord(tree, names=names, texts=texts, calls=calls).found()
     yield from ((node, Rule.DRAWS) for node in draws_in_python(tree, names, seeded))
     for node in ast.walk(tree):

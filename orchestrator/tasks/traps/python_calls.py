@@ -60,8 +60,9 @@ class Calls:
         linked = name == "shutil.copytree" and _is_true(given.get("symlinks"))
         if linked and argument is not None and self._names.is_agents(argument):
             yield Rule.COPIED
-        if name in _IMPORTS and not any(
-            is_safe(self._names.path(a) or "") for a in [*node.args, *given.values()]
+        places = [*node.args, *given.values()]
+        if name in _IMPORTS and any(
+            not any(is_safe(self._names.path(a) or "") for a in places) for _ in self._names.each(node)
         ):
             yield Rule.IMPORTED
         elif name in ("importlib.import_module", "__import__") and argument is not None:
@@ -69,7 +70,9 @@ class Calls:
             open_end = module is None or ("{}" in module and not self._names.is_tests(argument))
             if module is None or open_end or module.partition(".")[0] in self._modules:
                 yield Rule.IMPORTED
-        elif name in ("sys.path.insert", "sys.path.append", "sys.path.extend") and self.adds(node.args):
+        elif (
+            name in ("sys.path.insert", "sys.path.append", "sys.path.extend") or short == "syspath_prepend"
+        ) and self.adds(node.args):
             yield Rule.IMPORTED
         if name in _ARGV | _SHELL | _WORDS.keys() or name.startswith(_STARTS):
             for _ in self._names.each(node):

@@ -1,20 +1,22 @@
 """Python that asks only whether nothing is missing, or whether some entry is right: a list of everything passes."""
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.tasks.traps.python_names import bindings
+from orchestrator.tasks.traps.python_names import Names, bindings
 from orchestrator.tasks.traps.python_text import Texts
 
 _EMPTY: Final = frozenset({"[]", "set()", "()", "{}", "0", "list()", "frozenset()"})
+_LOADS: Final = re.compile(r"(?:^|[._])(?:parse|load\w*|read_\w+|reader|DictReader)$")
 
 
 class Lists:
     """The conditions of one source on lists and sets of what the agent wrote."""
 
-    def __init__(self, tree: ast.Module, texts: Texts) -> None:
-        self._tree, self._texts = tree, texts
+    def __init__(self, tree: ast.Module, names: Names, texts: Texts) -> None:
+        self._tree, self._names, self._texts = tree, names, texts
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         self._derived: set[str] = set()
         before = -1
@@ -36,14 +38,57 @@ class Lists:
             uses = [*self._uses(node)] if self._is_choice(node) else []
             if uses and all(map(self._wants_some, uses)):
                 yield node
-            if self._is_entry(node):
+            if self._is_entry(node) or self._is_common(node) or self._is_any(node):
                 yield node
+        for loop in ast.walk(self._tree):
+            if isinstance(loop, ast.For) and self._is_derived(loop.iter) and self._succeeds_at_one(loop):
+                yield loop.iter
 
     def _is_derived(self, node: ast.expr) -> bool:
         return any(
             isinstance(inner, ast.expr)
-            and (self._texts.carries(inner) or (isinstance(inner, ast.Name) and inner.id in self._derived))
+            and (
+                self._texts.carries(inner)
+                or (isinstance(inner, ast.Name) and inner.id in self._derived)
+                or self._loads(inner)
+            )
             for inner in ast.walk(node)
+        )
+
+    def _loads(self, node: ast.expr) -> bool:
+        """`ET.parse("/app/out.xml")`, `pd.read_csv("/app/out.csv")`: what a library reads from a file of the agent's."""
+        if not isinstance(node, ast.Call) or not node.args:
+            return False
+        named = _LOADS.search(self._names.called(node.func)) is not None
+        return named and self._names.in_work_directory(node.args[0])
+
+    def _is_common(self, node: ast.expr) -> bool:
+        """`len(got & WANT)`, where nothing else looks at what was found."""
+        match node:
+            case ast.BinOp(left, ast.BitAnd(), right):
+                own = [side for side in (left, right) if self._texts.carries(side)]
+                if len(own) != 1 or not isinstance(own[0], ast.Name):
+                    return False
+                found = own[0].id
+                return sum(isinstance(n, ast.Name) and n.id == found for n in ast.walk(self._tree)) == 2
+        return False
+
+    def _is_any(self, node: ast.expr) -> bool:
+        """`any(u["name"] == "alice" for u in users)`"""
+        match node:
+            case ast.Call(ast.Name("any"), [ast.GeneratorExp(elt, [part]) | ast.ListComp(elt, [part])]):
+                equal = any(map(_equals_constant, ast.walk(elt)))
+                derived = self._is_derived(part.iter) and not self._texts.carries(part.iter)
+                return equal and derived and self._texts.is_wanted(node)
+        return False
+
+    def _succeeds_at_one(self, loop: ast.For) -> bool:
+        """`for row in rows: if row[0] == "x" and row[1] == "3": found = True`"""
+        return any(
+            isinstance(inner, ast.If)
+            and any(map(_equals_constant, _parts(inner.test)))
+            and any(map(_sets_success, inner.body))
+            for inner in loop.body
         )
 
     def _is_lack(self, node: ast.expr) -> bool:
@@ -160,3 +205,25 @@ class Lists:
             case ast.Call(ast.Name("len")):
                 return parent, self._parents.get(parent)
         return use, parent
+
+
+def _parts(test: ast.expr) -> list[ast.expr]:
+    """The conditions that must hold together."""
+    return test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+
+
+def _equals_constant(node: ast.AST) -> bool:
+    match node:
+        case ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant()]) | ast.Compare(
+            ast.Constant(), [ast.Eq()]
+        ):
+            return True
+    return False
+
+
+def _sets_success(node: ast.stmt) -> bool:
+    """`found = True`, `return True`"""
+    match node:
+        case ast.Assign(value=ast.Constant(True)) | ast.Return(ast.Constant(True)):
+            return True
+    return False

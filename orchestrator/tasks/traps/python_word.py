@@ -116,6 +116,8 @@ class OwnWord:
             case ast.Compare(left, [ast.Eq()], [ast.Constant(0)]) | ast.Call(_, [left, ast.Constant(0), *_]):
                 value = self._names.value(left)
                 return isinstance(value, ast.Attribute) and value.attr in _STATUS
+            case ast.Compare(ast.Constant(), [ast.NotIn()], [right]):  # `"failed" not in r.stdout`
+                return self._texts.carries(right)
             case ast.UnaryOp(ast.Not(), left):
                 value = self._names.value(left)
                 return isinstance(value, ast.Attribute) and value.attr in _STATUS

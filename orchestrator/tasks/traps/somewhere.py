@@ -13,11 +13,13 @@ from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.tree import above, every, operands, options, plain, source_of
 
 GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
+_AWKS: Final = frozenset({"awk", "gawk", "mawk", "nawk"})
 _ONE_LINE: Final = re.compile(r"\b(?:head|tail) (?:-n ?)?-?1\b")
 _EVERY_LINE: Final = frozenset({"", ".", "^", "$"})
 _NOT_EMPTY: Final = r"(?:-n\s+|\[\[?\s+)[\"']?{}[\"']?\s*(?:\]|&&|\|\|)"
 _EMPTY: Final = r"-z\s+[\"']?{}"
 _COUNTED: Final = r"{}[\"']?\s*(?:-ge|-gt|-ne|!=|>=?|(?:-eq|==?)\s*+[\"']?+(?!0\b))"
+_AT_LEAST: Final = r"{}[\"']?\s*(?:-ge|-gt|-ne|!=|>=?)"
 _COUNTED_NONE: Final = r"{}[\"']?\s*(?:-eq|==?)\s*[\"']?0\b"
 _EQUAL: Final = r"{}[\"']?\s*(?:==?|-eq)\s*[\"']?[^\s\"'\]]"
 _LITERAL: Final = re.compile(r"\^?[\w =:@/,-]+\$?")
@@ -75,6 +77,24 @@ def by_expr(node: Node, arguments: list[Node], text: AgentText) -> bool:
         and not given[-1].endswith("$")
         and any(map(text.carries, arguments))
         and is_wanted(node)
+    )
+
+
+def by_selection(node: Node, name: str, arguments: list[Node], text: AgentText, *, fed: bool) -> bool:
+    """`[ -n "$(jq '.[] | select(.id == 7)' out)" ]`, `awk '$1 == "ok"' out | wc -l`: programs that print what fits, as grep does."""
+    given = operands(arguments)
+    program = plain(given[0]) if given else ""
+    selects = (
+        "select(" in program if name == "jq" else name in _AWKS and "==" in program and "{" not in program
+    )
+    if not selects or not (fed or any(map(text.unsafe, given[1:]))):
+        return False
+    substitution = next((a for a in above(node) if a.type == "command_substitution"), None)
+    pipeline = next((a for a in above(node) if a.type == "pipeline"), None)
+    last = pipeline.named_children[-1] if pipeline is not None else node
+    counts = re.match(r"wc\b", source_of(last)) is not None or program.endswith("length")
+    return substitution is not None and _is_used(
+        substitution, counts=counts, yes=_AT_LEAST if counts else None
     )
 
 

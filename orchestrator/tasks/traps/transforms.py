@@ -7,9 +7,10 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import AgentText
+from orchestrator.tasks.traps.commands import PROGRAM_FIRST
 from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.somewhere import by_awk
-from orchestrator.tasks.traps.tree import options, plain
+from orchestrator.tasks.traps.tree import operands, options, plain
 
 _KINDS: Final = {"sed": "sed", "jq": "jq", **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), "awk")}
 _VALUES: Final = {"sed": "efl", "awk": "fvFe", "jq": "fL"}
@@ -50,6 +51,13 @@ def transforms(name: str, arguments: list[Node], text: AgentText, *, fed: bool) 
         and any(_JQ_ANY.search(plain(program)) for program in programs)
     ):
         yield Rule.SOMEWHERE
+
+
+def data_files(name: str, arguments: list[Node]) -> list[Node]:
+    """The files that a command reads as data: its operands, without the program of sed, awk and jq, or the pattern of grep."""
+    if (kind := _KINDS.get(name)) is not None:
+        return program_texts(arguments, _VALUES[kind])[2]
+    return operands(arguments)[1 if name in PROGRAM_FIRST else 0 :]
 
 
 def program_texts(arguments: list[Node], valued: str) -> tuple[list[Node], list[Node], list[Node]]:
