@@ -318,7 +318,7 @@ def test_a_shallow_clone_that_does_not_reach_far_enough_and_a_directory_without_
 
 def _script_room(room: Path, *scripts: str, **stubs: str) -> None:
     """Our own scripts, and stubs by the name of the program, in a directory of their own."""
-    for script in scripts:
+    for script in (*scripts, "ops/help", "ops/tiers.toml"):
         (room / script).parent.mkdir(exist_ok=True)
         (room / script).write_text((REPOSITORY / script).read_text())
         (room / script).chmod(0o755)

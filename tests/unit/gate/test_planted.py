@@ -71,7 +71,7 @@ def plant(tmp_path: Path) -> Plant:
     """Commits files on a base that passed, and runs the gate over them."""
     room = tmp_path / "repository"
     shutil.copytree(REPOSITORY / "ops/gate", room / "ops/gate", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("ops/tiers.py", "ops/test"):
+    for name in ("ops/tiers.py", "ops/test", "ops/help"):
         shutil.copy(REPOSITORY / name, room / name)
     written = {
         "ops/tiers.toml": TIERS,

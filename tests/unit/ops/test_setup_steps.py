@@ -99,7 +99,7 @@ class Checkout:
 def checkout(tmp_path: Path) -> Checkout:
     ops = tmp_path / "ops"
     ops.mkdir()
-    for name in ("setup", "tries", "torch_options", *LOCKS):
+    for name in ("setup", "help", "tries", "torch_options", *LOCKS):
         shutil.copy(REPOSITORY / "ops" / name, ops)
     shutil.copy(REPOSITORY / "pyproject.toml", tmp_path)
     (ops / "setup_harness").write_text("#!/bin/sh\n")  # tests/unit/scaffolds/test_programs.py
