@@ -12,7 +12,7 @@ from rich.table import Table
 
 from orchestrator.cli import tables, terminal
 from orchestrator.cli.bar import progress
-from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.numbers import INT4
 from orchestrator.deploy.home import Home
@@ -55,7 +55,8 @@ async def _audit(home: Home, ledger: Path | None, sample: int | None, witness: P
 def audit(
     config: ConfigOption = HERE,
     ledger: Annotated[
-        Path | None, typer.Option(help="A file with one submission id per line, written by the submitter.")
+        Path | None,
+        typer.Option(help="A file with one submission id per line, written by the submitter.", parser=path),
     ] = None,
     as_json: JsonOption = False,
     sample: Annotated[
@@ -66,7 +67,10 @@ def audit(
     ] = 0,
     witness: Annotated[
         Path | None,
-        typer.Option(help="A directory with answers.jsonl and generations.jsonl, written outside Penstock."),
+        typer.Option(
+            help="A directory with answers.jsonl and generations.jsonl, written outside Penstock.",
+            parser=path,
+        ),
     ] = None,
 ) -> None:
     """Check that nothing was lost, changed or trained twice; exit status 1 if something was: penstock audit -c runs/first"""

@@ -6,13 +6,13 @@ from typing import Annotated
 import anyio
 import typer
 
-from orchestrator.cli.options import HERE, ConfigOption, SetOption
+from orchestrator.cli.options import HERE, ConfigOption, SetOption, path
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 
 app = typer.Typer(no_args_is_help=True)
 
 TopologyArgument = Annotated[
-    Path, typer.Argument(help="The topology: a TOML file (ops/cluster/topology.toml).")
+    Path, typer.Argument(help="The topology: a TOML file (ops/cluster/topology.toml).", parser=path)
 ]
 TargetOption = Annotated[
     str, typer.Option("--target", "-t", help="kubernetes, helm, slurm, systemd or compose.")
@@ -23,7 +23,7 @@ TargetOption = Annotated[
 def render(
     topology: TopologyArgument,
     target: TargetOption,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The directory to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The directory to write.", parser=path)],
     force: Annotated[
         bool, typer.Option("--force", help="Overwrite files that were not rendered or were changed since.")
     ] = False,
@@ -41,7 +41,10 @@ def render(
 @app.command()
 def check(
     what: Annotated[
-        Path, typer.Argument(help="A topology, or a directory of Kubernetes objects (rendered or not).")
+        Path,
+        typer.Argument(
+            help="A topology, or a directory of Kubernetes objects (rendered or not).", parser=path
+        ),
     ],
     kubernetes: Annotated[
         list[str] | None,

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from orchestrator.cli import tables
 from orchestrator.cli.bar import progress
-from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.cli.terminal import cell, plain
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.contracts.numbers import INT2
@@ -36,7 +36,8 @@ PolicyOption = Annotated[str, typer.Option("--policy", help="Policy version, or 
 def evaluate(
     context: typer.Context,
     suite: Annotated[
-        Path | None, typer.Option(help="Folder of held-out tasks, one task directory, or a .jsonl file.")
+        Path | None,
+        typer.Option(help="Folder of held-out tasks, one task directory, or a .jsonl file.", parser=path),
     ] = None,
     policy: PolicyOption = NEWEST,
     label: Annotated[

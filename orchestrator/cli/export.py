@@ -13,7 +13,7 @@ import typer
 
 from orchestrator.cli import tables
 from orchestrator.cli.bar import progress
-from orchestrator.cli.options import HERE, ID, ConfigOption, JsonOption
+from orchestrator.cli.options import HERE, ID, ConfigOption, JsonOption, path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
@@ -28,7 +28,10 @@ app = typer.Typer(no_args_is_help=True)
 OutOption = Annotated[
     Path,
     typer.Option(
-        "--out", "-o", help="Directory to write: new, empty, or of the same export, which continues."
+        "--out",
+        "-o",
+        help="Directory to write: new, empty, or of the same export, which continues.",
+        parser=path,
     ),
 ]
 

@@ -75,7 +75,7 @@ def harbor(
             elif Path(source).is_file() and Path(source).suffix == ".json":
                 found = stack.enter_context(form.from_registry(Path(source), dataset, program, limits))
             else:
-                found = stack.enter_context(form.from_directory(path(source), limits))
+                found = stack.enter_context(form.from_directory(_apart(path(source), to), limits))
         _import(found, to, section, limits, as_json=as_json)
 
 
@@ -92,7 +92,7 @@ def terminal_bench(
     from orchestrator.tasks.importing import terminal_bench as form
 
     section, limits = counting(config)
-    _import(form.from_directory(source, limits), to, section, limits, as_json=as_json)
+    _import(form.from_directory(_apart(source, to), limits), to, section, limits, as_json=as_json)
 
 
 @app.command()
@@ -154,6 +154,17 @@ def swe(
         if repositories is not None:
             clones = Repositories(repositories, Path(scratch), Git(git_timeout_s))
         _import(from_rows(source, options, clones), to, section, limits, as_json=as_json)
+
+
+def _apart(source: Path, to: Path) -> Path:
+    """The source. ValueError if tasks would be written over it, or into a task."""
+    at, target = source.resolve(), to.resolve()
+    is_task = any((source / name).is_file() for name in ("task.toml", "task.yaml"))
+    if target == at or (is_task and target.is_relative_to(at)):
+        raise ValueError(
+            f"--to {to} is the source, or lies in its task: name a directory apart from {source}"
+        )
+    return source
 
 
 def _import(

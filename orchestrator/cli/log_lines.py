@@ -221,7 +221,7 @@ def since(given: str, now: float) -> float:
     >>> since("2m", 1000.0), since("1970-01-01T00:10", 0.0)
     (880.0, 600.0)
     """
-    if found := re.fullmatch(r"(\d+(?:.\d+)?)([smhd])", given):
+    if found := re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd])", given):
         return now - float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
     try:
         moment = datetime.fromisoformat(given)

@@ -38,6 +38,7 @@ from orchestrator.cli import (
 )
 from orchestrator.cli.driver_errors import as_sentences
 from orchestrator.cli.examples import attach
+from orchestrator.cli.given import checked
 from orchestrator.cli.option_names import with_option
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.errors import ArgumentError, PenstockError
@@ -97,6 +98,7 @@ app.add_typer(cluster.app, name="cluster", help="Run on several machines, from o
 app.add_typer(trainer.app, name="trainer")
 app.add_typer(sft.app, name="sft", help="Record demonstrations, export trajectories, train on them.")
 attach(app)
+checked(app)
 
 
 def _sentence(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from orchestrator.cli.options import HERE, ConfigOption, SetOption
+from orchestrator.cli.options import HERE, ConfigOption, SetOption, path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
@@ -157,7 +157,8 @@ def runner(
     gateway_socket: Annotated[
         Path | None,
         typer.Option(
-            help="The Unix socket of a gateway on this host, as sandboxes see it (default: that of the running one)."
+            help="The Unix socket of a gateway on this host, as sandboxes see it (default: that of the running one).",
+            parser=path,
         ),
     ] = None,
     name: Annotated[

@@ -12,7 +12,7 @@ import typer
 
 from orchestrator.cli import complete
 from orchestrator.cli.bar import busy
-from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def rescore(
         typer.Option(
             "--tests",
             help="A task directory, or a folder of them, whose tests were fixed: only groups of these tasks, with these tests. Repeatable.",
+            parser=path,
         ),
     ] = None,
     reason: Annotated[str, typer.Option(help="Stored with each rollout.")] = "no reason given",

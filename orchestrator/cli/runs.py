@@ -118,7 +118,8 @@ def down(config: ConfigOption = HERE) -> None:
 
 def doctor(
     topology: Annotated[
-        Path | None, typer.Argument(help="With --cluster: the topology that the run was rendered from.")
+        Path | None,
+        typer.Argument(help="With --cluster: the topology that the run was rendered from.", parser=path),
     ] = None,
     as_json: JsonOption = False,
     cluster: Annotated[

@@ -15,7 +15,7 @@ from scaffolds.find import find, known
 
 from orchestrator.cli import complete, scaffold_new, tables, terminal
 from orchestrator.cli.bar import busy
-from orchestrator.cli.options import JsonOption
+from orchestrator.cli.options import JsonOption, path
 from orchestrator.runtime.log import configure
 
 app = typer.Typer(no_args_is_help=True)
@@ -24,14 +24,16 @@ SILENCE_S, TIMEOUT_S = 12.0, 180.0  # a keep-alive comes at least every 10 s
 
 @app.command()
 def new(
-    directory: Annotated[Path, typer.Argument(help="Where to write it; its name becomes the scaffold's.")],
+    directory: Annotated[
+        Path, typer.Argument(help="Where to write it; its name becomes the scaffold's.", parser=path)
+    ],
     kind: Annotated[
         str, typer.Option(help=f"{', '.join(scaffold_new.KINDS)}: what to write.")
     ] = scaffold_new.KINDS[0],
 ) -> None:
     """Write a working scaffold to start from: penstock scaffold new my-agent --kind manifest"""
-    for path in scaffold_new.write(directory, kind):
-        typer.echo(str(path))
+    for written in scaffold_new.write(directory, kind):
+        typer.echo(str(written))
     typer.echo(f"try it with: penstock scaffold check {scaffold_new.reference(directory, kind)}", err=True)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import Home
 from sandboxes.text_files import read_toml, toml_text
@@ -26,7 +26,9 @@ def register(app: typer.Typer) -> None:
 
 
 def scale(
-    topology: Annotated[Path, typer.Argument(help="The topology: a TOML file (ops/cluster/topology.toml).")],
+    topology: Annotated[
+        Path, typer.Argument(help="The topology: a TOML file (ops/cluster/topology.toml).", parser=path)
+    ],
     counts: Annotated[
         list[str],
         typer.Argument(
@@ -41,7 +43,7 @@ def scale(
         ),
     ] = "",
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The directory that was rendered for the target.")
+        Path, typer.Option("--out", "-o", help="The directory that was rendered for the target.", parser=path)
     ] = Path("cluster"),
     write: Annotated[
         bool,

@@ -24,7 +24,9 @@ from orchestrator.runtime.unreachable import for_child
 
 app = typer.Typer(no_args_is_help=True)
 
-OutOption = Annotated[Path, typer.Option("--out", help="File of demonstrations to write (safetensors).")]
+OutOption = Annotated[
+    Path, typer.Option("--out", help="File of demonstrations to write (safetensors).", parser=path)
+]
 
 
 @app.command()
@@ -42,7 +44,8 @@ def record(
         ),
     ] = None,
     model: Annotated[
-        Path | None, typer.Option(help="Model directory of the tokenizer (default: a new random policy).")
+        Path | None,
+        typer.Option(help="Model directory of the tokenizer (default: a new random policy).", parser=path),
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Concurrent rollouts of its own stack.")] = 16,
     sandbox: Annotated[str, typer.Option(help="Sandbox provider of its own stack.")] = "bubblewrap",

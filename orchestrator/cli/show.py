@@ -10,7 +10,7 @@ import msgspec
 import typer
 
 from orchestrator.cli import show_text, tables
-from orchestrator.cli.options import ATTEMPT, COUNTER, HERE, ID, ConfigOption, JsonOption
+from orchestrator.cli.options import ATTEMPT, COUNTER, HERE, ID, ConfigOption, JsonOption, path
 from orchestrator.cli.reading import reading
 from orchestrator.cli.terminal import plain, plain_json
 from orchestrator.contracts.errors import ConfigurationError
@@ -87,7 +87,9 @@ def rollout(
     html: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write it as one HTML file that needs no server, network or script."
+            metavar="FILE",
+            help="Write it as one HTML file that needs no server, network or script.",
+            parser=path,
         ),
     ] = None,
     as_json: JsonOption = False,

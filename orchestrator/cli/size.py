@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from orchestrator.cli import tables
-from orchestrator.cli.options import JsonOption
+from orchestrator.cli.options import JsonOption, path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import Home
 from sandboxes.text_files import read_toml
@@ -28,14 +28,19 @@ def register(app: typer.Typer) -> None:
 def size(
     topology: Annotated[
         Path | None,
-        typer.Argument(help="The topology: a TOML file (default: that of the run of --from-run)."),
+        typer.Argument(
+            help="The topology: a TOML file (default: that of the run of --from-run).", parser=path
+        ),
     ] = None,
     workload: Annotated[
-        Path | None, typer.Option("--workload", "-w", help="The measured or assumed workload: a TOML file.")
+        Path | None,
+        typer.Option("--workload", "-w", help="The measured or assumed workload: a TOML file.", parser=path),
     ] = None,
     from_run: Annotated[
         Path | None,
-        typer.Option(help="Measure the workload of this run: its directory, or its penstock.toml."),
+        typer.Option(
+            help="Measure the workload of this run: its directory, or its penstock.toml.", parser=path
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
@@ -45,7 +50,8 @@ def size(
         ),
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="Write the workload that was used to a file for --workload.")
+        Path | None,
+        typer.Option(help="Write the workload that was used to a file for --workload.", parser=path),
     ] = None,
     check: Annotated[
         bool,
@@ -75,7 +81,11 @@ def size(
     if topology is not None:
         try:
             keys = read_toml(topology)
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            raise ConfigurationError(
+                f"{topology}: {error.strerror}; name a topology, such as one of ops/cluster/examples"
+            ) from None
+        except ValueError as error:
             raise ConfigurationError(f"{topology} cannot be read as TOML: {error}") from None
     raw: dict[str, Any] = {}
     plan: Plan | None = None

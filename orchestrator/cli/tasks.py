@@ -51,7 +51,7 @@ def renamed(tasks: "Iterable[Task]") -> str:
 @app.command()
 def publish(
     sources: Annotated[
-        list[Path], typer.Argument(help="Task directories, folders of them, or .jsonl files.")
+        list[Path], typer.Argument(help="Task directories, folders of them, or .jsonl files.", parser=path)
     ],
     config: ConfigOption = HERE,
     overrides: SetOption = None,
@@ -193,7 +193,7 @@ def _below(config: "Config", tasks: "list[Task]", levels: "dict[str, Vetting]") 
 @app.command()
 def check(
     sources: Annotated[
-        list[Path], typer.Argument(help="Task directories, folders of them, or .jsonl files.")
+        list[Path], typer.Argument(help="Task directories, folders of them, or .jsonl files.", parser=path)
     ],
     config: Annotated[
         Path | None,
@@ -277,7 +277,7 @@ def _built(
 
 @app.command()
 def generate(
-    directory: Annotated[Path, typer.Argument(help="Where to write train/ and heldout/.")],
+    directory: Annotated[Path, typer.Argument(help="Where to write train/ and heldout/.", parser=path)],
     train: Annotated[int, typer.Option(min=0, help="Training tasks.")] = 400,
     heldout: Annotated[int, typer.Option(min=0, help="Held-out tasks.")] = 100,
     seed: Annotated[int, typer.Option(help="The suite's seed.")] = 0,

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from orchestrator.bus import subjects
 from orchestrator.cli import tables
-from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
 from orchestrator.cli.sft import torch_process
 from orchestrator.deploy.home import Home
 from orchestrator.runtime.unreachable import for_child
@@ -108,7 +108,7 @@ def verify(
 @app.command()
 def tree(
     batch: Annotated[int, typer.Option(min=0, help="Number of a closed or committed batch.")],
-    svg: Annotated[Path, typer.Option(help="The file to write.")],
+    svg: Annotated[Path, typer.Option(help="The file to write.", parser=path)],
     config: ConfigOption = HERE,
     train_step: Annotated[int, typer.Option(min=1, help="Which train step of the batch.")] = 1,
     groups: Annotated[

@@ -28,7 +28,7 @@ TIMES = 3
 
 def vet(
     sources: Annotated[
-        list[Path], typer.Argument(help="Task directories, folders of them, or .jsonl files.")
+        list[Path], typer.Argument(help="Task directories, folders of them, or .jsonl files.", parser=path)
     ],
     config: Annotated[
         Path | None,

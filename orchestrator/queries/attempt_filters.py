@@ -13,9 +13,9 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import ROLLOUT_TERMINAL, GroupState, Purpose, RolloutState
 from orchestrator.pool.tables import attempts, groups, rollouts, steps, tasks
 
-_AGO = re.compile(r"(\d+)\s*([smhd])")
+_AGO = re.compile(r"([0-9]+)\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_VERSIONS = re.compile(r"(\d*)\.\.(\d*)|(\d+)")
+_VERSIONS = re.compile(r"([0-9]*)\.\.([0-9]*)|([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,9 @@ OTHERWISE: Mapping[str, str] = {
     ProcessRole.POSTGRES: "PostgreSQL is its operator's, or its owner's, affair",
     ProcessRole.WEB: "one dashboard is enough",
 }
-_WANTED = re.compile(r"(?P<role>[a-z]+)(\.(?P<pool>[a-z0-9-]+))?=(?P<count>\d{1,6})(\.\.(?P<most>\d{1,6}))?")
+_WANTED = re.compile(
+    r"(?P<role>[a-z]+)(\.(?P<pool>[a-z0-9-]+))?=(?P<count>[0-9]{1,6})(\.\.(?P<most>[0-9]{1,6}))?"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

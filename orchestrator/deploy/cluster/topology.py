@@ -19,7 +19,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(gt=0)]
 
-_RANGE = re.compile(r"(?P<before>[^\[\]]*)\[(?P<first>\d+)-(?P<last>\d+)\](?P<after>.*)")
+_RANGE = re.compile(r"(?P<before>[^\[\]]*)\[(?P<first>[0-9]+)-(?P<last>[0-9]+)\](?P<after>.*)")
 _HOST = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 

@@ -70,7 +70,9 @@ def read_registry(file: Path, dataset: str | None) -> list[RegistryTask | Import
         raise ValueError(f"{file} has more than {MOST_REGISTRY_BYTES >> 20} MB: it is not a registry")
     try:
         found = json.loads(read_text(file))
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError(f"{file} is nested too deeply for a registry") from None
+    except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
     sets = found if isinstance(found, list) else []
     if not sets or not all(isinstance(each, dict) and isinstance(each.get("tasks"), list) for each in sets):

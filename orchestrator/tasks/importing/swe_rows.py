@@ -82,7 +82,9 @@ def read_rows(file: Path) -> Iterator[Placed | Imported]:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError("it is nested too deeply for a task") from None
+    except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"it must be an object, got {quoted(found)}")

@@ -112,7 +112,7 @@ def test_what_is_wrong_is_one_sentence(penstock: Penstock, directory: Path, tmp_
             "unknown process 'nothing'; known: rollout-server, orchestrator",
         ),
         (("tasks", "check", str(tmp_path / "none")), "none does not exist"),
-        (("size", str(tmp_path / "none")), "none cannot be read as TOML: "),
+        (("size", str(tmp_path / "none")), "none: No such file or directory; name a topology"),
         (("config", "-c", str(loop)), "loop"),
         (
             ("tasks", "publish", here, "-c", here, "--purpose", "fun"),

@@ -64,6 +64,7 @@ def argv(found: Sequence[CommandStep], *beginning: str) -> list[tuple[str, ...]]
         (("runner=2",), "unknown role 'runner'; known: gateways, orchestrators, runners, verifiers, servers"),
         (("runners.big=2",), "runners has no pool 'big'; known: default"),
         (("runners=two",), "'runners=two' is not a count"),
+        (("runners=\u0663",), "is not a count"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence_and_nothing_is_written(

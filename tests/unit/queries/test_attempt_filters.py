@@ -40,6 +40,7 @@ def test_a_time_may_have_a_zone_of_its_own() -> None:
         ({"state": "happy"}, "state 'happy' is not a state of a group or a rollout: accepted"),
         ({"versions": "a..b"}, "versions 'a..b' cannot be read: write 7, 3..9"),
         ({"versions": ".."}, "versions '..' cannot be read"),
+        ({"versions": "\u0663..9"}, "versions .* cannot be read: write 7, 3..9"),
         ({"since": "yesterday"}, "since 'yesterday' cannot be read: write a time"),
     ],
 )

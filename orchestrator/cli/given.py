@@ -1,0 +1,68 @@
+"""The words of a command, before they count: an option that is given twice, or is empty, is refused. Otherwise the later value would win, and an
+empty one, which is often a variable of the shell that is not set, would pass for an option that was left out."""
+
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from orchestrator.cli.options import path
+
+EMPTY = "it is empty: give a value or leave it out; is a variable of your shell unset?"
+MAY_BE_EMPTY = ("label",)
+"""`--label ""` selects what has no label."""
+TWICE = "it is given twice: give it once, only one value can count"
+
+
+def _may_be_empty(param: TyperOption) -> bool:
+    # The parser of paths refuses it itself, with other advice.
+    described = getattr(param.type_descriptor, "parameter_info", None)
+    return param.name in MAY_BE_EMPTY or getattr(described, "parser", None) is path
+
+
+def _check(command: TyperCommand | TyperGroup, ctx: Any, words: list[str]) -> None:
+    """Raise BadParameter for the first wrong option. A plain flag may come twice: it means the same."""
+    if ctx.resilient_parsing:
+        return
+    values, _, order = command.make_parser(ctx).parse_args(list(words))
+    if any(param.name == "help" for param in order):
+        return
+    seen: set[str] = set()
+    for param in order:
+        if not isinstance(param, TyperOption) or (param.is_flag and not param.secondary_opts):
+            continue
+        name = param.name or param.opts[0]
+        given = values.get(name)
+        if "" in (given if isinstance(given, list) else [given]) and not _may_be_empty(param):
+            raise typer.BadParameter(EMPTY, ctx=ctx, param=param)
+        if name in seen and not param.multiple and not param.count:
+            raise typer.BadParameter(TWICE, ctx=ctx, param=param)
+        seen.add(name)
+
+
+class Command(TyperCommand):
+    """A command that checks its options first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer does, after the check."""
+        _check(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+class Group(TyperGroup):
+    """A group of commands that checks its own options first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As Typer does, after the check."""
+        _check(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+
+def checked(app: typer.Typer) -> None:
+    """Make every command of an application, and every group, check its options."""
+    for command in app.registered_commands:
+        command.cls = Command
+    for group in app.registered_groups:
+        group.cls = Group
+        if group.typer_instance is not None:
+            checked(group.typer_instance)

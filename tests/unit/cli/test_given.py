@@ -1,0 +1,120 @@
+"""An option that is given twice, or is empty, is refused before its command reads anything."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from orchestrator.cli import main
+from orchestrator.cli.log_lines import since
+
+APP: Any = sys.modules[main.__module__].app
+ROOT: Any = typer.main.get_command(APP)
+TOPOLOGY = str(Path(__file__).resolve().parents[3] / "ops/cluster/topology.toml")
+TWICE = "it is given twice"
+EMPTY = "it is empty"
+
+
+def refused(words: list[str]) -> str:
+    """Standard error of wrong usage, in one line."""
+    done = CliRunner().invoke(APP, words, env={"COLUMNS": "200"})
+    assert done.exit_code == 2, done
+    return " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "sentence"),
+    [
+        (["status", "-c", "runs/a", "-c", "runs/b"], "--config", TWICE),
+        (["status", "-c", "runs/a", "--config=runs/a"], "--config", TWICE),
+        (["eval", "--suite", "a", "--suite", "b"], "--suite", TWICE),
+        (["cluster", "render", TOPOLOGY, "-t", "systemd", "--target", "slurm", "-o", "x"], "--target", TWICE),
+        (["export", "atif", "--out", "x", "--prompt-ids", "--no-prompt-ids"], "--prompt-ids", TWICE),
+        (["scaffold", "check", "shell", "--only", ""], "--only", EMPTY),
+        (["rescore", "--domain", "coding", "--domain", ""], "--domain", EMPTY),
+        (["eval", "--suite", ""], "--suite", EMPTY),
+        (["eval", "show", "heldout", "--policy="], "--policy", EMPTY),
+        (["config", "--set", ""], "--set", EMPTY),
+        (["images", "build", "x", "--name", ""], "--name", EMPTY),
+        (["cluster", "render", TOPOLOGY, "-t", "systemd", "-o", ""], "--out", EMPTY),
+        (["cluster", "check", ""], "what", EMPTY),
+        (["tasks", "check", ""], "sources", EMPTY),
+        (["tasks", "generate", ""], "directory", EMPTY),
+        (["scaffold", "new", ""], "directory", EMPTY),
+        (["size", ""], "topology", EMPTY),
+        (["compare", "-c", "a", "-c", ""], "--config", f"{EMPTY}: give a path"),
+        (["scale", "", "runners=3"], "topology", EMPTY),
+    ],
+)
+def test_an_option_or_a_path_that_cannot_count_is_refused_by_name(
+    words: list[str], option: str, sentence: str
+) -> None:
+    found = refused(words)
+    assert f"'{option}'" in found and sentence in found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["config", "--set", "run.seed=1", "--set", "run.name=b", "run.seed"],
+        ["config", "--json", "--json", "run.seed"],
+        ["config", "-c", "a", "-c", "b", "--help"],
+    ],
+)
+def test_options_that_may_be_repeated_and_plain_flags_are_taken_twice(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "penstock.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(APP, words)
+    assert done.exit_code == 0 and "given twice" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "wrong"),
+    [
+        ("set/one", "set/one", True),
+        ("set/one", "set/one/out", True),
+        ("set/one", "set/./one/tests/..", True),
+        ("set", "set", True),
+        ("set", "link", True),
+        ("set/one", "set/imported", False),
+        ("set", "other", False),
+    ],
+)
+@pytest.mark.parametrize(("form", "file"), [("harbor", "task.toml"), ("terminal-bench", "task.yaml")])
+def test_an_import_over_its_own_source_is_refused_and_writes_nothing(
+    form: str, file: str, source: str, to: str, wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set/one/tests").mkdir(parents=True)
+    (tmp_path / "set/one" / file).touch()
+    (tmp_path / "link").symlink_to("set")
+    before = sorted(tmp_path.rglob("*"))
+    done = CliRunner().invoke(APP, ["tasks", "import", form, source, "--to", to])
+    assert ("is the source, or lies in its task" in str(done.exception)) == wrong
+    assert not wrong or sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("given", ["\u0663m", "1x5m", "\u0663", "\uff11h"])
+def test_a_time_has_the_digits_0_to_9(given: str) -> None:
+    with pytest.raises(ValueError, match="is not a time"):
+        since(given, 0.0)
+
+
+@pytest.mark.parametrize("topology", ["missing.toml", "."])
+def test_a_topology_that_cannot_be_opened_is_named_without_an_error_number(topology: str) -> None:
+    error = CliRunner().invoke(APP, ["size", topology]).exception
+    assert str(error).startswith(f"{topology}: ") and "Errno" not in str(error)
+    assert "one of ops/cluster/examples" in str(error)
+
+
+def test_every_command_and_group_checks_its_options() -> None:
+    def classes(command: Any) -> set[str]:
+        below = getattr(command, "commands", {}).values()
+        return {type(command).__module__, *(name for each in below for name in classes(each))}
+
+    assert all(classes(each) == {"orchestrator.cli.given"} for each in ROOT.commands.values())
