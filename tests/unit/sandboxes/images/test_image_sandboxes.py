@@ -144,6 +144,36 @@ async def test_the_settings_of_an_image_apply_and_those_of_the_sandbox_come_afte
             pass
 
 
+START_UP = [
+    "BASH_ENV=/srv/image.sh",
+    "LD_PRELOAD=/srv/image.so",
+    "PENSTOCK_ROLLOUT=image",
+    "PENSTOCK_DRAWS=image",
+    "HOME=/srv",
+]
+
+
+async def test_our_variables_win_over_those_of_a_base_image_that_begin_programs(
+    root: Path, images: ImageStore
+) -> None:
+    members = [directory("srv"), member("srv/image.sh", b"echo of the image\n")]
+    place = oci(
+        root / "oci", rootfs_layer(images.find("small").root), layer(members), config={"Env": START_UP}
+    )
+    images.add(place, name="starting")
+    async with opened(
+        images, image="starting", env={"PENSTOCK_ROLLOUT": "spec", "LD_PRELOAD": ""}
+    ) as sandbox:
+        shown = ["bash", "-c", 'echo "$PENSTOCK_ROLLOUT $PENSTOCK_DRAWS <$LD_PRELOAD> $HOME"']
+        images_own = await sandbox.exec(shown)
+        await printed(sandbox, "echo echo ours >ours.sh")
+        ours = await sandbox.exec(
+            shown, env={"BASH_ENV": "/app/ours.sh", "PENSTOCK_DRAWS": "7", "HOME": "/app"}
+        )
+    assert images_own.stdout == b"of the image\nspec image <> /srv\n"
+    assert (ours.stdout, ours.stderr) == (b"ours\nspec 7 <> /app\n", b"")
+
+
 def rootfs_layer(root: Path) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
