@@ -50,7 +50,7 @@ def test_a_machine_is_looked_at_only_for_tasks_that_name_cores() -> None:
     ("provider", "solution", "dockerfile", "named"),
     [
         ("container", "echo 1 > /data/out", "FROM debian:12\nWORKDIR /app\n", True),
-        ("kubernetes", "sed -i s/a/b/ /root/config", "FROM debian:12\nWORKDIR /app\n", True),
+        ("kubernetes", "sed -i s/a/b/ /srv/config", "FROM debian:12\nWORKDIR /app\n", True),
         ("container", "echo 1 > /data/out", "FROM debian:12\nWORKDIR /data\n", False),
         ("container", "/usr/bin/make >/tmp/x; cat /etc/passwd", "FROM debian:12\nWORKDIR /app\n", False),
         ("container", "echo 1 > /data/out", "FROM debian:12\n", False),

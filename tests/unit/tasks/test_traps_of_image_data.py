@@ -34,7 +34,7 @@ def lines(dockerfile: str, test: str, solution: str = SOLUTION, **more: str) -> 
         ("COPY data/want.csv /data/", "/data/want.csv"),
         ('COPY --chown=a:b ["data/want.csv", "/data/other.csv"]', "/data/other.csv"),
         ("COPY data/*.csv /workspace/", "/workspace/want.csv"),
-        ("ADD data/ /root/x", "/root/x/deep/more.csv"),
+        ("ADD data/ /srv/x", "/srv/x/deep/more.csv"),
     ],
 )
 def test_a_file_of_the_image_that_the_agent_can_write_is_named_where_tests_read_it(
