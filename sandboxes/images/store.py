@@ -24,7 +24,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -306,6 +306,11 @@ class ImageStore:
                 f"the image {digest[:12]} is not in {self.directory}, or damaged: import it again"
             ) from error
         volumes = tuple(about.pop("volumes", ()))
+        if unknown := about.keys() - {each.name for each in fields(Image)}:
+            raise UnknownImage(
+                f"the image {digest[:12]} in {self.directory} was stored by a newer version of Penstock, which says "
+                f"{', '.join(sorted(unknown))} of it: upgrade this one, or import the image again"
+            )
         return Image(digest=digest, root=directory / _ROOT, volumes=volumes, **about)
 
     def prepare(self) -> None:

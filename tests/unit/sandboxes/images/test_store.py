@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import io
+import json
 import os
 import stat
 import tarfile
@@ -349,3 +350,14 @@ def test_directories_of_data_are_kept_and_travel_and_others_mean_nothing(
     assert "volumes" not in (plain.root.parent / "image.json").read_text(), "earlier versions read it"
     write_archive(declared, tmp_path / "a.tar")
     assert ImageStore(tmp_path / "other").add(tmp_path / "a.tar").digest == declared.digest
+
+
+def test_an_image_that_a_newer_version_has_stored_is_refused_by_what_is_unknown_of_it(
+    store: ImageStore, tmp_path: Path
+) -> None:
+    image = added(store, tmp_path, BASE)
+    about = image.root.parent / "image.json"
+    about.write_text(json.dumps({**json.loads(about.read_text()), "signed_by": "x"}))
+    with pytest.raises(UnknownImage, match="by a newer version of Penstock, which says signed_by of it: upg"):
+        store.find(image.digest)
+    assert store.all() == []
