@@ -325,7 +325,7 @@ def _gone(directory: Path) -> bool:
 
 def _parts(directory: Path) -> list[Path]:
     """The groups in a group, none if it is gone: the last of its processes may remove it at any moment."""
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+    with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(directory) as entries:
         return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []
 

@@ -59,7 +59,7 @@ class Gate:
                 words.append("--dry-benches")  # bars judge where the change may have moved them
             words += tier.gate.split()
         ended = self._run(name, choice.why, words, tier)
-        if ended is not None and self.commit:
+        if ended is not None and self.commit and not tiers.uncommitted(Path.cwd()):
             kept.keep(directory, self.commit, ended)
         return ended
 

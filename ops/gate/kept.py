@@ -1,5 +1,6 @@
 """How the parts of a run ended, next to their reports, so that a run of everything that was stopped goes on where it was."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -10,7 +11,7 @@ FILE = "ended.json"
 
 
 def keep(directory: Path, commit: str, ended: Ended) -> None:
-    """Keep how a part ended on a commit, with its reports in `directory`."""
+    """Keep how a part ended on a commit, with its reports in `directory`. Where the disk is full, it is repeated."""
     found = {
         "commit": commit,
         "seconds": ended.seconds,
@@ -18,8 +19,9 @@ def keep(directory: Path, commit: str, ended: Ended) -> None:
         "left": list(ended.left),
     }
     new = directory / f"{FILE}.new"
-    new.write_text(json.dumps(found), encoding="utf-8")
-    new.rename(directory / FILE)
+    with contextlib.suppress(OSError):
+        new.write_text(json.dumps(found), encoding="utf-8")
+        new.rename(directory / FILE)
 
 
 def read(directory: Path, commit: str, name: str, why: str) -> Ended | None:

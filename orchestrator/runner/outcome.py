@@ -147,7 +147,10 @@ def judged(outcome: AttemptOutcome, seal: Seal, own_s: float = 0.0) -> AttemptOu
         return replace(
             outcome, failure=FailureClass.INFRA_FAILURE, reason=f"gateway: {failed}", resumable=True
         )
-    if outcome.failure is FailureClass.TIMEOUT and own_s and seal.generation_s >= own_s / 2:
+    first = (
+        seal.steps <= seal.recorded + 1
+    )  # a program with a time-out of its own requests the same reply several times
+    if outcome.failure is FailureClass.TIMEOUT and first and own_s and seal.generation_s >= own_s / 2:
         return outcome
     if not served(seal):
         prefix = f"{outcome.reason}; " if outcome.reason else ""
@@ -187,17 +190,21 @@ def replayed(outcome: AttemptOutcome, seal: Seal) -> AttemptOutcome:
     return replace(outcome, replay=Replay.INTERRUPTED if seal.missing else Replay.CONTINUED)
 
 
+def leaves(error: Exception) -> list[Exception]:
+    """The exceptions in an exception group, itself if it is none."""
+    if not isinstance(error, ExceptionGroup):
+        return [error]
+    return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+
+
 def root_cause(error: Exception) -> Exception:
     """The exception that represents an exception group: the platform's before the policy's, the first of its kind."""
-    if not isinstance(error, ExceptionGroup):
-        return error
-    leaves = [root_cause(inner) for inner in error.exceptions]
 
     def priority(leaf: Exception) -> tuple[bool, bool]:
         outcome = outcome_of_quietly(leaf)
         return not outcome.infra, outcome.reachable
 
-    return min(leaves, key=priority)
+    return min(leaves(error), key=priority)
 
 
 def outcome_of_quietly(error: Exception) -> AttemptOutcome:

@@ -36,7 +36,7 @@ from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.grade import MAX_TESTS, GradedWork
 from orchestrator.runner.judging import seed
 from orchestrator.runner.metrics import WorkerMetrics
-from orchestrator.runner.outcome import LOG_BYTES, OURS
+from orchestrator.runner.outcome import LOG_BYTES, OURS, leaves, root_cause
 from orchestrator.runner.step_grades import grade_step, work_of
 from orchestrator.runner.worker import Worker, WorkerSettings, environment_of, open_worker
 from orchestrator.runtime.log import get
@@ -44,7 +44,7 @@ from orchestrator.runtime.metrics import measured
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.key_values import REWARD
 from orchestrator.tasks.multi_step import TaskStep, missed, of_step, steps_of, together
-from sandboxes.base import PathRefused, SandboxError, SandboxFull, SandboxLost, SandboxSpent
+from sandboxes.base import ImageRefused, PathRefused, SandboxError, SandboxFull, SandboxLost, SandboxSpent
 from sandboxes.owner import WorkKind
 
 log = get(__name__)
@@ -182,11 +182,16 @@ class VerifyRunner:
         what = f"the tests of rollout {verdict.rollout}"
         try:
             found = await grade_step(self._worker, step, work, drawn, what)
-        except Exception as error:  # those that the agent's files may have caused: they cannot be placed, or use up or break the sandbox
-            if _is_platforms(error):
-                raise
-            _log_unforeseen(error)
-            return _with(verdict, reason=why(error), left=await self._is_why(step, work, drawn))
+        except Exception as error:  # noqa: BLE001 - those that the agent's files may have caused: they cannot be placed, or use up or break the sandbox
+            cause = _unless_platforms(error)
+            left = await self._is_why(step, work, drawn)
+            if not left or _repeats(cause):
+                return _with(verdict, reason=why(cause), left=left)
+            # The machine may have failed just once, before the tests ran over nothing.
+            try:
+                found = await grade_step(self._worker, step, work, drawn, what)
+            except Exception as again:  # noqa: BLE001 - the same ones
+                return _with(verdict, reason=why(_unless_platforms(again)), left=True)
         verdict = _with(verdict, exit_code=found.exit_code, log=found.log, programs=found.programs)
         if found.reward is None:
             left = not found.programs and await self._is_why(step, work, drawn)
@@ -208,19 +213,30 @@ class VerifyRunner:
         nothing = replace(work, answer="", artifacts=())
         try:
             found = await grade_step(self._worker, step, nothing, drawn, "the tests over nothing")
-        except Exception as error:  # then nothing is known about the agent's work
-            if isinstance(error, (SandboxFull, ServiceError)):
-                raise
-            _log_unforeseen(error)
+        except Exception as error:  # noqa: BLE001 - then nothing is known about the agent's work
+            for leaf in leaves(error):
+                if isinstance(leaf, (SandboxFull, ServiceError)):
+                    raise leaf from None
+            _log_unforeseen(root_cause(error))
             log.info("verdict.control_failed", error=str(error))
             return False
         return found.reward is not None
 
 
-def _is_platforms(error: Exception) -> bool:
-    """Whether no file and no program of an agent can cause an error."""
-    machine = isinstance(error, OSError) and error.errno in OURS
-    return machine or isinstance(error, (SandboxFull, SandboxLost, ServiceError))
+def _unless_platforms(error: Exception) -> Exception:
+    """The error that says why a verification failed, logged if it is unforeseen. Raises one that no file and no program of an agent can cause."""
+    for leaf in leaves(error):
+        machine = isinstance(leaf, OSError) and leaf.errno in OURS
+        if machine or isinstance(leaf, (SandboxFull, SandboxLost, ServiceError)):
+            raise leaf from None
+    cause = root_cause(error)
+    _log_unforeseen(cause)
+    return cause
+
+
+def _repeats(cause: Exception) -> bool:
+    """Whether an error lies in what was given, so that another run over the same meets it again."""
+    return isinstance(cause, (PathRefused, ValueError)) and not isinstance(cause, ImageRefused)
 
 
 def _log_unforeseen(error: Exception) -> None:

@@ -1,6 +1,7 @@
 """An error in a verification that the agent's files cause at every try is their answer; one of the machine, or from outside, is not."""
 
 import errno
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -16,7 +17,15 @@ from orchestrator.runner.worker import Worker
 from orchestrator.settings.config import Config
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.multi_step import steps_of
-from sandboxes.base import Sandbox, SandboxError, SandboxLost, SandboxSpec, SandboxSpent
+from sandboxes.base import (
+    ImageRefused,
+    Sandbox,
+    SandboxError,
+    SandboxFull,
+    SandboxLost,
+    SandboxSpec,
+    SandboxSpent,
+)
 from sandboxes.bubblewrap import BubblewrapProvider
 
 pytestmark = pytest.mark.anyio
@@ -25,21 +34,22 @@ TESTS = "mkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.txt\n"
 
 
 class FailsOver(BubblewrapProvider):
-    """Its sandboxes fail with `error` if the work directory holds the file `bomb`."""
+    """Its sandboxes fail with `error` if the work directory holds the file `bomb`, at most `times`."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, times: float) -> None:
         super().__init__()
-        self._error = error
+        self._error, self._times = error, times
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        if any(path.endswith("bomb") for path in spec.files):
+        if any(path.endswith("bomb") for path in spec.files) and self._times > 0:
+            self._times -= 1
             raise self._error
         async with super().open(spec) as sandbox:
             yield sandbox
 
 
-async def verdict(error: Exception, tests: str = TESTS) -> VerdictReached:
+async def verdict(error: Exception, tests: str = TESTS, times: float = math.inf) -> VerdictReached:
     task = Task.from_files({"task.toml": b"", "instruction.md": b"x", "tests/test.sh": tests.encode()})
     (step,) = steps_of(task)
 
@@ -48,7 +58,7 @@ async def verdict(error: Exception, tests: str = TESTS) -> VerdictReached:
 
     config = Config.model_validate({"run": {"name": "a"}})
     files = SimpleNamespace(left=left)
-    worker = cast(Worker, SimpleNamespace(config=config, provider=FailsOver(error), files=files))
+    worker = cast(Worker, SimpleNamespace(config=config, provider=FailsOver(error, times), files=files))
     found = VerdictReached(
         run="a", rollout=1, attempt=1, epoch=1, failure_class=FailureClass.VERIFIER_FAILURE, reward=None
     )
@@ -75,7 +85,33 @@ async def test_an_error_over_nothing_too_is_not_blamed_on_the_agents_files() -> 
     assert (await verdict(SandboxSpent("memory"), tests="exit 0\n")).left is False
 
 
-@pytest.mark.parametrize("error", [SandboxLost("killed"), OSError(errno.ENOSPC, "No space left on device")])
-async def test_an_error_that_no_agent_can_cause_is_never_blamed_on_its_files(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        SandboxError("docker did not start a container: its daemon restarts"),
+        BlockingIOError(errno.EAGAIN, "fork: Resource temporarily unavailable"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        ExceptionGroup("in the background", [ConnectionResetError(errno.ECONNRESET, "Connection reset")]),
+        ImageRefused("the base image is not in the store"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_error_that_the_same_files_do_not_meet_again_costs_nothing(error: Exception) -> None:
+    found = await verdict(error, tests=TESTS.replace("echo 0", "echo 1"), times=1)
+    assert (found.failure_class, found.reward, found.left) == (FailureClass.COMPLETED, 1.0, False)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SandboxLost("killed"),
+        SandboxFull("the disk of the sandboxes is full"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
+@pytest.mark.parametrize("in_group", [False, True])
+async def test_an_error_that_no_agent_can_cause_is_never_blamed_on_its_files(
+    error: Exception, in_group: bool
+) -> None:
     with pytest.raises(type(error)):
-        await verdict(error)
+        await verdict(ExceptionGroup("in the background", [RuntimeError(), error]) if in_group else error)

@@ -129,16 +129,21 @@ async def test_an_attempt_ends_as_the_guide_says(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("generation_s", "failure"), [(9.0, FailureClass.TIMEOUT), (1.0, FailureClass.INFRA_FAILURE)]
+    ("steps", "generation_s", "failure"),
+    [
+        (1, 9.0, FailureClass.TIMEOUT),
+        (1, 1.0, FailureClass.INFRA_FAILURE),
+        (3, 9.0, FailureClass.INFRA_FAILURE),  # a program that waits for no reply long enough
+    ],
 )
 async def test_a_first_reply_that_takes_all_the_time_is_the_policys_timeout(
-    generation_s: float, failure: FailureClass
+    steps: int, generation_s: float, failure: FailureClass
 ) -> None:
     async def work() -> AttemptOutcome:
         raise AgentTimeout("wall clock: the limit of 10 s")
 
-    mark = StepMark(idx=0, reason=MarkReason.UNDELIVERED)
-    unserved = replace(seal(1), marks=(mark,), generation_s=generation_s)
+    marks = tuple(StepMark(idx=idx, reason=MarkReason.UNDELIVERED) for idx in range(steps))
+    unserved = replace(seal(steps), marks=marks, generation_s=generation_s)
     assert judged(await captured(work), unserved, own_s=10.0).failure is failure
 
 
