@@ -121,12 +121,15 @@ class Pipes(Streams):
 
 
 class ContainerProgram(SupervisedProgram):
-    """`launch.argv` is an engine's `exec` in the foreground. `part`: the control group of its processes, owned by this object. None without parts."""
+    """`launch.argv` is an engine's `exec` in the foreground. `part`: the control group of its processes, owned by this object. None without parts.
+    `processes`: the limit of the container's group, which also counts the engine's until the program has entered. None if another limit holds."""
 
     def __init__(
-        self, launch: Launch, bounds: ProgramBounds, stdin: bytes | None, session: ContainerSession, pipes: Pipes, part: CgroupPart | None
+        self, launch: Launch, bounds: ProgramBounds, stdin: bytes | None, session: ContainerSession, pipes: Pipes, part: CgroupPart | None, *,
+        processes: int | None,
     ) -> None:  # fmt: skip
         self._session = session
+        self._processes = processes
         self._pipes = pipes
         self._part = part
         self._before_s = session.group.cpu_s() if session.group is not None else 0.0
@@ -135,9 +138,11 @@ class ContainerProgram(SupervisedProgram):
         self._entered = anyio.Event()
         self._complaints = os.memfd_create("complaints", os.MFD_CLOEXEC)
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        self._limit(entering=True)
         try:
             self._client = launch.spawn(nothing, nothing, self._complaints)
         except BaseException:
+            self._limit()
             os.close(self._complaints)
             raise
         finally:
@@ -156,6 +161,7 @@ class ContainerProgram(SupervisedProgram):
             await self._session.kill()
             raise
         finally:
+            self._limit()
             self._entered.set()
         await anyio.wait_readable(self._pidfd)
         self._client.wait()
@@ -175,7 +181,12 @@ class ContainerProgram(SupervisedProgram):
         self._pipes.let_go()
         if self._part is not None:
             self._session.settle_in(self._part)
+        self._limit()
         os.write(self._pipes.gate, b"no\n" if self._end_wanted.is_set() else b"go\n")
+
+    def _limit(self, *, entering: bool = False) -> None:
+        if self._processes is not None:
+            self._session.limit(self._processes, entering=entering)
 
     @property
     def _crowded_out(self) -> bool:

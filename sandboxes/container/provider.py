@@ -18,7 +18,7 @@ import itertools
 import os
 import re
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,22 +254,15 @@ class ContainerSandbox(DirectorySandbox):
             return Unstartable(reason)
         # One at a time: a process that is in the container but in no part of its control group belongs to the newest program.
         async with self._entering:
-            with self._room():
-                process = await super().start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
-                if isinstance(process, ContainerProgram):
-                    try:
-                        await process.entered()
-                    except anyio.get_cancelled_exc_class():
-                        with anyio.CancelScope(shield=True):
-                            await process.kill()
-                        raise
+            process = await super().start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
+            if isinstance(process, ContainerProgram):
+                try:
+                    await process.entered()
+                except anyio.get_cancelled_exc_class():
+                    with anyio.CancelScope(shield=True):
+                        await process.kill()
+                    raise
         return process
-
-    def _room(self) -> AbstractContextManager[None]:
-        """Processes for the engine, beyond those of the programs. Where the kernel counts the programs by their own user, it always has them."""
-        if self._session is None or self._has_own_user:
-            return nullcontext()
-        return self._session.room(self.limits.processes)
 
     @asynccontextmanager
     async def serving(self, images: Mapping[str, str]) -> AsyncIterator[None]:
@@ -370,8 +363,10 @@ class ContainerSandbox(DirectorySandbox):
             command = self._engine.exec(session.name, f"{uid}:{gid}", SCRIPT, words)
             # Engines pass ignored signals on.
             launch = entering([*self._engine.command, *command], _client_env())
+            # Where the kernel counts the programs by their own user, the engine always has processes.
+            counted = None if self._has_own_user else self.limits.processes
             return ContainerProgram(
-                launch, replace(bounds, cgroup=session.group), stdin, session, pipes, part
+                launch, replace(bounds, cgroup=session.group), stdin, session, pipes, part, processes=counted
             )
         except BaseException:
             pipes.remove()

@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -138,27 +138,16 @@ class ContainerSession:
         """Create the part of one program. OSError if the kernel refuses."""
         return self.group.part(name) if self.group is not None and self.parts else None
 
-    @contextlib.contextmanager
-    def room(self, processes: int) -> Iterator[None]:
-        """Inside the block, the engine has processes to start a program, also if programs have used up all of their `processes`. A program that
-        multiplies without pause can take them: the next one then does not start (program.py)."""
-        if self.group is None or not self.parts:
-            yield
-            return
-        self._limit(processes + ENTERING)
-        try:
-            yield
-        finally:
-            self._limit(processes)
+    def limit(self, processes: int, *, entering: bool = False) -> None:
+        """Let programs have so many processes. `entering`: and the engine some more to start the next one, also if programs have used up all of
+        theirs. A program that multiplies without pause can take those: the next one then does not start (program.py)."""
+        if self.group is not None and self.parts:
+            with contextlib.suppress(OSError):  # the container has ended
+                self.group.limit_processes(processes + ENTERING if entering else processes)
 
     def refused_processes(self) -> int:
         """How often the kernel has refused a process in the container; 0 if that cannot be seen."""
         return 0 if self.group is None else self.group.refused_processes()
-
-    def _limit(self, processes: int) -> None:
-        with contextlib.suppress(OSError):  # the container has ended
-            if self.group is not None:
-                self.group.limit_processes(processes)
 
     def settle_in(self, part: CgroupPart) -> None:
         """Move every process that is in no part into `part`. Programs start one at a time, so these are the newest program and the processes that
