@@ -33,6 +33,9 @@ _INDEXES = (
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
+VOLUME_LABEL = "penstock.volume."
+"""Beginning of the labels that stand for VOLUME in an image that was built here."""
+
 Opener = Callable[[str], BinaryIO]
 
 
@@ -73,14 +76,18 @@ def unpack(path: Path, target: Unpacker) -> Description:
         env={name: value for name, _, value in pairs if name and "\0" not in name + value},
         work=str(settings.get("WorkingDir") or ""),
         user=str(settings.get("User") or ""),
-        volumes=_volumes(settings.get("Volumes")),
+        volumes=_volumes(settings),
         config=f"sha256:{_digest_of(manifest['config'])}",
     )
 
 
-def _volumes(listed: Any) -> tuple[str, ...]:
+def _volumes(settings: dict[str, Any]) -> tuple[str, ...]:
     """Absolute paths, in order; others mean nothing."""
-    names = listed if isinstance(listed, dict) else ()
+    listed, labels = (
+        found if isinstance(found := settings.get(key), dict) else {} for key in ("Volumes", "Labels")
+    )
+    labelled = (str(value) for name, value in labels.items() if name.startswith(VOLUME_LABEL))
+    names = (*listed, *labelled)
     plain = {posixpath.normpath(name) for name in names if name.startswith("/") and "\0" not in name}
     return tuple(sorted({f"/{name.lstrip('/')}" for name in plain} - {"/"})[:_MOST_VOLUMES])
 

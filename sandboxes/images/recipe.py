@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from sandboxes.base import ImageRefused
 from sandboxes.images.architecture import machine
 from sandboxes.images.documents import without_documents
 from sandboxes.images.lines import last_line, parts
+from sandboxes.images.oci import VOLUME_LABEL
 from sandboxes.text_files import text_of
 
 _FROM = re.compile(r"\s*FROM\s", re.IGNORECASE)
@@ -19,7 +21,8 @@ _SPACE = r"(?:[ \t]|\\[ \t]*\n)+"
 _FLAGS = re.compile(rf"\s*(RUN|COPY|ADD)((?:{_SPACE}--[a-z][^\s\\]*)+)", re.IGNORECASE)
 """An instruction with its flags, which may lie in several lines."""
 _FROM_IMAGE = re.compile(r"(?<=--from=)[^\s\\]+|(?<=,from=)[^\s,\\]+|(?<=--mount=from=)[^\s,\\]+")
-_VOLUME = re.compile(r"\s*VOLUME\s", re.IGNORECASE)
+_VOLUME = re.compile(r"\s*VOLUME\s+(.*)$", re.IGNORECASE | re.DOTALL)
+_WORD = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'\\])+""")
 _LINK = re.compile(rf"{_SPACE}--link(?:=\w+)?(?=[\s\\])")
 """A flag that older versions of buildah refuse. It changes how layers are kept, and nothing of what is in them."""
 
@@ -30,21 +33,20 @@ _LONGEST = 4096
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """A FROM. `line`, `last`: where it begins and ends, from 0. `image`: as written, with variables expanded. `taken`: the images from which its
-    instructions take files, by COPY --from or by a mount. `volumes`: its VOLUME instructions."""
+    instructions take files, by COPY --from or by a mount."""
 
     line: int
     last: int
     image: str
     alias: str
     taken: tuple[str, ...] = ()
-    volumes: tuple[str, ...] = ()
 
 
 def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
     """(the lines of a Dockerfile, its stages). ImageRefused for one that does not begin with FROM, or that is for another architecture.
 
-    Its VOLUME instructions are blank lines: buildah forgets what later instructions write into a volume, and Docker keeps it. `written` puts them at
-    the end."""
+    Its VOLUME instructions are LABEL instructions, whose variables buildah expands likewise and `oci` reads: buildah forgets what later instructions
+    write into a volume, and Docker keeps it."""
     try:
         lines = without_documents(text_of(dockerfile, "environment/Dockerfile").splitlines())
     except ValueError as error:
@@ -57,9 +59,8 @@ def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
         text = " ".join(line.rstrip().rstrip("\\") for line in parts(lines, at, last))
         if _FROM.match(text):
             stages.append(_stage(at, last, text, variables))
-        elif stages and _VOLUME.match(text):
-            stages[-1] = replace(stages[-1], volumes=(*stages[-1].volumes, text.strip()))
-            lines[at : last + 1] = [""] * (last + 1 - at)
+        elif stages and (volume := _VOLUME.match(text)):
+            lines[at : last + 1] = [_labels(volume[1], at), *[""] * (last - at)]
         elif stages:
             _take(stages, "\n".join(lines[at : last + 1]))
         elif found := _ARG.match(text):
@@ -70,6 +71,19 @@ def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
     if not stages:
         raise ImageRefused("environment/Dockerfile must begin with FROM")
     return lines, stages
+
+
+def _labels(volumes: str, line: int) -> str:
+    """The LABEL for what a VOLUME names; nothing for an empty one."""
+    try:
+        listed = json.loads(volumes)
+    except (ValueError, RecursionError):
+        listed = None
+    words: list[str] = _WORD.findall(volumes)
+    if isinstance(listed, list):
+        words = [json.dumps(word, ensure_ascii=False) for word in listed if isinstance(word, str)]
+    pairs = [f"{VOLUME_LABEL}{line}.{at}={word}" for at, word in enumerate(words)]
+    return " ".join(["LABEL", *pairs]) if pairs else ""
 
 
 def _take(stages: list[Stage], text: str) -> None:
@@ -169,8 +183,7 @@ def written(
         names = {taken: base(taken) for taken in stage.taken}
         result[stage.last + 1 : end] = _renamed(lines[stage.last + 1 : end], names)
         result[stage.line : stage.last + 1] = [text, *([f"ARG {' '.join(variables)}"] if variables else [])]
-    volumes = [text for stage in line_of(stages) for text in stage.volumes]
-    return ("\n".join([*result, *volumes]) + "\n").encode()
+    return ("\n".join(result) + "\n").encode()
 
 
 def _renamed(lines: Sequence[str], names: Mapping[str, str]) -> list[str]:

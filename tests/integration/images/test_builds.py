@@ -136,7 +136,12 @@ TAKING = """\
 # how others write them \\
 FROM base:1 AS one
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-VOLUME ["/data", "/var/lib/thing"]
+ARG THING=/var/lib/thing
+ENV E=/e
+VOLUME ["/data", "${THING}"]
+VOLUME $E/"a b" /f/$NONE \\
+  '/$E'
+ENV E=/other
 RUN mkdir /data /srv && [[ $0 == /bin/bash ]] && echo after >/data/kept
 RUN <<EOF
 [[ $0 == /bin/bash ]] && echo document >/srv/document
@@ -164,7 +169,7 @@ async def test_a_dockerfile_may_take_files_of_images_name_a_shell_and_declare_di
     (root / "usr/bin/tool").chmod(0o755)
     store.add(root, name="tools:1")
     image = await builder(directory).built(context(TAKING))
-    assert image.volumes == ("/data", "/var/lib/thing")
+    assert image.volumes == ("/$E", "/data", "/e/a b", "/f", "/var/lib/thing")
     found = {name: (image.root / name).read_text() for name in ("data/kept", "srv/document", "srv/mounted")}
     assert found == {
         "data/kept": "after\n",

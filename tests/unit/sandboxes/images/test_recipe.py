@@ -206,22 +206,25 @@ def test_an_image_from_which_files_are_taken_is_a_base_and_renamed() -> None:
 VOLUMES = """\
 FROM debian:12 AS one
 VOLUME /a \\
-  /b
+  "/$B"
 RUN make
-FROM debian:12
-VOLUME /no
 FROM one
-volume ["/c"]
+volume ["/c", "/\\"$D\\""]
+VOLUME []
 RUN make
 """
 
 
-def test_volumes_of_the_last_stage_are_declared_at_the_end_so_that_later_lines_can_write_them() -> None:
+def test_volumes_become_labels_where_they_stand_so_that_later_lines_can_write_them() -> None:
     lines, stages = recipe.read(VOLUMES.encode())
-    assert len(lines) == len(VOLUMES.splitlines()) and [each.image for each in recipe.line_of(stages)] == [
-        "debian:12",
-        "one",
+    assert recipe.written(lines, stages, str, []).decode().splitlines() == [
+        "FROM debian:12 AS one",
+        'LABEL penstock.volume.1.0=/a penstock.volume.1.1="/$B"',
+        "",
+        "RUN make",
+        "FROM one",
+        'LABEL penstock.volume.5.0="/c" penstock.volume.5.1="/\\"$D\\""',
+        "",
+        "RUN make",
     ]
-    written = recipe.written(lines, stages, str, []).decode().splitlines()
-    assert written[-3:] == ["RUN make", "VOLUME /a    /b", 'volume ["/c"]']
-    assert not any("/no" in line for line in written)
+    assert [each.image for each in recipe.line_of(stages)] == ["debian:12", "one"]
