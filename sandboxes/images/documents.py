@@ -28,6 +28,8 @@ _EXPANDED = re.compile(r"[\w./@:+-]*\$[\w./@:+${}-]*", re.ASCII)
 _FROM = re.compile(r"\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.IGNORECASE)
 _DOCUMENT = re.compile(r"(?:^|(?<=[\s|;&(]))\d?<<(-?)(['\"]?)([A-Za-z_]\w*)\2(?=$|[\s|;&)])")
 _FLAGS = re.compile(r"(?:--\S+\s+)*")
+_COMMANDS = re.compile(r"(\\.)|(`|\$(?=\())", re.DOTALL)
+"""What a shell runs in a document, and COPY does not; a pair of a backslash and a character comes first and stays."""
 _SH = ("/bin/sh", "-c")
 _PROGRAM = 'mkdir -p /tmp && f=/tmp/.document-$$ && printf %s "$1" >"$f" && chmod 755 "$f" && "$f"; s=$?; rm -f "$f"; exit $s'
 """Runs a text that names its own interpreter."""
@@ -131,7 +133,9 @@ def _run(command: str, body: Sequence[str], shell: Sequence[str]) -> list[str]:
         return [*shell, command]
     if not _DOCUMENT.fullmatch(command.strip()):
         return [*shell, "\n".join([command, *body]) + "\n"]
-    script = "\n".join(body[:-1]) + "\n"
+    # no shell strips the tabs of a text that is an argument
+    lines = [line.lstrip("\t") for line in body[:-1]] if "<<-" in command else body[:-1]
+    script = "".join(f"{line}\n" for line in lines)
     return [*_SH, _PROGRAM, "sh", script] if script.startswith("#!") else [*shell, script]
 
 
@@ -148,11 +152,17 @@ def _copy(flags: Sequence[str], words: Sequence[str], documents: Sequence[_Docum
         script.append(
             f"mkdir -p {_quoted(posixpath.dirname(path) or '.')} && cat >{_quoted(path)} {each.beginning}"
         )
-        script += each.lines
+        script += each.lines if each.beginning.endswith(("'", '"')) else _without_commands(each.lines)
         script += [
             f"{name} {_quoted(known[name])} {_quoted(path)}" for name in ("chown", "chmod") if known.get(name)
         ]
     return "\n".join([*script, ""])
+
+
+def _without_commands(lines: Sequence[str]) -> list[str]:
+    """The lines of a document as a shell must read them to expand variables alone, as COPY does."""
+    text = _COMMANDS.sub(lambda found: found[1] or f"\\{found[2]}", "\n".join(lines))
+    return text.split("\n")
 
 
 def _quoted(text: str) -> str:

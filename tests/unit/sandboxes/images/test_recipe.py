@@ -1,6 +1,8 @@
 """What a build reads of a Dockerfile before buildah does: its bases."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -228,3 +230,28 @@ def test_volumes_become_labels_where_they_stand_so_that_later_lines_can_write_th
         "RUN make",
     ]
     assert [each.image for each in recipe.line_of(stages)] == ["debian:12", "one"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "body", "written"),
+    [
+        ("<<EOF", "$A $(echo ran) `echo ran` $((1+2))", "x $(echo ran) `echo ran` $((1+2))"),
+        ("<<EOF", "${B:-$(echo ran)} ${A}", "$(echo ran) x"),
+        ("<<EOF", "\\$A \\$(echo ran) \\\\$(echo ran)", "$A $(echo ran) \\$(echo ran)"),
+        ("<<-EOF", "\t$A `echo ran`", "x `echo ran`"),
+        ("<<'EOF'", "$A $(echo ran) `echo ran`", "$A $(echo ran) `echo ran`"),
+    ],
+)
+def test_a_copied_here_document_expands_variables_and_runs_nothing(
+    tmp_path: Path, begin: str, body: str, written: str
+) -> None:
+    (command,) = scripts(f"FROM debian:12\nCOPY {begin} {tmp_path}/to/a\n{body}\nEOF\n")
+    subprocess.run(command, check=True, env={"PATH": "/usr/bin:/bin", "A": "x"})
+    assert (tmp_path / "to/a").read_text() == f"{written}\n"
+
+
+def test_tabs_before_a_here_document_are_dropped_also_before_the_name_of_its_interpreter() -> None:
+    *_, script = scripts(
+        "FROM debian:12\nRUN <<-EOF\n\t#!/usr/bin/env python3\n\tif 1:\n\t    print(1)\n\tEOF\n"
+    )[0]
+    assert script == "#!/usr/bin/env python3\nif 1:\n    print(1)\n"
