@@ -279,7 +279,12 @@ def _assignments(text: str) -> Iterator[tuple[Instruction, list[tuple[str, str |
 
 _STAGE = re.compile(r"FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?$", re.IGNORECASE)
 _INIT = r"(?:\S*/)?(?:tini|dumb-init|docker-init|catatonit)(?: -\S+)*(?: --)?"
-_SHELL = r"(?:(?:\S*/)?env )?(?:\S*/)?(?:ba|da|z)?sh(?: -\S+)*"
+_OPTION = (
+    r" [-+][a-np-zA-NP-Z]+| [-+][a-np-zA-NP-Z]*[oO][a-zA-Z]* [a-z_]+"
+    r"| --(?:debugger|login|noediting|noprofile|norc|posix|restricted|verbose)?(?= |$)"
+)
+"""Options of a shell that name no file which it would run."""
+_SHELL = rf"(?:(?:\S*/)?env )?(?:\S*/)?(?:ba|da|z)?sh(?:{_OPTION})*"
 _WAITS = (
     r"(?:exec )?(?:(?:\S*/)?sleep \S+|(?:\S*/)?tail -f /dev/null|(?:\S*/)?cat)"
     r"|while (?:true|:|sleep \S+) ?; do (?:sleep \S+|:) ?; done"

@@ -120,6 +120,9 @@ def test_a_base_without_images_names_the_key_that_switches_them_on() -> None:
         'ENTRYPOINT ["/bin/sh", "-c", "sleep infinity"]',
         'entrypoint\t["bash", "-c", "while true; do sleep 30; done"]',
         'ENTRYPOINT ["/usr/bin/env", "bash"]',
+        'ENTRYPOINT ["bash", "-o", "pipefail", "-c"]',
+        'ENTRYPOINT ["/bin/bash", "--norc", "-euxo", "pipefail", "+O", "extglob", "-c", "sleep infinity"]',
+        'ENTRYPOINT ["bash", "--login", "--"]',
     ],
 )
 def test_an_entry_point_that_starts_nothing_is_admitted(line: str) -> None:
@@ -144,6 +147,21 @@ def test_an_entry_point_that_starts_a_service_is_refused_because_nothing_would_s
     )
     assert "start what the task needs in [environment].healthcheck" in found
     assert refused(a_task("FROM debian:12 AS a\nRUN true\nENTRYPOINT /start.sh\nFROM debian:12\n"), ON) == ""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--init-file=/start.sh",
+        "--rcfile /start.sh -i",
+        "-o pipefail /start.sh",
+        "-- /start.sh",
+        "-c /start.sh",
+    ],
+)
+def test_a_shell_that_runs_a_file_is_an_entry_point_that_starts_something(options: str) -> None:
+    found = refused(a_task(f"FROM debian:12\nENTRYPOINT bash {options}\n"), OFF)
+    assert f"line 2: ENTRYPOINT starts 'bash {options}'" in found
 
 
 def test_a_dockerfile_of_the_tests_is_named_as_that() -> None:
