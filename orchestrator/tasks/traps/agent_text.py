@@ -5,6 +5,7 @@ itself (`wc`, `grep -c`, `stat`) are not agent text.
 """
 
 import re
+from functools import cached_property
 from typing import Final
 
 from tree_sitter import Node
@@ -30,6 +31,7 @@ _OWN: Final = listed(
 )
 _COUNTS: Final = frozenset({"wc", "stat"})
 _LISTS: Final = frozenset({"ls", "git", "make"})
+MOVES: Final = frozenset({"cp", "mv", "ln", "install"})
 POSITIONAL: Final = frozenset({*"0123456789", "@", "*"})
 
 
@@ -52,6 +54,44 @@ class AgentText(FixedText):
         while before != (before := len(self.names) + len(self.called) + len(self._placed)):
             for node in self._nodes:
                 self._learn(node)
+
+    @cached_property
+    def made(self) -> frozenset[str]:
+        """The files that the script itself writes: by a redirection, or as a copy of a file that is not the agent's."""
+        found: set[str] = set()
+        for node in self._nodes:
+            if node.type == "file_redirect" and source_of(node).lstrip("0123456789&").startswith(">"):
+                found.add(self.text(node.named_children[-1]))
+            elif node.type == "command" and (given := words(node)) and self.name(given[0]) in MOVES:
+                *sources, target = operands(given[1:]) or given[:1]
+                if sources and not any(map(self.unsafe, sources)):
+                    found.add(self.text(target))
+        return frozenset(found)
+
+    @cached_property
+    def every_comm_hides(self) -> bool:
+        """Whether no `comm` of the script shows the lines that only the agent's file has."""
+        given = [words(node) for node in self._nodes if node.type == "command"]
+        return all(self.hides(found[1:]) for found in given if found and plain(found[0]) == "comm")
+
+    def hides(self, arguments: list[Node]) -> bool:
+        """Whether a `comm` with these arguments shows no lines that only the agent's file has."""
+        files, hidden = operands(arguments), options(arguments)
+        own = [self.unsafe(a) or self.carries(a) for a in files]
+        named = [str(at) for at, is_own in enumerate(own, 1) if is_own]
+        return len(own) == 2 and bool(named) and all(column in hidden for column in named)
+
+    @cached_property
+    def conditions(self) -> list[tuple[Node, str]]:
+        """Every `[ … ]`, `[[ … ]]`, `test …` and `(( … ))` of the script, with its text between brackets."""
+        found: list[tuple[Node, str]] = []
+        for node in self._nodes:
+            source = source_of(node) if node.type in ("test_command", "compound_statement", "command") else ""
+            if node.type == "test_command" or (node.type == "compound_statement" and source.startswith("((")):
+                found.append((node, source))
+            elif node.type == "command" and source.startswith("test "):
+                found.append((node, f"[ {source[5:]} ]"))
+        return found
 
     def carries(self, node: Node) -> bool:
         """Whether the text of a node holds agent text."""

@@ -6,7 +6,7 @@ from typing import Final
 
 from tree_sitter import Node
 
-from orchestrator.tasks.traps.agent_text import AgentText
+from orchestrator.tasks.traps.agent_text import MOVES, AgentText
 from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.rules import Rule
@@ -16,7 +16,6 @@ from orchestrator.tasks.traps.tree import above, every, listed, operands, option
 REWARD: Final = re.compile(r"/logs/verifier/reward\.(?:txt|json)$")
 _KEEPS: Final = listed("echo printf cat head tail cut sed jq tr grep tee nl tac sort uniq xargs")
 """Commands whose output is what they read or are given."""
-_MOVES: Final = frozenset({"cp", "mv", "ln", "install"})
 _SUMS: Final = re.compile(r"(?:md5|sha\d+|b2|ck)sum|rhash")
 _JUDGES: Final = ("/tmp", "/root", "/home", "~")
 """Places in which the tests keep what they make themselves."""
@@ -42,7 +41,7 @@ def pays_agent_text(node: Node, text: AgentText) -> bool:
         return False
     if name != "tee":
         own = [word for word in files[:-1] if not text.text(word).startswith(_JUDGES)]
-        return name in _MOVES and any(map(text.unsafe, own))
+        return name in MOVES and any(map(text.unsafe, own))
     pipeline = node.parent
     before = [] if pipeline is None or pipeline.type != "pipeline" else pipeline.named_children[:-1]
     commands = [n for part in before for n in every(part) if n.type == "command"]
@@ -52,12 +51,12 @@ def pays_agent_text(node: Node, text: AgentText) -> bool:
 
 def by_own_files(node: Node, name: str, arguments: list[Node], text: AgentText) -> Iterator[Rule]:
     """`sha256sum -c sums`, `cmp out expected`: the agent can write both sides."""
-    made = set(_made([node, *above(node)][-1], text))
-    files = [a for a in operands(arguments) if _is_own(a, text) and text.text(a) not in made]
+    compares = name in ("cmp", "diff")
+    if not compares and _SUMS.fullmatch(name) is None:
+        return
     checks = bool({"c", "--check"} & {*options(arguments).split(), *options(arguments)})
-    sums = _SUMS.fullmatch(name) is not None and checks and bool(files)
-    both = name in ("cmp", "diff") and len(files) == 2
-    if (sums or both) and is_wanted(node):
+    files = [a for a in operands(arguments) if _is_own(a, text) and text.text(a) not in text.made]
+    if (len(files) == 2 if compares else checks and bool(files)) and is_wanted(node):
         yield Rule.BOTH_SIDES
 
 
@@ -97,17 +96,6 @@ def started_by_wrapper(command: Node, text: AgentText) -> list[Node]:
     ]
     rest = found[min(named or held, default=len(found)) + 1 :]
     return rest[1:] if rest and plain(rest[0]).isdigit() else rest
-
-
-def _made(root: Node, text: AgentText) -> Iterator[str]:
-    """The files that the script itself writes: by a redirection, or as a copy of a file that is not the agent's."""
-    for node in every(root):
-        if node.type == "file_redirect" and source_of(node).lstrip("0123456789&").startswith(">"):
-            yield text.text(node.named_children[-1])
-        elif node.type == "command" and (found := words(node)) and text.name(found[0]) in _MOVES:
-            *sources, target = operands(found[1:]) or found[:1]
-            if sources and not any(map(text.unsafe, sources)):
-                yield text.text(target)
 
 
 def _last_of(node: Node) -> Node:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -18,6 +19,9 @@ class Lists:
     def __init__(self, tree: ast.Module, names: Names, texts: Texts) -> None:
         self._tree, self._names, self._texts = tree, names, texts
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        subscripts = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))
+        self._often = Counter(map(ast.unparse, subscripts))
+        self._read = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
         self._derived: set[str] = set()
         before = -1
         while before != len(self._derived):
@@ -69,8 +73,7 @@ class Lists:
                 own = [side for side in (left, right) if self._texts.carries(side)]
                 if len(own) != 1 or not isinstance(own[0], ast.Name):
                     return False
-                found = own[0].id
-                return sum(isinstance(n, ast.Name) and n.id == found for n in ast.walk(self._tree)) == 2
+                return self._read[own[0].id] == 2
         return False
 
     def _is_any(self, node: ast.expr) -> bool:
@@ -136,12 +139,8 @@ class Lists:
         """`"alice" in data["winners"]`, where nothing else looks at the list."""
         match node:
             case ast.Compare(ast.Constant(), [ast.In() as sign], [ast.Subscript() as right]):
-                found = ast.unparse(right)
-                same = [
-                    n for n in ast.walk(self._tree) if isinstance(n, ast.expr) and ast.unparse(n) == found
-                ]
                 return (
-                    len(same) == 1
+                    self._often[ast.unparse(right)] == 1
                     and self._is_derived(right)
                     and not self._texts.carries(right)
                     and self._texts.is_wanted(node, holds=isinstance(sign, ast.In))

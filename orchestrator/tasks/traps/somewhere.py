@@ -58,10 +58,10 @@ def by_grep(node: Node, arguments: list[Node], text: AgentText) -> Iterator[Rule
     if substitution is None:
         if not counts and is_wanted(node):
             yield Rule.SOMEWHERE
-    elif (not (counts and pattern in _EVERY_LINE) and _is_used(substitution, counts=counts)) or (
+    elif (not (counts and pattern in _EVERY_LINE) and _is_used(substitution, text, counts=counts)) or (
         (whole_line or "o" in letters)
         and _LITERAL.fullmatch(pattern)
-        and _is_used(substitution, counts=False, yes=_EQUAL)
+        and _is_used(substitution, text, counts=False, yes=_EQUAL)
     ):
         yield Rule.SOMEWHERE
 
@@ -94,23 +94,13 @@ def by_selection(node: Node, name: str, arguments: list[Node], text: AgentText, 
     last = pipeline.named_children[-1] if pipeline is not None else node
     counts = re.match(r"wc\b", source_of(last)) is not None or program.endswith("length")
     return substitution is not None and _is_used(
-        substitution, counts=counts, yes=_AT_LEAST if counts else None
+        substitution, text, counts=counts, yes=_AT_LEAST if counts else None
     )
 
 
-def by_comm(node: Node, arguments: list[Node], text: AgentText) -> bool:
+def by_comm(arguments: list[Node], text: AgentText) -> bool:
     """`comm -23 /tests/want out`: nothing shows the lines that only the agent's file has, here or in another `comm` of the script."""
-    return _hides(arguments, text) and not any(
-        not _hides(found[1:], text)
-        for other in every([node, *above(node)][-1])
-        if other.type == "command" and (found := words(other)) and plain(found[0]) == "comm"
-    )
-
-
-def _hides(arguments: list[Node], text: AgentText) -> bool:
-    files, hidden = operands(arguments), options(arguments)
-    own = [text.unsafe(a) or text.carries(a) for a in files]
-    return len(own) == 2 and any(own) and all(str(n) in hidden for n, is_own in enumerate(own, 1) if is_own)
+    return text.every_comm_hides and text.hides(arguments)
 
 
 def is_wanted(node: Node, *, holds: bool = True) -> bool:
@@ -132,9 +122,8 @@ def is_wanted(node: Node, *, holds: bool = True) -> bool:
     return holds
 
 
-def _is_used(substitution: Node, *, counts: bool, yes: str | None = None) -> bool:
+def _is_used(substitution: Node, text: AgentText, *, counts: bool, yes: str | None = None) -> bool:
     """Whether a test requires that what grep printed is not empty, or that grep counted some lines."""
-    root = [substitution, *above(substitution)][-1]
     forms = [re.escape(source_of(substitution))]
     assigned = next((a for a in above(substitution) if a.type == "variable_assignment"), None)
     if assigned is not None:
@@ -142,16 +131,7 @@ def _is_used(substitution: Node, *, counts: bool, yes: str | None = None) -> boo
     form = f"(?:{'|'.join(forms)})"
     usual, no = (_COUNTED, _COUNTED_NONE) if counts else (_NOT_EMPTY, _EMPTY)
     yes = yes or usual
-    tests = [
-        n
-        for n in every(root)
-        if n.type in ("test_command", "compound_statement")
-        or (n.type == "command" and source_of(n).startswith("test "))
-    ]
-    for node in tests:
-        source = source_of(node) if node.type != "command" else f"[ {source_of(node)[5:]} ]"
-        if node.type == "compound_statement" and not source.startswith("(("):
-            continue
+    for node, source in text.conditions:
         turned = re.match(r"\[\[?\s+!", source) is not None
         if re.search(yes.format(form), source) and is_wanted(node, holds=not turned):
             return True

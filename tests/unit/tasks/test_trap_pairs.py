@@ -1,5 +1,7 @@
 """Each form that pays without the work is named by its rule, and a sound form for the same purpose is not named."""
 
+import time
+
 import pytest
 
 from orchestrator.tasks.harbor import Task
@@ -40,6 +42,18 @@ def test_a_form_of_python_that_pays_without_the_work_is_named_and_its_safe_twin_
 ) -> None:
     assert rule in [found for found, _ in of_python(trap)], of_python(trap)
     assert of_python(safe) == []
+
+
+def test_the_time_for_long_tests_does_not_grow_with_the_square_of_their_length() -> None:
+    group = "comm -23 /tests/w{0} o{0} > /tmp/m{0}\n[ -s /tmp/m{0} ] || cmp -s o{0} /tests/x{0} && ok=1\n"
+    items = "def test_{0}():\n    assert 'a' in data['k{0}']\n"
+    began = time.process_time()
+    of_shell("".join(map(group.format, range(200))))
+    named = of_python(
+        "import json\ndata = json.load(open('/app/o'))\n" + "".join(map(items.format, range(400)))
+    )
+    assert len(named) == 400
+    assert time.process_time() - began < 5
 
 
 SCRIPT = "mkdir -p /logs/verifier\n{}\necho $ok > /logs/verifier/reward.txt\n"
