@@ -11,15 +11,19 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from orchestrator.tasks.bundle import Bundle
-from orchestrator.tasks.dockerfile import Instruction, logical_lines, split
+from orchestrator.tasks.dockerfile import Instruction, logical_lines, split, stage_of
 from orchestrator.tasks.environment import DOCKERFILE
 from orchestrator.tasks.harbor import CONTEXT, Task
-from orchestrator.tasks.last_stage import workdir_of
+from orchestrator.tasks.last_stage import last_stage, workdir_of
 from orchestrator.tasks.traps.rules import Rule, Trap
-from sandboxes.elsewhere import place_of
+from sandboxes.elsewhere import DEFAULT, SHARED, place_of
 
 _FLAGS: Final = re.compile(r"(?:--\S+\s+)+")
 _PATH: Final = re.compile(r"/[\w./-]+")
+_RESTORED: Final = re.compile(
+    r"\b(?:cp|install|mv)\s(?:[^;&|#]*\s)?[\"']?/tests/[^;&|#\s]+\s+[\"']?(/[\w./-]+)[\"']?\s*(?:$|[;&|#])"
+)
+"""A copy of a file of the tests to a file."""
 _SOLUTION: Final = re.compile(r"(steps/[^/]+/)?solution/")
 _READ_BYTES: Final = 1 << 20
 
@@ -31,10 +35,14 @@ def image_data_traps(task: Task, tests: Mapping[str, bytes]) -> Iterator[Trap]:
         return
     text = dockerfile.data.decode(errors="replace")
     work = workdir_of(text)
+    # Without a name, nothing in them may be written.
+    named = {*_volumes(text), *(each.source.rstrip("/") for each in task.settings.artifacts)}
     placed = {
         path
         for path in _placed(text, task.bundle.below(CONTEXT))
-        if place_of(path) and not path.startswith(f"{work}/")
+        if (place := place_of(path))
+        and not path.startswith(f"{work}/")
+        and (_is_writable(place) or any(f"{path}/".startswith(f"{each}/") for each in named))
     }
     solutions = [
         file.data.decode(errors="replace")
@@ -43,14 +51,33 @@ def image_data_traps(task: Task, tests: Mapping[str, bytes]) -> Iterator[Trap]:
     ]
     trusted = {path for path in placed if not any(posixpath.basename(path) in each for each in solutions)}
     for path, body in tests.items() if trusted and solutions else ():
+        restored: set[str] = set()
         for number, line in enumerate(body.decode(errors="replace").splitlines(), start=1):
-            if not line.lstrip().startswith("#") and trusted.intersection(_PATH.findall(line)):
+            if line.lstrip().startswith("#"):
+                continue
+            restored |= {match[1] for match in _RESTORED.finditer(line)}
+            if (trusted - restored).intersection(_PATH.findall(line)):
                 yield Trap(rule=Rule.IMAGE_DATA, file=path, line=number, text=line.strip())
+
+
+def _is_writable(place: str) -> bool:
+    top = place.split("/")[1]
+    return top not in SHARED or top in DEFAULT
+
+
+def _volumes(text: str) -> Iterator[str]:
+    try:
+        found = last_stage(text).volumes
+    except ValueError:
+        return
+    yield from (volume.path for volume in found if volume.path is not None)
 
 
 def _placed(text: str, context: Bundle) -> Iterator[str]:
     """Where COPY and ADD of the last stage put files of the context, as absolute paths."""
     found: list[str] = []
+    stages: dict[str, list[str]] = {}
+    alias = ""
     try:
         lines = logical_lines(text)
     except ValueError:
@@ -58,7 +85,8 @@ def _placed(text: str, context: Bundle) -> Iterator[str]:
     for line, logical in lines:
         name, *rest = logical.split(None, 1)
         if name.upper() == "FROM":
-            found = []
+            base, alias = stage_of(logical)
+            found = [*stages.get(base, ())]
         elif name.upper() in ("COPY", "ADD"):
             found += _copied(
                 Instruction(
@@ -66,6 +94,7 @@ def _placed(text: str, context: Bundle) -> Iterator[str]:
                 ),
                 context,
             )
+        stages[alias] = found
     yield from found
 
 

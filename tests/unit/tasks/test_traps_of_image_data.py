@@ -35,13 +35,15 @@ def lines(dockerfile: str, test: str, solution: str = SOLUTION, **more: str) -> 
         ('COPY --chown=a:b ["data/want.csv", "/data/other.csv"]', "/data/other.csv"),
         ("COPY data/*.csv /workspace/", "/workspace/want.csv"),
         ("ADD data/ /srv/x", "/srv/x/deep/more.csv"),
+        ("COPY data /opt/data\nVOLUME /opt/data", "/opt/data/want.csv"),
+        ("COPY data /data\nFROM base\nRUN true", "/data/want.csv"),
     ],
 )
 def test_a_file_of_the_image_that_the_agent_can_write_is_named_where_tests_read_it(
     copy: str, path: str
 ) -> None:
     test = f"# {path}\ncmp -s out.csv {path} && echo 1 > /logs/verifier/reward.txt\n"
-    assert lines(f"FROM debian:12\nWORKDIR /app\n{copy}\n", test) == [2]
+    assert lines(f"FROM debian:12 AS base\nWORKDIR /app\n{copy}\n", test) == [2]
 
 
 @pytest.mark.parametrize(
@@ -53,12 +55,22 @@ def test_a_file_of_the_image_that_the_agent_can_write_is_named_where_tests_read_
         ("FROM debian:12\nWORKDIR /app\nCOPY data /data\n", "cmp -s /data/want.csv /tests/x\n", "sed -i s/1/2/ /data/want.csv\n"),
         ("FROM debian:12 AS a\nCOPY data /data\nFROM debian:12\nWORKDIR /app\n", "cmp out /data/want.csv\n", SOLUTION),
         ("FROM debian:12\nWORKDIR /app\nCOPY --from=a data /data\n", "cmp out /data/want.csv\n", SOLUTION),
+        ("FROM debian:12\nWORKDIR /app\nCOPY data /opt/data\n", "cmp out /opt/data/want.csv\n", SOLUTION),
+        ("FROM debian:12\nWORKDIR /app\nCOPY data /var/data\nVOLUME /var/other\n", "cmp out /var/data/want.csv\n", SOLUTION),
+        ("FROM debian:12\nWORKDIR /app\nCOPY data /data\n", "cp -f /tests/clean.csv /data/want.csv\ncmp out /data/want.csv\n", SOLUTION),
     ],
 )  # fmt: skip
 def test_files_of_the_tests_of_the_system_and_of_the_work_are_not_named(
     dockerfile: str, test: str, solution: str
 ) -> None:
     assert lines(dockerfile, test, solution) == []
+
+
+@pytest.mark.parametrize("artifact", ["/var/data", "/var/data/want.csv"])
+def test_a_file_in_a_place_that_artifacts_name_is_named(artifact: str) -> None:
+    dockerfile = "FROM debian:12\nWORKDIR /app\nCOPY data /var/data\n"
+    toml = f'artifacts = ["{artifact}"]\n'
+    assert lines(dockerfile, "cmp out /var/data/want.csv\n", **{"task.toml": toml}) == [1]
 
 
 def test_a_comment_allows_it() -> None:
