@@ -4,6 +4,7 @@ The analysis is by name, not by flow: a variable that holds agent text at any po
 itself (`wc`, `grep -c`, `stat`) are not agent text.
 """
 
+import posixpath
 import re
 from functools import cached_property
 from typing import Final
@@ -65,7 +66,9 @@ class AgentText(FixedText):
             elif node.type == "command" and (given := words(node)) and self.name(given[0]) in MOVES:
                 *sources, target = operands(given[1:]) or given[:1]
                 if sources and not any(map(self.unsafe, sources)):
-                    found.add(self.text(target))
+                    place = self.text(target)
+                    names = (posixpath.basename(self.text(source)) for source in sources)
+                    found |= {place, *(posixpath.normpath(posixpath.join(place, name)) for name in names)}
         return frozenset(found)
 
     @cached_property
@@ -142,18 +145,26 @@ class AgentText(FixedText):
             self.name(last[0]) in _COUNTS or ("grep" in self.name(last[0]) and "c" in options(last[1:]))
         ):
             return False
-        if last and self._is_of_the_tests(last) and _ends_with(commands, commands[-1]):
+        after = self._behind_tests(commands)
+        if after is not None and not any(
+            self._brings(inner, deep) for part in after for inner in every(part)
+        ):
             return False
-        for inner in every(node):
-            if (
-                inner.type == "file_redirect"
-                and source_of(inner).lstrip().startswith("<")
-                and self._reads(inner)
-            ):
-                return True
-            if inner.type == "command" and self._prints_agent_text(inner, deep):
-                return True
-        return False
+        return any(self._brings(inner, deep) for inner in every(node))
+
+    def _brings(self, inner: Node, deep: int) -> bool:
+        if inner.type == "file_redirect" and source_of(inner).lstrip().startswith("<"):
+            return self._reads(inner)
+        return inner.type == "command" and self._prints_agent_text(inner, deep)
+
+    def _behind_tests(self, commands: list[Node]) -> list[Node] | None:
+        """The parts of one pipeline of all commands that come after a program of the tests; None without such a program."""
+        own = [node for node in commands if (found := words(node)) and self._is_of_the_tests(found)]
+        if not own or not _ends_with(commands, own[-1]):
+            return None
+        pipeline = next((a for a in above(own[-1]) if a.type == "pipeline"), None)
+        parts = [] if pipeline is None else pipeline.named_children
+        return [part for part in parts if part.start_byte >= own[-1].end_byte]
 
     def stdin(self, command: Node) -> Node | None:
         """The redirection, or the commands in front, through which the agent feeds a command; None if it does not."""

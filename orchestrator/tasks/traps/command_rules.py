@@ -129,7 +129,7 @@ class Commands:
             if by_expr(node, arguments, self._text):
                 yield Rule.SOMEWHERE
         elif name == "comm":
-            if by_comm(arguments, self._text):
+            if by_comm(node, arguments, self._text):
                 yield Rule.SOMEWHERE
         elif name == "pip":
             if self._reads_agents(arguments, named=True):

@@ -1,5 +1,6 @@
 """Verdicts in which the agent's word is taken for it: a reward that it wrote, its own checksums, the exit status of its own program."""
 
+import posixpath
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -55,7 +56,11 @@ def by_own_files(node: Node, name: str, arguments: list[Node], text: AgentText) 
     if not compares and _SUMS.fullmatch(name) is None:
         return
     checks = bool({"c", "--check"} & {*options(arguments).split(), *options(arguments)})
-    files = [a for a in operands(arguments) if _is_own(a, text) and text.text(a) not in text.made]
+    files = [
+        a
+        for a in operands(arguments)
+        if _is_own(a, text) and posixpath.normpath(text.text(a)) not in text.made
+    ]
     if (len(files) == 2 if compares else checks and bool(files)) and is_wanted(node):
         yield Rule.BOTH_SIDES
 

@@ -10,6 +10,7 @@ from orchestrator.tasks.traps.python_names import Names, bindings
 from orchestrator.tasks.traps.python_text import Texts
 
 _EMPTY: Final = frozenset({"[]", "set()", "()", "{}", "0", "list()", "frozenset()"})
+_WHOLE: Final = frozenset({"len", "set", "sorted", "list", "frozenset"})
 _LOADS: Final = re.compile(r"(?:^|[._])(?:parse|load\w*|read_\w+|reader|DictReader)$")
 
 
@@ -37,7 +38,15 @@ class Lists:
         """The conditions that a list of everything fulfils."""
         nodes = [node for node in ast.walk(self._tree) if isinstance(node, ast.expr)]
         if not any(map(self._is_surplus, nodes)):
-            yield from (n for n in nodes if self._is_lack(n) and any(map(self._wants_none, self._uses(n))))
+            bound = {ast.unparse(side) for node in nodes for side in self._bound(node)}
+            lacks = ((node, self._lack(node)) for node in nodes)
+            yield from (
+                n
+                for n, own in lacks
+                if own is not None
+                and ast.unparse(own) not in bound
+                and any(map(self._wants_none, self._uses(n)))
+            )
         for node in nodes:
             uses = [*self._uses(node)] if self._is_choice(node) else []
             if uses and all(map(self._wants_some, uses)):
@@ -94,21 +103,48 @@ class Lists:
             for inner in loop.body
         )
 
-    def _is_lack(self, node: ast.expr) -> bool:
-        """What is expected and not found: `WANT - got`, `[w for w in WANT if w not in text]`."""
+    def _lack(self, node: ast.expr) -> ast.expr | None:
+        """The agent's side of what is expected and not found: `got` of `WANT - got`, `text` of `[w for w in WANT if w not in text]`."""
         match node:
-            case ast.BinOp(left, ast.Sub(), right):
-                return self._texts.carries(right) and not self._is_derived(left)
-            case ast.Call(ast.Attribute(left, "difference"), [right]):
-                return self._texts.carries(right) and not self._is_derived(left)
+            case ast.BinOp(left, ast.Sub(), right) | ast.Call(ast.Attribute(left, "difference"), [right]):
+                return right if self._texts.carries(right) and not self._is_derived(left) else None
             case ast.ListComp(generators=[part]) | ast.SetComp(generators=[part]):
-                return not self._is_derived(part.iter) and any(
-                    isinstance(c, ast.Compare)
-                    and isinstance(c.ops[0], ast.NotIn)
-                    and self._texts.carries(c.comparators[0])
-                    for c in part.ifs
-                )
-        return False
+                if self._is_derived(part.iter):
+                    return None
+                for found in part.ifs:
+                    match found:
+                        case ast.Compare(ops=[ast.NotIn(), *_], comparators=[right, *_]):
+                            if self._texts.carries(right):
+                                return right
+        return None
+
+    def _bound(self, node: ast.expr) -> Iterator[ast.expr]:
+        """What of the agent's has, by this condition, no more than is expected: `len(got) == 2`, `got <= WANT`."""
+        match node:
+            case ast.Compare(left, [ast.Eq()], [right]):
+                pairs = [(left, right), (right, left)]
+            case ast.Compare(left, [ast.LtE() | ast.Lt()], [right]):
+                pairs = [(left, right)]
+            case ast.Compare(left, [ast.GtE() | ast.Gt()], [right]):
+                pairs = [(right, left)]
+            case ast.Call(ast.Attribute(left, "issubset"), [right]):
+                pairs = [(left, right)]
+            case ast.Call(func, [left, right, *_]) if ast.unparse(func).endswith(
+                ("assertEqual", "assertCountEqual")
+            ):
+                pairs = [(left, right), (right, left)]
+            case _:
+                return
+        for own, fixed in pairs:
+            while isinstance(own, ast.Call) and ast.unparse(own.func) in _WHOLE and own.args:
+                own = own.args[0]
+            called = isinstance(node, ast.Call)
+            if (
+                self._texts.carries(own)
+                and not self._is_derived(fixed)
+                and (called or self._texts.is_wanted(node))
+            ):
+                yield own
 
     def _is_surplus(self, node: ast.expr) -> bool:
         """What is found and not expected."""

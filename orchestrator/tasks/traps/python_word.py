@@ -24,18 +24,29 @@ class OwnWord:
 
     def found(self) -> Iterator[tuple[ast.expr, Rule]]:
         """The expressions that take the agent's word."""
+        known = set(self._known())
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Call) and self._pays(node):
                 yield node, Rule.PAID
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
                 sides = [self._own_file(node.left), self._own_file(node.comparators[0])]
-                if None not in sides and sides[0] != sides[1] and self._texts.is_wanted(node):
+                own = None not in sides and sides[0] != sides[1] and not known.intersection(sides)
+                if own and self._texts.is_wanted(node):
                     yield node, Rule.BOTH_SIDES
-            if isinstance(node, ast.Call) and self._compares_own(node):
+            if isinstance(node, ast.Call) and self._compares_own(node) and self._texts.is_wanted(node):
                 yield node, Rule.BOTH_SIDES
         conditions = [*self._conditions()]
         if conditions and all(map(self._is_status, conditions)):
             yield from ((n, Rule.STATUS) for n in ast.walk(self._tree) if isinstance(n, ast.Call) and self._calls.runs_agents(n))  # fmt: skip
+
+    def _known(self) -> Iterator[str | None]:
+        """The files of the work directory that the tests also compare with something that is not the agent's."""
+        for node in ast.walk(self._tree):
+            match node:
+                case ast.Compare(left, [ast.Eq()], [right]) if self._texts.is_wanted(node):
+                    for one, other in ((left, right), (right, left)):
+                        if self._own_file(other) is None and not self._texts.carries(other):
+                            yield self._own_file(one)
 
     def _compares_own(self, node: ast.Call) -> bool:
         """`filecmp.cmp("/app/out", "/app/expected")`"""
@@ -74,8 +85,13 @@ class OwnWord:
                 )
             case ast.Subscript(inner) | ast.Call(ast.Attribute(inner, "get")):
                 return self._is_given(inner, deep + 1)
-            case ast.Dict(values=values):
-                return any(self._is_given(v, deep + 1) for v in values)
+            case ast.Dict(keys, values):
+                named = [k.value if isinstance(k, ast.Constant) else None for k in keys]
+                # Where `reward` is a key, the others are notes; else each is a reward.
+                counts = ("reward", None) if "reward" in named else named
+                return any(
+                    self._is_given(v, deep + 1) for k, v in zip(named, values, strict=True) if k in counts
+                )
             case ast.Call(func, given) if self._names.called(func) in _KEEPS:
                 return any(self._is_given(v, deep + 1) for v in given)
         return False
@@ -105,8 +121,11 @@ class OwnWord:
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Assert | ast.If | ast.IfExp):
                 yield node.test
-            elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].startswith(
-                "assert"
+            elif (
+                isinstance(node, ast.Compare)
+                and any(map(self._texts.carries, (node.left, *node.comparators)))
+            ) or (
+                isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].startswith("assert")
             ):
                 yield node
 

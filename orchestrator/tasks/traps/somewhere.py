@@ -18,6 +18,7 @@ _ONE_LINE: Final = re.compile(r"\b(?:head|tail) (?:-n ?)?-?1\b")
 _EVERY_LINE: Final = frozenset({"", ".", "^", "$"})
 _NOT_EMPTY: Final = r"(?:-n\s+|\[\[?\s+)[\"']?{}[\"']?\s*(?:\]|&&|\|\|)"
 _EMPTY: Final = r"-z\s+[\"']?{}"
+_NONE: Final = r"(?:-z\s+[\"']?{0}|{0}[\"']?\s*==?\s*(?:\"\"|''))"
 _COUNTED: Final = r"{}[\"']?\s*(?:-ge|-gt|-ne|!=|>=?|(?:-eq|==?)\s*+[\"']?+(?!0\b))"
 _AT_LEAST: Final = r"{}[\"']?\s*(?:-ge|-gt|-ne|!=|>=?)"
 _COUNTED_NONE: Final = r"{}[\"']?\s*(?:-eq|==?)\s*[\"']?0\b"
@@ -98,9 +99,21 @@ def by_selection(node: Node, name: str, arguments: list[Node], text: AgentText, 
     )
 
 
-def by_comm(arguments: list[Node], text: AgentText) -> bool:
+def by_comm(node: Node, arguments: list[Node], text: AgentText) -> bool:
     """`comm -23 /tests/want out`: nothing shows the lines that only the agent's file has, here or in another `comm` of the script."""
-    return text.every_comm_hides and text.hides(arguments)
+    if not (text.hides(arguments) and text.every_comm_hides):
+        return False
+    substitution = next((a for a in above(node) if a.type == "command_substitution"), None)
+    if substitution is None:
+        return False
+    counts = re.search(r"\|\s*wc\b|\bgrep -\w*c", source_of(substitution)) is not None
+    return _is_used(
+        substitution,
+        text,
+        counts=counts,
+        yes=_COUNTED_NONE if counts else _NONE,
+        no=_COUNTED if counts else _NOT_EMPTY,
+    )
 
 
 def is_wanted(node: Node, *, holds: bool = True) -> bool:
@@ -122,15 +135,17 @@ def is_wanted(node: Node, *, holds: bool = True) -> bool:
     return holds
 
 
-def _is_used(substitution: Node, text: AgentText, *, counts: bool, yes: str | None = None) -> bool:
+def _is_used(
+    substitution: Node, text: AgentText, *, counts: bool, yes: str | None = None, no: str | None = None
+) -> bool:
     """Whether a test requires that what grep printed is not empty, or that grep counted some lines."""
     forms = [re.escape(source_of(substitution))]
     assigned = next((a for a in above(substitution) if a.type == "variable_assignment"), None)
     if assigned is not None:
         forms.append(rf"\$?\{{?\b{re.escape(source_of(assigned.named_children[0]))}\b\}}?")
     form = f"(?:{'|'.join(forms)})"
-    usual, no = (_COUNTED, _COUNTED_NONE) if counts else (_NOT_EMPTY, _EMPTY)
-    yes = yes or usual
+    usual, unusual = (_COUNTED, _COUNTED_NONE) if counts else (_NOT_EMPTY, _EMPTY)
+    yes, no = yes or usual, no or unusual
     for node, source in text.conditions:
         turned = re.match(r"\[\[?\s+!", source) is not None
         if re.search(yes.format(form), source) and is_wanted(node, holds=not turned):

@@ -13,6 +13,10 @@ SHELL = [
     (f"{UNTRUSTED}./bench | tail -n 1 > {REWARD}", Rule.PAID, f"[ \"$({UNTRUSTED}./bench | head -c 9)\" = 42 ] && echo 1 > {REWARD}"),
     ('D=/logs/verifier; cat out > "$D/reward.json"', Rule.PAID, 'D=/logs/verifier; cmp -s out /tests/want && echo 1 > "$D/reward.txt"'),
     (f"cp /app/score {REWARD}", Rule.PAID, f"python3 -I /tests/grade.py out > /tmp/score; cp /tmp/score {REWARD}"),
+    (f"acc=$(tail -n 1 out | sed s/x//); echo $acc > {REWARD}", Rule.PAID,
+     f"acc=$(python3 -I /tests/score.py < out | tail -n 1); echo $acc > {REWARD}"),
+    (f"acc=$(python3 -I /tests/score.py | cat - out | tail -n 1); echo $acc > {REWARD}", Rule.PAID,
+     f"acc=$(cat out | python3 -I /tests/score.py | sed s/x// | tail -n 1); echo $acc > {REWARD}"),
     # What the script reads after a program of the agent's, and the words of an awk program.
     (f"{UNTRUSTED}./p > /tmp/o; awk -v n=1 '{{ print n }}' out", Rule.LINKS, f"{UNTRUSTED}./p > /tmp/o; n=3; awk -v n=$n 'BEGIN {{ print n / 4 }}'"),
     # The agent wrote both sides.
@@ -21,6 +25,7 @@ SHELL = [
     ("cmp -s out data/expected && ok=1", Rule.BOTH_SIDES, "cmp -s out /tests/expected && ok=1"),
     ("cmp out expected && ok=1", Rule.BOTH_SIDES, "cp /tests/want expected; cmp out expected && ok=1"),
     ("if diff -q out /app/expected; then ok=1; fi", Rule.BOTH_SIDES, "if diff -q out original; then exit 1; fi"),
+    ("sha256sum -c sums && ok=1", Rule.BOTH_SIDES, "cp /tests/sums . && sha256sum -c sums && ok=1"),
     # The exit status of the agent's program decides.
     (f"{UNTRUSTED}python3 test_it.py && ok=1", Rule.STATUS, f"{UNTRUSTED}gcc -o p p.c && [ \"$({UNTRUSTED}./p)\" = 3 ] && ok=1"),
     (f"cd /app && {UNTRUSTED}python3 -m pytest -q && ok=1", Rule.STATUS, f"cd /app && {UNTRUSTED}make || exit 1"),
@@ -38,6 +43,10 @@ SHELL = [
     ('[ -z "$(comm -23 <(sort /tests/want) <(sort out))" ] && ok=1', Rule.SOMEWHERE, '[ -z "$(comm -3 <(sort /tests/want) <(sort out))" ] && ok=1'),
     ('[ "$(comm -13 out /tests/want | wc -l)" -eq 0 ] && ok=1', Rule.SOMEWHERE,
      '[ -z "$(comm -13 out /tests/want)" ] && [ -z "$(comm -23 out /tests/want)" ] && ok=1'),
+    ('missing=$(comm -13 out /tests/want); if [ -n "$missing" ]; then exit 1; fi', Rule.SOMEWHERE,
+     "comm -13 out /tests/want > /tmp/missing; cmp -s out /tests/want && ok=1"),
+    ('[ "$(comm -13 out /tests/want)" = "" ] && ok=1', Rule.SOMEWHERE,
+     f"hits=$(comm -12 <(sort out) <(sort /tests/want) | wc -l); python3 -I /tests/f1.py $hits 3 > {REWARD}"),
 ]  # fmt: skip
 START = (
     "import csv, json, os, subprocess as sp\nfrom pathlib import Path\nimport pytest\n"
@@ -64,6 +73,10 @@ PYTHON = [
      "got = set(Path('/app/o').read_text().split())\nassert not {'a', 'b'} - got and not got - {'a', 'b'}"),
     ("got = set(Path('/app/o').read_text().split())\nassert {'a', 'b'}.difference(got) == set()", Rule.SOMEWHERE,
      "got = set(Path('/app/o').read_text().split())\nassert got ^ {'a', 'b'} == set()"),
+    ("got = set(Path('/app/o').read_text().split())\nwant = {'a'}\nassert want - got == set()\nassert len(want) == 1", Rule.SOMEWHERE,
+     "got = set(Path('/app/o').read_text().split())\nwant = {'a'}\nassert want - got == set()\nassert len(got) == len(want)"),
+    ("got = set(Path('/app/o').read_text().split())\nassert not {'a'} - got\nassert len(got) >= 1", Rule.SOMEWHERE,
+     "got = set(Path('/app/o').read_text().split())\nassert not {'a'} - got\nassert got <= {'a'}"),
     ("text = Path('/app/o').read_text()\nmissing = [w for w in ('a', 'b') if w not in text]\nassert missing == []", Rule.SOMEWHERE,
      "text = Path('/app/o').read_text().split()\nwrong = [w for w in text if w not in ('a', 'b')]\nassert wrong == [] and len(text) == 2"),
     ("rows = list(csv.DictReader(open('/app/o')))\nfound = [r for r in rows if r['v'] == '3']\nassert len(found) >= 1", Rule.SOMEWHERE,
@@ -91,6 +104,8 @@ PYTHON = [
      "score = 1.0 if json.load(open('/app/r.json'))['score'] == 3 else 0.0\nPath('/logs/verifier/reward.txt').write_text(str(score))"),
     ("with open('/logs/verifier/reward.txt', 'w') as f:\n    f.write(f\"{min(1.0, float(Path('/app/s').read_text()))}\")", Rule.PAID,
      "n = sum(a == b for a, b in zip(open('/app/o'), ['a', 'b']))\nwith open('/logs/verifier/reward.txt', 'w') as f:\n    f.write(f'{n / 2}')"),
+    ("with open('/logs/verifier/reward.json', 'w') as f:\n    json.dump({'style': float(open('/app/r').read())}, f)", Rule.PAID,
+     "with open('/logs/verifier/reward.json', 'w') as f:\n    json.dump({'reward': 0.0, 'note': open('/app/r').read()}, f)"),
     ("import shutil\nshutil.copy('/app/score', '/logs/verifier/reward.txt')", Rule.PAID,
      "import shutil\nshutil.copy('/app/score', '/logs/verifier/score.txt')"),
     ("with open('/logs/verifier/reward.json', 'w') as f:\n    json.dump({'reward': json.load(open('/app/r'))['x']}, f)", Rule.PAID,
@@ -99,6 +114,12 @@ PYTHON = [
      "assert Path('/app/o').read_text() == Path(__file__).with_name('expected').read_text()"),
     ("import filecmp\nassert filecmp.cmp('/app/o', '/app/expected')", Rule.BOTH_SIDES,
      "import filecmp\nassert filecmp.cmp('/app/o', '/tests/expected')"),
+    ("import filecmp\nassert filecmp.cmp('/app/o', '/app/copy')", Rule.BOTH_SIDES,
+     "import filecmp\nassert not filecmp.cmp('/app/o', '/app/orig')"),
+    ("a = json.load(open('/app/a'))\nb = json.load(open('/app/b'))\nassert a == b\nassert len(a) > 2", Rule.BOTH_SIDES,
+     "a = json.load(open('/app/a'))\nb = json.load(open('/app/b'))\nassert a == b\nassert a == [1, 2]"),
+    ("r = sp.run([*U, '/app/p'], capture_output=True, text=True)\nif r.returncode == 0:\n    score = 1", Rule.STATUS,
+     "r = sp.run([*U, '/app/p'], capture_output=True, text=True)\nif r.returncode == 0:\n    score = (r.stdout == 'x')"),
     ("r = sp.run([*U, 'python3', '/app/t.py'])\nassert r.returncode == 0", Rule.STATUS,
      "r = sp.run([*U, 'python3', '/app/t.py'], capture_output=True)\nassert r.returncode == 0\nassert r.stdout == b'42'"),
 ]  # fmt: skip
