@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from orchestrator.tasks.harbor import Task
 
 _PATH: Final = re.compile(r"(?<![\w./~$}:-])/\w(?:[\w./-]*[\w-])?")
+_MAKES: Final = re.compile(r"\s*(?:COPY|ADD|VOLUME|RUN\b.*\bmkdir)\b", re.I | re.S)
+"""Instructions of a Dockerfile that make directories."""
 _WORK_ALONE: Final = ("container", "kubernetes")
 """Providers whose programs write of an image its work directory alone."""
 
@@ -72,7 +74,27 @@ def _elsewhere(task: "Task") -> str:
     dockerfile = task.files.get(CONTEXT + DOCKERFILE)
     if dockerfile is None:
         return ""
-    work = workdir_of(dockerfile.data.decode(errors="replace"))
-    paths = _PATH.findall(f"{task.instruction}\n{task.solution or ''}")
-    outside = (path for path in paths if work is not None and not f"{path}/".startswith(f"{work}/"))
+    text = dockerfile.data.decode(errors="replace")
+    work = workdir_of(text)
+    if work is None:
+        return ""
+    # A route of a server looks like a path: a place is one that the image or the solution has.
+    made = "\n".join(line for _, line in _lines(text) if _MAKES.match(line))
+    solution = task.solution or ""
+    known = {_top(path) for path in _PATH.findall(f"{made}\n{solution}")}
+    paths = _PATH.findall(f"{task.instruction}\n{solution}")
+    outside = (path for path in paths if _top(path) in known and not f"{path}/".startswith(f"{work}/"))
     return next((path for path in outside if lies_elsewhere(path)), "")
+
+
+def _lines(dockerfile: str) -> "Iterable[tuple[int, str]]":
+    from orchestrator.tasks.dockerfile import logical_lines
+
+    try:
+        return list(logical_lines(dockerfile))
+    except ValueError:
+        return ()
+
+
+def _top(path: str) -> str:
+    return path.split("/")[1]

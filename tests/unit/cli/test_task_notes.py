@@ -9,10 +9,15 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.harbor import Task
 
 
-def task(toml: str = "", solution: str = "true", dockerfile: str = "FROM debian:12\nWORKDIR /app\n") -> Task:
+def task(
+    toml: str = "",
+    solution: str = "true",
+    dockerfile: str = "FROM debian:12\nWORKDIR /app\n",
+    instruction: str = "Do it in /app/x, see https://example.org/data/x.",
+) -> Task:
     files = {
         "task.toml": toml,
-        "instruction.md": "Do it in /app/x, see https://example.org/data/x.",
+        "instruction.md": instruction,
         "tests/test.sh": "true",
         "solution/solve.sh": solution,
         "environment/Dockerfile": dockerfile,
@@ -64,3 +69,23 @@ def test_work_outside_of_the_work_directory_is_named_where_programs_cannot_do_it
     assert len(found) == named and all(
         f"the provider {provider} let programs write" in each for each in found
     )
+
+
+@pytest.mark.parametrize(
+    ("instruction", "dockerfile", "solution", "named"),
+    [
+        ("Serve the route /api/users.", "", "true", False),
+        ("Serve the route /api/users.", "", "mkdir -p /api/users", True),
+        ("Read /data/in.csv.", "COPY in.csv /data/\n", "true", True),
+        ("Read /data/in.csv.", "RUN apt-get update && \\\n  mkdir -p /data\n", "true", True),
+        ("Write /data/out.csv.", 'VOLUME ["/data"]\n', "true", True),
+        ("Write /data/out.csv.", "RUN ls /data\n", "true", False),
+    ],
+)
+def test_a_path_of_the_instruction_is_a_place_if_the_image_or_the_solution_has_its_first_name(
+    instruction: str, dockerfile: str, solution: str, named: bool
+) -> None:
+    own = task(
+        instruction=instruction, dockerfile=f"FROM debian:12\nWORKDIR /app\n{dockerfile}", solution=solution
+    )
+    assert len(list(notes([own], SandboxSection(provider="container")))) == named
