@@ -24,6 +24,7 @@ from orchestrator.tasks.traps.interpreters import module_of, runs, started
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages, words
 from orchestrator.tasks.traps.links import COPIES, Links
 from orchestrator.tasks.traps.own_word import by_own_files
+from orchestrator.tasks.traps.paid_text import JUDGES
 from orchestrator.tasks.traps.programs import (
     compiles,
     is_compiler,
@@ -39,8 +40,6 @@ from orchestrator.tasks.traps.transforms import data_files, transforms
 from orchestrator.tasks.traps.tree import every, is_safe, operands, options, plain, source_of
 
 _REPEAT: Final = frozenset({"xargs", "parallel"})
-_JUDGES: Final = ("/tmp", "/root", "/home", "~")
-"""Places in which the tests keep what they make themselves. For programs that this check does not know, they count as the judge's."""
 _PASSED: Final = re.compile(r"""["']?\$(?:[@*1]|\{@:(\d+)\})["']?""")
 
 
@@ -193,7 +192,7 @@ class Commands:
         return not (
             path.isdigit()
             or "://" in path
-            or path.startswith(("localhost", "127.0.0.1", *_JUDGES))
+            or path.startswith(("localhost", "127.0.0.1", *JUDGES))
             or "=" in path
             or not path
         )

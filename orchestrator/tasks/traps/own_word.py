@@ -10,6 +10,7 @@ from tree_sitter import Node
 from orchestrator.tasks.traps.agent_text import MOVES, AgentText
 from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.launch import words
+from orchestrator.tasks.traps.paid_text import JUDGES, PaidText
 from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.somewhere import decides, is_wanted
 from orchestrator.tasks.traps.tree import above, every, listed, operands, options, plain, source_of
@@ -18,13 +19,11 @@ REWARD: Final = re.compile(r"/logs/verifier/reward\.(?:txt|json)$")
 _KEEPS: Final = listed("echo printf cat head tail cut sed jq tr grep tee nl tac sort uniq xargs")
 """Commands whose output is what they read or are given."""
 _SUMS: Final = re.compile(r"(?:md5|sha\d+|b2|ck)sum|rhash")
-_JUDGES: Final = ("/tmp", "/root", "/home", "~")
-"""Places in which the tests keep what they make themselves."""
 _CONDITIONS: Final = frozenset({"if_statement", "elif_clause", "case_item", "while_statement", "for_statement"})  # fmt: skip
 _CAPTURES: Final = frozenset({"command_substitution", "process_substitution", "pipeline"})
 
 
-def pays_agent_text(node: Node, text: AgentText) -> bool:
+def pays_agent_text(node: Node, text: PaidText) -> bool:
     """`jq .score out > /logs/verifier/reward.txt`: a redirection, or a command that copies, whose content is the agent's."""
     if node.type == "redirected_statement":
         target = next((c for c in node.named_children if c.type == "file_redirect"), None)
@@ -41,8 +40,7 @@ def pays_agent_text(node: Node, text: AgentText) -> bool:
     if not files or not REWARD.search(text.text(files[-1])):
         return False
     if name != "tee":
-        own = [word for word in files[:-1] if not text.text(word).startswith(_JUDGES)]
-        return name in MOVES and any(map(text.unsafe, own))
+        return name in MOVES and any(map(text.unsafe, files[:-1]))
     pipeline = node.parent
     before = [] if pipeline is None or pipeline.type != "pipeline" else pipeline.named_children[:-1]
     commands = [n for part in before for n in every(part) if n.type == "command"]
@@ -122,7 +120,7 @@ def _is_own(word: Node, text: AgentText) -> bool:
         "simple_expansion",
         "expansion",
     )
-    return plain_word and not path.startswith(("$", "-", *_JUDGES)) and text.unsafe(word)
+    return plain_word and not path.startswith(("$", "-", *JUDGES)) and text.unsafe(word)
 
 
 def _only_runs(node: Node) -> bool:

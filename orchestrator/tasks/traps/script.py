@@ -15,6 +15,7 @@ from orchestrator.tasks.traps.interpreters import inline_programs
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages
 from orchestrator.tasks.traps.links import Links
 from orchestrator.tasks.traps.own_word import by_status, pays_agent_text, started_by_wrapper
+from orchestrator.tasks.traps.paid_text import PaidText
 from orchestrator.tasks.traps.programs import search_path
 from orchestrator.tasks.traps.rules import Rule, Trap
 from orchestrator.tasks.traps.somewhere import in_loop
@@ -41,6 +42,7 @@ class Reading:
     ) -> None:
         self._root, self._modules, self._deep, self._python = parse(text), modules, deep, python
         self._text, self._numbers = AgentText(self._root, inherited), integers(self._root)
+        self._paid = PaidText(self._root, inherited) if "reward" in text else None
         self._links = Links(self._root, self._text)
         self._functions = functions | self._text.functions.keys()
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
@@ -63,7 +65,7 @@ class Reading:
                 *search_path(node, self._text),
                 *(self._rules[node.type](node) if node.type in self._rules else ()),
             ]
-            if pays_agent_text(node, self._text):
+            if self._paid is not None and pays_agent_text(node, self._paid):
                 rules.append(Rule.PAID)
             if draws_in_shell(node):
                 rules.append(Rule.DRAWS)

@@ -17,6 +17,11 @@ SHELL = [
      f"acc=$(python3 -I /tests/score.py < out | tail -n 1); echo $acc > {REWARD}"),
     (f"acc=$(python3 -I /tests/score.py | cat - out | tail -n 1); echo $acc > {REWARD}", Rule.PAID,
      f"acc=$(cat out | python3 -I /tests/score.py | sed s/x// | tail -n 1); echo $acc > {REWARD}"),
+    (f'{UNTRUSTED}./bench > /tmp/o; r=$(tail -n 1 /tmp/o); echo "$r" > {REWARD}', Rule.PAID,
+     f'r=$(jq -r .x /tmp/judge.json); echo "$r" > {REWARD}'),
+    (f"cp out /tmp/o; cat /tmp/o > {REWARD}", Rule.PAID, f"python3 -I /tests/score.py out > /tmp/o; cat /tmp/o > {REWARD}"),
+    (f"{UNTRUSTED}./bench --to /tmp/o; cp /tmp/o {REWARD}", Rule.PAID, f"grep -c 42 out > /tmp/o; cp /tmp/o {REWARD}"),
+    (f"cat out | tee /tmp/o; cat /tmp/o > {REWARD}", Rule.PAID, f"cat /tests/x | tee /tmp/o; cat /tmp/o > {REWARD}"),
     # What the script reads after a program of the agent's, and the words of an awk program.
     (f"{UNTRUSTED}./p > /tmp/o; awk -v n=1 '{{ print n }}' out", Rule.LINKS, f"{UNTRUSTED}./p > /tmp/o; n=3; awk -v n=$n 'BEGIN {{ print n / 4 }}'"),
     # The agent wrote both sides.
