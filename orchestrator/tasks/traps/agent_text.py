@@ -72,6 +72,18 @@ class AgentText(FixedText):
         return frozenset(found)
 
     @cached_property
+    def compared(self) -> dict[str, list[Node]]:
+        """The commands in which `cmp` or `diff` compares a file with one that is not the agent's, by the path of each."""
+        found: dict[str, list[Node]] = {}
+        for node in self._nodes:
+            given = words(node) if node.type == "command" else []
+            files = operands(given[1:]) if given and self.name(given[0]) in ("cmp", "diff") else []
+            if len(files) == 2 and not all(map(self.unsafe, files)):
+                for file in files:
+                    found.setdefault(self.text(file), []).append(node)
+        return found
+
+    @cached_property
     def every_comm_hides(self) -> bool:
         """Whether no `comm` of the script shows the lines that only the agent's file has."""
         given = [words(node) for node in self._nodes if node.type == "command"]

@@ -59,6 +59,10 @@ def by_own_files(node: Node, name: str, arguments: list[Node], text: AgentText) 
         for a in operands(arguments)
         if _is_own(a, text) and posixpath.normpath(text.text(a)) not in text.made
     ]
+    if compares and any(
+        map(is_wanted, (c for file in files for c in text.compared.get(text.text(file), ())))
+    ):
+        return
     if (len(files) == 2 if compares else checks and bool(files)) and is_wanted(node):
         yield Rule.BOTH_SIDES
 

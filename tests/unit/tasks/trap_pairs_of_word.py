@@ -30,6 +30,7 @@ SHELL = [
     ("cmp -s out data/expected && ok=1", Rule.BOTH_SIDES, "cmp -s out /tests/expected && ok=1"),
     ("cmp out expected && ok=1", Rule.BOTH_SIDES, "cp /tests/want expected; cmp out expected && ok=1"),
     ("if diff -q out /app/expected; then ok=1; fi", Rule.BOTH_SIDES, "if diff -q out original; then exit 1; fi"),
+    ("cmp -s a /tests/original && exit 1; cmp -s a b && ok=1", Rule.BOTH_SIDES, "cmp -s a /tests/want && cmp -s a b && ok=1"),
     ("sha256sum -c sums && ok=1", Rule.BOTH_SIDES, "cp /tests/sums . && sha256sum -c sums && ok=1"),
     # The exit status of the agent's program decides.
     (f"{UNTRUSTED}python3 test_it.py && ok=1", Rule.STATUS, f"{UNTRUSTED}gcc -o p p.c && [ \"$({UNTRUSTED}./p)\" = 3 ] && ok=1"),
