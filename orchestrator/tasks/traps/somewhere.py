@@ -16,7 +16,7 @@ GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
 _AWKS: Final = frozenset({"awk", "gawk", "mawk", "nawk"})
 _ONE_LINE: Final = re.compile(r"\b(?:head|tail) (?:-n ?)?-?1\b")
 _EVERY_LINE: Final = frozenset({"", ".", "^", "$"})
-_NOT_EMPTY: Final = r"(?:-n\s+|\[\[?\s+)[\"']?{}[\"']?\s*(?:\]|&&|\|\|)"
+_NOT_EMPTY: Final = r"(?:-n\s+|\[\[?\s+(?:!\s+)?)[\"']?{}[\"']?\s*(?:\]|&&|\|\|)"
 _EMPTY: Final = r"-z\s+[\"']?{}"
 _NONE: Final = r"(?:-z\s+[\"']?{0}|{0}[\"']?\s*==?\s*(?:\"\"|''))"
 _COUNTED: Final = r"{}[\"']?\s*(?:-ge|-gt|-ne|!=|>=?|(?:-eq|==?)\s*+[\"']?+(?!0\b))"
@@ -105,7 +105,14 @@ def by_comm(node: Node, arguments: list[Node], text: AgentText) -> bool:
         return False
     substitution = next((a for a in above(node) if a.type == "command_substitution"), None)
     if substitution is None:
-        return False
+        written = next((a for a in above(node) if a.type == "redirected_statement"), node)
+        files = [text.text(c.named_children[-1]) for c in written.named_children if c.type == "file_redirect"]
+        sized = "|".join(rf"-s\s+[\"']?{re.escape(file)}[\"']?\s" for file in files)
+        return bool(sized) and any(
+            is_wanted(test, holds=re.match(r"\[\[?\s+!", source) is not None)
+            for test, source in text.conditions
+            if re.search(sized, source) is not None
+        )
     counts = re.search(r"\|\s*wc\b|\bgrep -\w*c", source_of(substitution)) is not None
     return _is_used(
         substitution,

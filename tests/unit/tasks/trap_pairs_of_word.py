@@ -21,6 +21,8 @@ SHELL = [
      f'r=$(jq -r .x /tmp/judge.json); echo "$r" > {REWARD}'),
     (f"cp out /tmp/o; cat /tmp/o > {REWARD}", Rule.PAID, f"python3 -I /tests/score.py out > /tmp/o; cat /tmp/o > {REWARD}"),
     (f"{UNTRUSTED}./bench --to /tmp/o; cp /tmp/o {REWARD}", Rule.PAID, f"grep -c 42 out > /tmp/o; cp /tmp/o {REWARD}"),
+    (f"{UNTRUSTED}sh -c './p > /tmp/o'; cat /tmp/o > {REWARD}", Rule.PAID,
+     f"{UNTRUSTED}sh -c './p > /tmp/o'; cmp -s /tmp/o /tests/o && echo 1 > {REWARD}"),
     (f"cat out | tee /tmp/o; cat /tmp/o > {REWARD}", Rule.PAID, f"cat /tests/x | tee /tmp/o; cat /tmp/o > {REWARD}"),
     # What the script reads after a program of the agent's, and the words of an awk program.
     (f"{UNTRUSTED}./p > /tmp/o; awk -v n=1 '{{ print n }}' out", Rule.LINKS, f"{UNTRUSTED}./p > /tmp/o; n=3; awk -v n=$n 'BEGIN {{ print n / 4 }}'"),
@@ -51,6 +53,9 @@ SHELL = [
      '[ -z "$(comm -13 out /tests/want)" ] && [ -z "$(comm -23 out /tests/want)" ] && ok=1'),
     ('missing=$(comm -13 out /tests/want); if [ -n "$missing" ]; then exit 1; fi', Rule.SOMEWHERE,
      "comm -13 out /tests/want > /tmp/missing; cmp -s out /tests/want && ok=1"),
+    ("comm -13 out /tests/want > /tmp/m; [ ! -s /tmp/m ] && ok=1", Rule.SOMEWHERE,
+     "comm -13 out /tests/want > /tmp/m; comm -23 out /tests/want > /tmp/n; [ ! -s /tmp/m ] && [ ! -s /tmp/n ] && ok=1"),
+    ('[ ! "$(comm -13 out /tests/want)" ] && ok=1', Rule.SOMEWHERE, '[ ! "$(comm -3 out /tests/want)" ] && ok=1'),
     ('[ "$(comm -13 out /tests/want)" = "" ] && ok=1', Rule.SOMEWHERE,
      f"hits=$(comm -12 <(sort out) <(sort /tests/want) | wc -l); python3 -I /tests/f1.py $hits 3 > {REWARD}"),
 ]  # fmt: skip
