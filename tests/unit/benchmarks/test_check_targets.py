@@ -137,7 +137,8 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 def test_the_command_for_a_release_ends_as_its_bars_do(tmp_path: Path) -> None:
     (tmp_path / "ops").mkdir()
-    shutil.copy(REPOSITORY / "ops" / "bench", tmp_path / "ops")
+    for name in ("bench", "help"):
+        shutil.copy(REPOSITORY / "ops" / name, tmp_path / "ops")
     (tmp_path / "ops" / "setup").write_text("#!/bin/sh\n")
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     python, bars = tmp_path / "venv" / "bin" / "python", json.dumps({"bars": [rate(2999)]})
