@@ -354,6 +354,6 @@ def _hiding(paths: Sequence[str], command: str) -> str:
     files = " ".join(map(shlex.quote, paths))
     each = f"n=0; for f in {files}; do n=$((n + 1)); h=/tmp/.hidden-$n"
     return (
-        f'{each}; {{ cp -p "$f" "$h" && : > "$f"; }} 2> /dev/null || exit {NOT_HIDDEN}; done\n{command}; status=$?\n'
-        f'{each}; [ -s "$f" ] || cp -p "$h" "$f"; done\nexit $status'
+        f'{each}; {{ cp -p "$f" "$h" && : > "$f"; }} 2> /dev/null || {{ rm -f "$h"; exit {NOT_HIDDEN}; }}; done\n{command}; status=$?\n'
+        f'{each}; [ -s "$f" ] || cp -p "$h" "$f"; rm -f "$h"; done\nexit $status'
     )
