@@ -125,9 +125,16 @@ class ContainerProgram(SupervisedProgram):
     `processes`: the limit of the container's group, which also counts the engine's until the program has entered. None if another limit holds."""
 
     def __init__(
-        self, launch: Launch, bounds: ProgramBounds, stdin: bytes | None, session: ContainerSession, pipes: Pipes, part: CgroupPart | None, *,
+        self,
+        launch: Launch,
+        bounds: ProgramBounds,
+        *,
+        stdin: bytes | None,
+        session: ContainerSession,
+        pipes: Pipes,
+        part: CgroupPart | None,
         processes: int | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._session = session
         self._processes = processes
         self._pipes = pipes

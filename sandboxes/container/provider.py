@@ -135,7 +135,7 @@ class ContainerProvider:
             raise ImageRefused(f"programs cannot run as {spec.user}: {_NO_ROOT}")
         if user is not None and spec.build is not None:
             image = replace(image, owners=await owners(self._engine, self._root, image))
-        sandbox = ContainerSandbox(self._root, spec, self._engine, image, user)
+        sandbox = ContainerSandbox(self._root, spec, engine=self._engine, image=image, account=user)
         images = {
             each.name: await made(
                 self._engine,
@@ -210,7 +210,7 @@ class ContainerSandbox(DirectorySandbox):
     """One sandbox, and its container after the first program has started."""
 
     def __init__(
-        self, root: Path, spec: SandboxSpec, engine: Engine, image: Image, account: Account | None = None
+        self, root: Path, spec: SandboxSpec, *, engine: Engine, image: Image, account: Account | None = None
     ) -> None:
         super().__init__(root, spec, None, own_user=os.geteuid() == 0, account=account)
         if account is not None:
@@ -333,7 +333,7 @@ class ContainerSandbox(DirectorySandbox):
         number = next(self._counts)
         directory = self.directory / "programs" / f"session-{number}"
         name = f"penstock-{self.id}-{number}"
-        self._session = ContainerSession(self._engine, name, directory, self._first_user)
+        self._session = ContainerSession(self._engine, name, directory=directory, owner=self._first_user)
         shares = self._services.holder if self._services is not None else None
         run = self._run(name, directory.name, self._mounts(), shares)
         try:
@@ -366,7 +366,13 @@ class ContainerSandbox(DirectorySandbox):
             # Where the kernel counts the programs by their own user, the engine always has processes.
             counted = None if self._has_own_user else self.limits.processes
             return ContainerProgram(
-                launch, replace(bounds, cgroup=session.group), stdin, session, pipes, part, processes=counted
+                launch,
+                replace(bounds, cgroup=session.group),
+                stdin=stdin,
+                session=session,
+                pipes=pipes,
+                part=part,
+                processes=counted,
             )
         except BaseException:
             pipes.remove()

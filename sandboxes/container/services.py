@@ -64,8 +64,16 @@ async def running_services(
     that ended, or did not become healthy, and quotes its output."""
     directory = placement.directory / "holder"
     tree.make_passable(directory)
-    holder = ContainerSession(engine, placement.holder.name, directory / "session", placement.owner)
-    found = SideServices(engine, placement, holder, [_Service(spec=each) for each in services], images)
+    holder = ContainerSession(
+        engine, placement.holder.name, directory=directory / "session", owner=placement.owner
+    )
+    found = SideServices(
+        engine,
+        placement,
+        holder=holder,
+        services=[_Service(spec=each) for each in services],
+        images=images,
+    )
     failure: Exception | None = None
     try:
         await holder.begin(placement.holder, placement.env)
@@ -115,6 +123,7 @@ class SideServices:
         self,
         engine: Engine,
         placement: Placement,
+        *,
         holder: ContainerSession,
         services: Sequence[_Service],
         images: Mapping[str, str],

@@ -69,7 +69,7 @@ class _Group(Cgroup):
 class ContainerSession:
     """`directory`: on this machine, bound below `INSIDE` by its name. `owner`: the user of process 1, None: our own."""
 
-    def __init__(self, engine: Engine, name: str, directory: Path, owner: tuple[int, int] | None) -> None:
+    def __init__(self, engine: Engine, name: str, *, directory: Path, owner: tuple[int, int] | None) -> None:
         self.name = name
         self.engine = engine
         self.sure = owner is not None

@@ -92,7 +92,7 @@ async def test_what_the_agent_deleted_of_an_image_does_not_come_back_and_what_it
     )
     engine = Engine(ContainerSettings())
 
-    async with ContainerSandbox(root, SandboxSpec(), engine, image).opened() as sandbox:
+    async with ContainerSandbox(root, SandboxSpec(), engine=engine, image=image).opened() as sandbox:
         before = await sandbox.changed()
         assert not (before.added or before.modified or before.deleted)
         await anyio.run_process(["sh", "-c", agent], cwd=root / sandbox.id / "files/app")
@@ -101,7 +101,8 @@ async def test_what_the_agent_deleted_of_an_image_does_not_come_back_and_what_it
         "cut", "emptied/a", "file", "gone", "gone/deep/a", "removed", "tree/a", "void",
     )  # fmt: skip
     task = with_artifacts(Environment(files={}, build={"Dockerfile": File(b"FROM x")}), result_of(changed))
-    async with ContainerSandbox(root, task.spec(task.files, Limits()), engine, image).opened() as sandbox:
+    spec = task.spec(task.files, Limits())
+    async with ContainerSandbox(root, spec, engine=engine, image=image).opened() as sandbox:
         app = root / sandbox.id / "files/app"
         found = {str(path.relative_to(app)): path for path in app.rglob("*")}
         assert sorted(found) == [
