@@ -32,7 +32,8 @@ log = get(__name__)
 PAGE = 256  # entries published or confirmed at a time
 REFUSED_AGAIN_S = 0.5
 
-Confirm = Callable[[Sequence[JournalEntry]], Awaitable[Collection[int]]]
+Confirm = Callable[[Sequence[str]], Awaitable[Collection[str]]]
+"""Called with message ids. Returns those of the messages that need not be kept any longer."""
 Unsendable = Callable[[JournalEntry, str], Awaitable[Outgoing | None]]
 """Called with an entry that is too large for the bus, and the reason. Returns a replacement, or None once the entry is kept elsewhere."""
 
@@ -40,8 +41,8 @@ Unsendable = Callable[[JournalEntry, str], Awaitable[Outgoing | None]]
 class Courier:
     """Sends messages that must not be lost. `run` must be running for anything to arrive.
 
-    Messages sent within `linger_s` seconds are published together. `confirm(entries)` returns the numbers of the entries that need not be
-    kept any longer. It may raise exceptions like ServiceError; `run` lets them through, and the caller wraps it with its retry rule.
+    Messages sent within `linger_s` seconds are published together. `confirm` may raise exceptions like ServiceError; `run` lets them through, and
+    the caller wraps it with its retry rule.
     """
 
     def __init__(
@@ -172,7 +173,8 @@ class Courier:
                 await self._confirm_page(sent[start : start + PAGE])
 
     async def _confirm_page(self, page: Sequence[JournalEntry]) -> None:
-        settled = set(await self._confirm(page))
+        ids = set(await self._confirm([entry.message.msg_id for entry in page]))
+        settled = {entry.n for entry in page if entry.message.msg_id in ids}
         self._settled = self._settled or bool(settled)
         await self._journal.settle(settled)
         now = anyio.current_time()

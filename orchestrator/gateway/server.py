@@ -13,7 +13,7 @@
 
 import os
 import socket
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus.base import Bus
-from orchestrator.bus.courier import Confirm, Courier, Unsendable
+from orchestrator.bus.courier import Courier, Unsendable
 from orchestrator.bus.journal import Journal, JournalEntry
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ServiceError
@@ -49,7 +49,7 @@ from orchestrator.gateway.servers.weight_sync import EvaluatedVersions, Publishe
 from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.pool.chat_format import check_chat_format_of
-from orchestrator.pool.confirm import MessageKey, settled
+from orchestrator.pool.confirm import settled_messages
 from orchestrator.pool.dead_letters import keep_unsendable
 from orchestrator.pool.drain_requests import Orders
 from orchestrator.pool.engine import Role, check_revision, open_engine
@@ -130,9 +130,8 @@ class Gateway:
             )
             metrics.spool.set_function(lambda: journal.held_bytes)
             pool = await _connect(stack, settings, metrics, policy)
-            courier = Courier(
-                journal, bus, confirm=_confirm(engine, run_id), unsendable=_unsendable(engine, run_id)
-            )
+            confirm = partial(settled_messages, engine, run_id, at="gateway.read")
+            courier = Courier(journal, bus, confirm=confirm, unsendable=_unsendable(engine, run_id))
             # The journal is locked, so no other process has this name.
             owner = f"{socket.gethostname()}:{settings.journal_dir.absolute()}"
             store = SessionStore(engine, run_id, owner)
@@ -382,18 +381,6 @@ async def _release(leases: Sequence[ServerLease]) -> None:
     with anyio.move_on_after(timeouts().server_release_s, shield=True):
         for lease in leases:
             await lease.release()
-
-
-def _confirm(engine: AsyncEngine, run_id: int) -> Confirm:
-    async def confirm(entries: Sequence[JournalEntry]) -> Collection[int]:
-        """Numbers of the entries that Postgres has stored or refused."""
-        numbers = {MessageKey.parse(entry.message.msg_id): entry.n for entry in entries}
-        found = await transact(
-            engine, lambda connection: settled(connection, run_id, list(numbers)), at="gateway.read"
-        )
-        return [numbers[key] for key in found]
-
-    return confirm
 
 
 def _unsendable(engine: AsyncEngine, run_id: int) -> Unsendable:

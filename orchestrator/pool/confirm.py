@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.pool.rows import member
+from orchestrator.pool.transact import transact
 
 
 class MessageKind(StrEnum):
@@ -77,3 +78,10 @@ async def settled(connection: AsyncConnection, run_id: int, keys: Sequence[Messa
         },
     )
     return {keys[row.n - 1] for row in rows}
+
+
+async def settled_messages(engine: AsyncEngine, run_id: int, msg_ids: Sequence[str], *, at: str) -> list[str]:
+    """The subset of `msg_ids` whose messages are `settled`, read in a transaction of its own: how couriers confirm."""
+    keys = {MessageKey.parse(msg_id): msg_id for msg_id in msg_ids}
+    found = await transact(engine, lambda connection: settled(connection, run_id, list(keys)), at=at)
+    return [keys[key] for key in found]

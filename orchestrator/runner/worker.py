@@ -4,7 +4,7 @@ A worker owns no state that a restart would lose. When it is stopped, it returns
 this machine removes the dead process's sandboxes, the journal's results are sent again, and the leases expire by their time to live.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,17 +17,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.blobs.task_files import TaskFiles
 from orchestrator.bus.base import Bus
-from orchestrator.bus.courier import Confirm, Courier
+from orchestrator.bus.courier import Courier
 from orchestrator.bus.feed import in_background
-from orchestrator.bus.journal import Journal, JournalEntry
+from orchestrator.bus.journal import Journal
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ServiceError
-from orchestrator.pool.confirm import MessageKey, settled
+from orchestrator.pool.confirm import settled_messages
 from orchestrator.pool.drain_requests import Orders
 from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.runs import get_run
-from orchestrator.pool.transact import transact
 from orchestrator.runner.cleanup import tidy
 from orchestrator.runner.heartbeat import Heart
 from orchestrator.runner.metrics import WorkerMetrics
@@ -113,7 +112,8 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
         # Before the bus, which may be away for long: the journal's work is finished and must not be repeated in between.
         await stack.enter_async_context(in_background(partial(restartable, "heartbeat", heart.run)))
         bus = await stack.enter_async_context(NatsBus.connect(settings.nats_url, name=name))
-        courier = Courier(journal, bus, confirm=_confirm(engine, run.run_id), unsendable=failed_instead)
+        confirm = partial(settled_messages, engine, run.run_id, at="worker.read")
+        courier = Courier(journal, bus, confirm=confirm, unsendable=failed_instead)
         await bus.ensure_streams()
         await stack.enter_async_context(in_background(courier.run))
         orders = Orders()
@@ -148,19 +148,6 @@ async def _usable_provider(name: str, config: Config) -> Provider:
     if problems:
         raise ServiceError(f"the sandbox provider {name} cannot be used: {' '.join(problems)}")
     return provider
-
-
-def _confirm(engine: AsyncEngine, run_id: int) -> Confirm:
-    async def confirm(entries: Sequence[JournalEntry]) -> Collection[int]:
-        """Numbers of the entries that Postgres has stored or refused."""
-        keys = {MessageKey.parse(entry.message.msg_id): entry.n for entry in entries}
-
-        async def read_settled(connection: AsyncConnection) -> set[MessageKey]:
-            return await settled(connection, run_id, list(keys))
-
-        return [keys[key] for key in await transact(engine, read_settled, at="worker.read")]
-
-    return confirm
 
 
 async def while_full(look: Callable[[], Awaitable[T]]) -> T:

@@ -4,7 +4,7 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -326,6 +326,9 @@ def drift(gateway: Gateway) -> float:
     return value
 
 
+OpenRig = Callable[..., AbstractAsyncContextManager[Rig]]
+
+
 @asynccontextmanager
 async def open_rig(
     database_url: str,
@@ -404,3 +407,8 @@ async def open_rig(
         assert drift(gateway) == rig.forgiven, "a step's record does not fold to what the rollout server saw"
         await stop_gateway()
         tasks.cancel_scope.cancel()
+
+
+async def until_row(rig: Rig, query: str) -> None:
+    """Wait until the query has a row."""
+    await eventually(lambda: rig.rows(query), every_s=0.05)

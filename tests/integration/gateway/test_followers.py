@@ -8,12 +8,11 @@ import anyio
 import pytest
 from sqlalchemy import text
 
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.server import Gateway
 from orchestrator.gateway_client import GatewayAdmin, NativeLlm, OpenSession, SessionBudget
 from orchestrator.pool.engine import Role, open_engine
 from tests.integration.gateway.gateway_process import settings_in
-from tests.integration.gateway.rig import Policies, Rig, make_policies, open_rig
+from tests.integration.gateway.rig import OpenRig, Policies, Rig, make_policies
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
@@ -29,16 +28,9 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
 
 
 @pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
+async def rig(open_here: OpenRig) -> AsyncIterator[Rig]:
     """Its gateway owns the server, and finds new versions in the data pool. Calls take a while: the likeliest tokens never end."""
-    async with open_rig(
-        database_url,
-        nats_server.url,
-        server_url,
-        policies,
-        tmp_path,
+    async with open_here(
         sections={"servers": {"version_poll_interval_s": 0.05}},
         max_new_tokens=TOKENS,
         temperature=0.0,

@@ -15,7 +15,7 @@ from orchestrator.gateway.completions.service import CompletionService
 from orchestrator.gateway.sessions.call import CompletionCall
 from orchestrator.gateway_client import OpenSession, SessionBudget
 from tests.contract.rollout_server import running_server
-from tests.integration.gateway.rig import Policies, Rig, make_policies, open_rig
+from tests.integration.gateway.rig import OpenRig, Policies, Rig, make_policies, open_rig, until_row
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
@@ -29,16 +29,9 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
 
 
 @pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
+async def rig(open_here: OpenRig) -> AsyncIterator[Rig]:
     """Calls take a while: the likeliest tokens never end."""
-    async with open_rig(
-        database_url,
-        nats_server.url,
-        server_url,
-        policies,
-        tmp_path,
+    async with open_here(
         sections={"gateway": {"body_limit_mb": 1}},
         max_new_tokens=400,
         temperature=0.0,
@@ -46,10 +39,6 @@ async def rig(
         await rig.publish(0)
         await eventually(lambda: rig.gateway.pool.servers[0].ready)
         yield rig
-
-
-async def until_row(rig: Rig, query: str) -> None:
-    await eventually(lambda: rig.rows(query))
 
 
 def body(text: str, stream: bool, **more: Any) -> dict[str, Any]:

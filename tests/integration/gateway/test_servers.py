@@ -19,7 +19,7 @@ from orchestrator.gateway.servers.pool import preferred
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.gateway_client import NativeLlm, OpenSession
 from tests.integration.gateway.killable_server import KillableServer, killable
-from tests.integration.gateway.rig import Policies, Proxy, Rig, make_policies, open_rig
+from tests.integration.gateway.rig import Policies, Proxy, Rig, make_policies, open_rig, until_row
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
@@ -68,10 +68,6 @@ async def open_pair(
 
 async def until(condition: Callable[[], Any]) -> None:
     await eventually(condition)
-
-
-async def until_row(rig: Rig, query: str) -> None:
-    await eventually(lambda: rig.rows(query))
 
 
 NEVER_SILENT: dict[str, Any] = {"silence_s": 3600.0}

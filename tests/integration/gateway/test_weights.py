@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import AsyncIterator, Sequence
-from pathlib import Path
 
 import aiohttp
 import anyio
@@ -11,7 +10,6 @@ import pytest
 
 from orchestrator.bus import subjects
 from orchestrator.contracts.states import RunState
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.render import load_renderer
 from orchestrator.gateway_client import NativeLlm, OpenSession
 from orchestrator.pool import batches
@@ -21,7 +19,7 @@ from orchestrator.pool.runs import StoredRun
 from orchestrator.roles.relay import relay
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests.builders import Author, ready_groups
-from tests.integration.gateway.rig import Policies, Rig, make_policies, open_rig
+from tests.integration.gateway.rig import OpenRig, Policies, Rig, make_policies
 from tests.waiting import eventually
 from trainer.batch import make_parts
 from trainer.model import load_model
@@ -38,13 +36,9 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
 
 
 @pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
+async def rig(open_here: OpenRig) -> AsyncIterator[Rig]:
     """A temperature so low that the random policies go round in circles and never end."""
-    async with open_rig(
-        database_url, nats_server.url, server_url, policies, tmp_path, max_new_tokens=TOKENS, temperature=0.2
-    ) as rig:
+    async with open_here(max_new_tokens=TOKENS, temperature=0.2) as rig:
         await rig.publish(0)
         await eventually(lambda: rig.gateway.pool.servers[0].version == 0)
         rig.start_ingest()
@@ -52,16 +46,9 @@ async def rig(
 
 
 @pytest.fixture
-async def unwatched(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
+async def unwatched(open_here: OpenRig) -> AsyncIterator[Rig]:
     """As `rig`, and no check of the server's health finds weights that change behind the gateway's back before a reply shows them."""
-    async with open_rig(
-        database_url,
-        nats_server.url,
-        server_url,
-        policies,
-        tmp_path,
+    async with open_here(
         sections={"servers": {"probe_s": 3600.0}},
         max_new_tokens=TOKENS,
         temperature=0.2,
@@ -292,13 +279,9 @@ async def test_output_under_older_weights_than_the_pinned_ones_is_discarded(unwa
 
 
 @pytest.fixture
-async def sending_rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
+async def sending_rig(open_here: OpenRig) -> AsyncIterator[Rig]:
     sections = {"servers": {"transport": "distributed"}}
-    async with open_rig(
-        database_url, nats_server.url, server_url, policies, tmp_path, sections=sections
-    ) as rig:
+    async with open_here(sections=sections) as rig:
         await rig.publish(0)
         await eventually(lambda: rig.gateway.pool.servers[0].version == 0)
         rig.start_ingest()

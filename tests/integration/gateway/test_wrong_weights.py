@@ -1,6 +1,5 @@
 """Weights that another user exchanges behind the gateway's back, under the version that it gave them: found, named, refused, exchanged back."""
 
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from orchestrator.audit.run import audit
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway_client import NativeLlm, OpenSession
 from orchestrator.runtime.weights_digest import weights_digest
-from tests.integration.gateway.rig import Policies, Rig, make_policies, open_rig
+from tests.integration.gateway.rig import OpenRig, Policies, Rig, make_policies
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
@@ -23,8 +21,6 @@ TOKENS = 200
 NEVER_S = 3600.0
 UNWATCHED: dict[str, Any] = {"probe_s": NEVER_S, "canary_interval_s": 0.0}
 
-OpenRig = Callable[..., AbstractAsyncContextManager[Rig]]
-
 
 @pytest.fixture(scope="module")
 def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
@@ -32,22 +28,11 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
 
 
 @pytest.fixture
-def open_at(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> OpenRig:
+def open_at(open_here: OpenRig) -> OpenRig:
     """Opens a rig; keywords are `servers.*`. Its policies go round in circles and never end."""
 
     def opened(**servers: Any) -> AbstractAsyncContextManager[Rig]:
-        return open_rig(
-            database_url,
-            nats_server.url,
-            server_url,
-            policies,
-            tmp_path,
-            sections={"servers": servers},
-            max_new_tokens=TOKENS,
-            temperature=0.2,
-        )
+        return open_here(sections={"servers": servers}, max_new_tokens=TOKENS, temperature=0.2)
 
     return opened
 

@@ -23,16 +23,16 @@ pytestmark = pytest.mark.anyio
 class DataPool:
     """Has the data that a test defines. While `away`, it does not answer."""
 
-    has: set[int] = field(default_factory=set)
+    has: set[str] = field(default_factory=set)
     answers: int = 0
-    most_queried: int = 0  # entries of the largest query
+    most_queried: int = 0  # messages of the largest query
     back: anyio.Event = field(default_factory=anyio.Event)
 
-    async def confirm(self, entries: Sequence[JournalEntry]) -> Collection[int]:
-        self.most_queried = max(self.most_queried, len(entries))
+    async def confirm(self, msg_ids: Sequence[str]) -> Collection[str]:
+        self.most_queried = max(self.most_queried, len(msg_ids))
         await self.back.wait()
         self.answers += 1
-        return self.has & {entry.n for entry in entries}
+        return self.has & set(msg_ids)
 
 
 class CountingBus(MemoryBus):
@@ -104,7 +104,7 @@ async def test_while_the_data_pool_is_away_nothing_is_sent_twice_and_nothing_is_
     await post.until_given(5)
     # several times `courier_resend_s`
     await stays_true_for(4 * 0.05, lambda: len(post.bus.given) == len(post.journal.pending()) == 5)
-    post.pool.has = {entry.n for entry in post.journal.pending()}
+    post.pool.has = {entry.message.msg_id for entry in post.journal.pending()}
     post.pool.back.set()
     await post.until_kept(0)
     assert len(post.bus.given) == 5
@@ -151,7 +151,7 @@ async def test_what_a_full_stream_refuses_is_tried_again_a_page_at_a_time(post: 
             tasks.start_soon(post.courier.send, message(n))
     await post.until_given(2 * PAGE + 1)
     post.bus.refuses = False
-    post.pool.has = {entry.n for entry in post.journal.pending()}
+    post.pool.has = {entry.message.msg_id for entry in post.journal.pending()}
     post.pool.back.set()
     await post.until_kept(0)
     assert post.bus.largest <= PAGE and post.pool.most_queried <= PAGE
@@ -172,7 +172,7 @@ async def test_producers_wait_while_the_journal_is_full(post: Post) -> None:
         tasks.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
         assert post.journal.full and not waited.is_set()
-        post.pool.has = {post.journal.pending()[0].n}
+        post.pool.has = {post.journal.pending()[0].message.msg_id}
         post.pool.back.set()
         with anyio.fail_after(60):
             await waited.wait()
@@ -200,7 +200,7 @@ async def test_what_the_bus_can_never_take_is_sent_as_something_else_or_kept_els
         pool.back.set()
         await post.until_given(4)
         assert kept == [("1:1:0:step", "21 bytes are too many"), ("1:1:1:step", "21 bytes are too many")]
-        pool.has = {entry.n for entry in journal.pending()}
+        pool.has = {entry.message.msg_id for entry in journal.pending()}
         assert {entry.message.body for entry in journal.pending()} == {b"short", b'{"n":2}'}
         await post.until_kept(0)
         tasks.cancel_scope.cancel()
@@ -253,6 +253,6 @@ async def test_the_oldest_unconfirmed_message_is_named_with_the_service_that_it_
             assert line.since == since and line.stuck_for(since + 61, 60.0) > 60, (
                 "answers alone are no progress"
             )
-            pool.has = {entry.n for entry in journal.pending()}
+            pool.has = {entry.message.msg_id for entry in journal.pending()}
             await eventually(lambda: line.resting)
             tasks.cancel_scope.cancel()

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.bus import subjects
 from orchestrator.bus.base import BusError, Outgoing
 from orchestrator.bus.courier import Courier
-from orchestrator.bus.journal import Journal, JournalEntry
+from orchestrator.bus.journal import Journal
 from orchestrator.bus.memory import MemoryBus
 from orchestrator.settings.timeouts import Timeouts, use
 from tests.waiting import eventually
@@ -79,10 +79,10 @@ class Services:
     given: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
 
-    async def confirm(self, entries: Sequence[JournalEntry]) -> Collection[int]:
+    async def confirm(self, msg_ids: Sequence[str]) -> Collection[str]:
         await self.pool_there.wait()
-        self.stored |= {str(entry.message.msg_id) for entry in entries}
-        return {entry.n for entry in entries}
+        self.stored |= set(msg_ids)
+        return msg_ids
 
 
 class ForgetfulBus(MemoryBus):

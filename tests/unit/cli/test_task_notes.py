@@ -25,6 +25,11 @@ def task(
     return Task.from_files({path: text.encode() for path, text in files.items()})
 
 
+def reads(line: str) -> dict[str, str]:
+    """A task that names /data, with one line of its Dockerfile."""
+    return {"instruction": "Read /data/in.csv.", "dockerfile": f"FROM debian:12\nWORKDIR /app\n{line}\n"}
+
+
 @pytest.mark.parametrize(
     ("provider", "cpus", "limited", "named"),
     [
@@ -51,41 +56,32 @@ def test_a_machine_is_looked_at_only_for_tasks_that_name_cores() -> None:
     assert list(notes([task()], SandboxSection(), looked)) == []
 
 
+OUT = {"solution": "echo 1 > /data/out"}
+USERS = {"instruction": "Serve the route /api/users."}
+
+
 @pytest.mark.parametrize(
-    ("provider", "solution", "dockerfile", "named"),
+    ("provider", "own", "named"),
     [
-        ("container", "echo 1 > /data/out", "FROM debian:12\nWORKDIR /app\n", True),
-        ("kubernetes", "sed -i s/a/b/ /srv/config", "FROM debian:12\nWORKDIR /app\n", True),
-        ("container", "echo 1 > /data/out", "FROM debian:12\nWORKDIR /data\n", False),
-        ("container", "/usr/bin/make >/tmp/x; cat /etc/passwd", "FROM debian:12\nWORKDIR /app\n", False),
-        ("container", "echo 1 > /data/out", "FROM debian:12\n", False),
-        ("bubblewrap", "echo 1 > /data/out", "FROM debian:12\nWORKDIR /app\n", False),
+        ("container", OUT, True),
+        ("kubernetes", {"solution": "sed -i s/a/b/ /srv/config"}, True),
+        ("container", {**OUT, "dockerfile": "FROM debian:12\nWORKDIR /data\n"}, False),
+        ("container", {"solution": "/usr/bin/make >/tmp/x; cat /etc/passwd"}, False),
+        ("container", {**OUT, "dockerfile": "FROM debian:12\n"}, False),
+        ("bubblewrap", OUT, False),
+        # A path of the instruction is a place only if the image or the solution has its first name.
+        ("container", USERS, False),
+        ("container", {**USERS, "solution": "mkdir -p /api/users"}, True),
+        ("container", reads("COPY in.csv /data/"), True),
+        ("container", reads("RUN apt-get update && \\\n  mkdir -p /data"), True),
+        ("container", reads('VOLUME ["/data"]'), True),
+        ("container", reads("RUN ls /data"), False),
     ],
 )
-def test_work_outside_of_the_work_directory_is_named_where_programs_cannot_do_it(
-    provider: str, solution: str, dockerfile: str, named: bool
+def test_a_place_outside_of_the_work_directory_is_named_where_programs_cannot_write_there(
+    provider: str, own: dict[str, str], named: bool
 ) -> None:
-    found = list(notes([task(solution=solution, dockerfile=dockerfile)], SandboxSection(provider=provider)))
+    found = list(notes([task(**own)], SandboxSection(provider=provider)))
     assert len(found) == named and all(
         f"the provider {provider} let programs write" in each for each in found
     )
-
-
-@pytest.mark.parametrize(
-    ("instruction", "dockerfile", "solution", "named"),
-    [
-        ("Serve the route /api/users.", "", "true", False),
-        ("Serve the route /api/users.", "", "mkdir -p /api/users", True),
-        ("Read /data/in.csv.", "COPY in.csv /data/\n", "true", True),
-        ("Read /data/in.csv.", "RUN apt-get update && \\\n  mkdir -p /data\n", "true", True),
-        ("Write /data/out.csv.", 'VOLUME ["/data"]\n', "true", True),
-        ("Write /data/out.csv.", "RUN ls /data\n", "true", False),
-    ],
-)
-def test_a_path_of_the_instruction_is_a_place_if_the_image_or_the_solution_has_its_first_name(
-    instruction: str, dockerfile: str, solution: str, named: bool
-) -> None:
-    own = task(
-        instruction=instruction, dockerfile=f"FROM debian:12\nWORKDIR /app\n{dockerfile}", solution=solution
-    )
-    assert len(list(notes([own], SandboxSection(provider="container")))) == named
