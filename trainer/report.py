@@ -28,17 +28,6 @@ def report(
 ) -> dict[str, Any]:
     """One train step as JSON values; non-finite numbers become null. Seconds are of this train step alone, `seconds` by phase. `replay`: routing
     replay is on; then a missing share is reported as 0."""
-    shares = metrics.domain_shares
-    domains = {
-        name: {
-            "token_share": shares.get(name, 0.0),
-            "rollouts": len(members),
-            "reward": fmean(member.total for member in members),
-            "performance": fmean(member.performance for member in members),
-        }
-        for name in sorted({rollout.domain for rollout in rollouts})
-        for members in [[rollout for rollout in rollouts if rollout.domain == name]]
-    }
     values = {
         "applied": metrics.applied,
         "skip_reason": metrics.skip_reason,
@@ -69,7 +58,7 @@ def report(
         "merge_ratio": metrics.merge_ratio,
         "reward": fmean(rollout.total for rollout in rollouts) if rollouts else None,
         "performance": fmean(rollout.performance for rollout in rollouts) if rollouts else None,
-        "domains": domains,
+        "domains": _domains(metrics.domain_shares, rollouts),
         "cpu_s": cpu_s,
         "wall_s": wall_s,
         "seconds": dict(seconds),
@@ -77,4 +66,18 @@ def report(
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
+    }
+
+
+def _domains(shares: Mapping[str, float], rollouts: Sequence[BatchRollout]) -> dict[str, dict[str, float]]:
+    """Per domain: its share of the tokens, its rollouts, and their means."""
+    return {
+        name: {
+            "token_share": shares.get(name, 0.0),
+            "rollouts": len(members),
+            "reward": fmean(member.total for member in members),
+            "performance": fmean(member.performance for member in members),
+        }
+        for name in sorted({rollout.domain for rollout in rollouts})
+        for members in [[rollout for rollout in rollouts if rollout.domain == name]]
     }

@@ -141,8 +141,7 @@ def _turn(change: Change) -> tuple[int, list[str]]:
     return turn, remarks
 
 
-def main(words: Sequence[str]) -> int:
-    """The command line."""
+def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ops/gate", description="Runs parts of ./ops/test and says what failed."
     )
@@ -160,7 +159,12 @@ def main(words: Sequence[str]) -> int:
         action="store_true",
         help="everything: go on with a run that was stopped; parts that ended on this commit are not repeated",
     )
-    given = parser.parse_args(words)
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """The command line."""
+    given = _options().parse_args(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     started = time.monotonic() - (time.time() - given.started if given.started else 0.0)
     root, mapped = Path.cwd(), tiers.read()

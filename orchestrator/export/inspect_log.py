@@ -21,8 +21,8 @@ from orchestrator.export.conversation import Chain, before, chains
 from orchestrator.export.drive import ExportSummary
 from orchestrator.export.packages import need
 from orchestrator.pool.runs import StoredRun
-from orchestrator.queries.attempts import AttemptStep, RecordedAttempt
-from orchestrator.queries.chat import ConversationMessage, reply
+from orchestrator.queries.attempts import AttemptStep, RecordedAttempt, ToolExecution
+from orchestrator.queries.chat import ConversationCall, ConversationMessage, reply
 
 PART = 200
 # Messages in the samples of one log, counting every repetition in an event: Inspect holds a log in memory.
@@ -31,6 +31,9 @@ PART_TOKENS = 200_000  # sampled tokens in the samples of one log: about 550 byt
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip archive
 SCORES = ("performance", "reward")
 STOPS = {Finish.LENGTH: "max_tokens", Finish.STOP: "stop", Finish.ABORT: "unknown"}
+
+TimedEvent = tuple[float, int, Any]
+"""(seconds since 1970, order among events of one time, the event)"""
 
 
 class Inspect:
@@ -187,7 +190,7 @@ class Inspect:
 
     def _events(self, attempt: RecordedAttempt, found: Sequence[Chain]) -> list[Any]:
         """Ordered by time: each conversation but the first is a span of its own."""
-        events: list[tuple[float, int, Any]] = []
+        events: list[TimedEvent] = []
         timed = {(tool.idx, tool.call): tool for tool in attempt.tools}
         # From the first request after a call: a sibling's may contain another result.
         answered: dict[str, str] = {}
@@ -198,48 +201,14 @@ class Inspect:
         for chain in found:
             span = f"{attempt.name}-{chain.number}" if chain.number else None
             if span is not None:
-                first, last = chain.steps[0].span.start, chain.steps[-1].span.end
-                name = f"{chain.relation} {chain.agent}"
-                begin = self._event.SpanBeginEvent(
-                    uuid=f"{span}-begin",
-                    id=span,
-                    name=name,
-                    type="agent",
-                    parent_id=None,
-                    timestamp=_at(first),
-                    working_start=0.0,
-                    span_id=span,
-                )
-                end = self._event.SpanEndEvent(
-                    uuid=f"{span}-end", id=span, timestamp=_at(last), working_start=0.0, span_id=span
-                )
-                events += [(first, 0, begin), (last, 9, end)]
+                events += self._span(chain, span)
             for step in chain.steps:
-                start, end = step.span.start, step.span.end
-                events.append((start, 1, self._event.ModelEvent(
-                    uuid=f"{attempt.name}-s{step.idx}", span_id=span, timestamp=_at(start), completed=_at(end),
-                    working_start=max(0.0, start - attempt.started.timestamp()), working_time=step.t_gen, model=model_of(attempt.run),
-                    input=self._messages(attempt, before(attempt.steps, step)), tools=[], tool_choice="auto",
-                    config=self._config(step), output=self._output(attempt, step), metadata=_of_step(step),
-                )))  # fmt: skip
+                events.append((step.span.start, 1, self._generated(attempt, step, span)))
                 for number, call in enumerate(reply(step).calls):
                     tool = timed.get((step.idx, number))
-                    tool_started = (
-                        attempt.started.timestamp() + tool.start_s
-                        if tool and tool.start_s is not None
-                        else end
+                    events.append(
+                        self._called(attempt, step, call, tool, span=span, result=answered.get(call.id, ""))
                     )
-                    tool_ended = (
-                        attempt.started.timestamp() + tool.end_s
-                        if tool and tool.end_s is not None
-                        else tool_started
-                    )
-                    events.append((tool_started, 2, self._event.ToolEvent(
-                        uuid=f"{attempt.name}-{call.id}", span_id=span, timestamp=_at(tool_started), completed=_at(tool_ended), id=call.id,
-                        working_start=max(0.0, tool_started - attempt.started.timestamp()), function=call.name,
-                        arguments=dict(call.arguments), result=answered.get(call.id, ""), events=[],
-                        metadata={"exit_code": tool.exit_code, "bytes": tool.bytes} if tool else None,
-                    )))  # fmt: skip
         for number, (name, score) in enumerate(self._scores(attempt).items()):
             assert attempt.verdict is not None
             at = attempt.verdict.at.timestamp()
@@ -252,6 +221,53 @@ class Inspect:
             )
             events.append((at, 10 + number, scored))
         return [event for _, _, event in sorted(events, key=lambda entry: entry[:2])]
+
+    def _span(self, chain: Chain, span: str) -> list[TimedEvent]:
+        first, last = chain.steps[0].span.start, chain.steps[-1].span.end
+        begin = self._event.SpanBeginEvent(
+            uuid=f"{span}-begin",
+            id=span,
+            name=f"{chain.relation} {chain.agent}",
+            type="agent",
+            parent_id=None,
+            timestamp=_at(first),
+            working_start=0.0,
+            span_id=span,
+        )
+        end = self._event.SpanEndEvent(
+            uuid=f"{span}-end", id=span, timestamp=_at(last), working_start=0.0, span_id=span
+        )
+        return [(first, 0, begin), (last, 9, end)]
+
+    def _generated(self, attempt: RecordedAttempt, step: AttemptStep, span: str | None) -> Any:
+        start, end = step.span.start, step.span.end
+        return self._event.ModelEvent(
+            uuid=f"{attempt.name}-s{step.idx}", span_id=span, timestamp=_at(start), completed=_at(end),
+            working_start=max(0.0, start - attempt.started.timestamp()), working_time=step.t_gen, model=model_of(attempt.run),
+            input=self._messages(attempt, before(attempt.steps, step)), tools=[], tool_choice="auto",
+            config=self._config(step), output=self._output(attempt, step), metadata=_of_step(step),
+        )  # fmt: skip
+
+    def _called(
+        self,
+        attempt: RecordedAttempt,
+        step: AttemptStep,
+        call: ConversationCall,
+        tool: ToolExecution | None,
+        *,
+        span: str | None,
+        result: str,
+    ) -> TimedEvent:
+        """A tool call. Without times of its own it takes none, at the end of its step."""
+        began = attempt.started.timestamp()
+        start = began + tool.start_s if tool and tool.start_s is not None else step.span.end
+        end = began + tool.end_s if tool and tool.end_s is not None else start
+        event = self._event.ToolEvent(
+            uuid=f"{attempt.name}-{call.id}", span_id=span, timestamp=_at(start), completed=_at(end), id=call.id,
+            working_start=max(0.0, start - began), function=call.name, arguments=dict(call.arguments), result=result, events=[],
+            metadata={"exit_code": tool.exit_code, "bytes": tool.bytes} if tool else None,
+        )  # fmt: skip
+        return (start, 2, event)
 
     def _messages(self, attempt: RecordedAttempt, conversation: Sequence[ConversationMessage]) -> list[Any]:
         self._messages_written += len(conversation)

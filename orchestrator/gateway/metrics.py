@@ -10,48 +10,24 @@ class GatewayMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        r = self.registry
+        self._count_calls(self.registry)
+        self._count_steps(self.registry)
+        self._count_weights(self.registry)
+        self._count_servers(self.registry)
+
+    def _count_calls(self, r: CollectorRegistry) -> None:
         self.requests = Counter(
             "penstock_gateway_requests",
             "completion requests, by wire and outcome",
             ["wire", "outcome"],
             registry=r,
         )
-        self.steps = Counter("penstock_gateway_steps", "recorded steps, by kind", ["kind"], registry=r)
-        self.branches = Counter(
-            "penstock_gateway_branches",
-            "recorded steps that are not a plain continuation, by reason",
-            ["reason"],
-            registry=r,
-        )
-        self.routes_left_out = Counter(
-            "penstock_gateway_routes_left_out",
-            "Steps recorded without their routes, or without those of what they kept: the message would have been too large",
-            registry=self.registry,
-        )
-        self.routes_missing = Counter(
-            "penstock_gateway_routes_missing",
-            "completions without the requested routes",
-            ["server"],
-            registry=r,
-        )
-        self.drift = Counter(
-            "penstock_gateway_drift",
-            "steps whose record does not fold to the ids that the rollout server saw",
-            registry=r,
-        )
-        self.tokens = Counter("penstock_gateway_sampled_tokens", "sampled tokens recorded", registry=r)
         self.left_out = Counter(
             "penstock_gateway_left_out", "parts and provider-side tools stripped", registry=r
         )
         self.large = Counter(
             "penstock_gateway_large_requests",
             "requests that were read or rendered off the event loop, or refused by their size",
-            registry=r,
-        )
-        self.side = Counter(
-            "penstock_gateway_side_steps",
-            "steps outside the only conversation that the scaffold declares; they do not train",
             registry=r,
         )
         self.replays = Counter(
@@ -74,6 +50,42 @@ class GatewayMetrics:
             buckets=LONG,
             registry=r,
         )
+        self.open_calls = Gauge("penstock_gateway_open_calls", "completions under way", registry=r)
+        self.sessions = Gauge("penstock_gateway_open_sessions", "open sessions in memory", registry=r)
+
+    def _count_steps(self, r: CollectorRegistry) -> None:
+        self.steps = Counter("penstock_gateway_steps", "recorded steps, by kind", ["kind"], registry=r)
+        self.branches = Counter(
+            "penstock_gateway_branches",
+            "recorded steps that are not a plain continuation, by reason",
+            ["reason"],
+            registry=r,
+        )
+        self.routes_left_out = Counter(
+            "penstock_gateway_routes_left_out",
+            "Steps recorded without their routes, or without those of what they kept: the message would have been too large",
+            registry=r,
+        )
+        self.routes_missing = Counter(
+            "penstock_gateway_routes_missing",
+            "completions without the requested routes",
+            ["server"],
+            registry=r,
+        )
+        self.drift = Counter(
+            "penstock_gateway_drift",
+            "steps whose record does not fold to the ids that the rollout server saw",
+            registry=r,
+        )
+        self.tokens = Counter("penstock_gateway_sampled_tokens", "sampled tokens recorded", registry=r)
+        self.side = Counter(
+            "penstock_gateway_side_steps",
+            "steps outside the only conversation that the scaffold declares; they do not train",
+            registry=r,
+        )
+        self.state_tokens = Counter(
+            "penstock_gateway_state_tokens", "tokens of the states that steps were sampled from", registry=r
+        )
         self.first_byte_s = Histogram(
             "penstock_gateway_first_token_seconds",
             "generating until the first token, per step, waiting for admission and rollout server left out",
@@ -86,16 +98,17 @@ class GatewayMetrics:
             buckets=LONG,
             registry=r,
         )
-        self.state_tokens = Counter(
-            "penstock_gateway_state_tokens", "tokens of the states that steps were sampled from", registry=r
-        )
-        self.open_calls = Gauge("penstock_gateway_open_calls", "completions under way", registry=r)
         self.waiting_s = Histogram(
             "penstock_gateway_queue_seconds",
             "waiting for admission and rollout server, per step",
             buckets=(0.001, 0.01, 0.1, 0.5, 1, 5, 20, 60),
             registry=r,
         )
+        self.spool = Gauge(
+            "penstock_gateway_spool_bytes", "recorded steps that the data pool does not have yet", registry=r
+        )
+
+    def _count_weights(self, r: CollectorRegistry) -> None:
         self.sync_s = Histogram(
             "penstock_gateway_sync_seconds",
             "admission closed for a weight sync",
@@ -143,6 +156,8 @@ class GatewayMetrics:
             ["server", "purpose"],
             registry=r,
         )
+
+    def _count_servers(self, r: CollectorRegistry) -> None:
         self.server_up = Gauge(
             "penstock_gateway_server_up", "whether a rollout server answers", ["server"], registry=r
         )
@@ -161,10 +176,6 @@ class GatewayMetrics:
             ["server"],
             registry=r,
         )
-        self.spool = Gauge(
-            "penstock_gateway_spool_bytes", "recorded steps that the data pool does not have yet", registry=r
-        )
-        self.sessions = Gauge("penstock_gateway_open_sessions", "open sessions in memory", registry=r)
 
 
 class UpstreamMetrics:

@@ -114,21 +114,14 @@ class Gateway:
         """
         if not settings.server_urls:
             log.warning("gateway.without_rollout_server", consequence="only scripted sessions are answered")
-        await transact(
-            engine,
-            lambda connection: check_chat_format_of(connection, run_id, settings.run, settings.model_dir),
-            at="gateway.read",
-        )
+        await _check_chat_format(settings, engine, run_id)
         policy = _Policy.read(settings, bus)
         secret = shared_secret(settings.admin_secret_file)
         metrics = GatewayMetrics()
         async with AsyncExitStack() as stack:
             stack.enter_context(bind(run=settings.run))
             registry = stack.enter_context(joined(metrics.registry))
-            journal = await stack.enter_async_context(
-                Journal.open(settings.journal_dir, int(settings.config.gateway.spool_mb * 2**20))
-            )
-            metrics.spool.set_function(lambda: journal.held_bytes)
+            journal = await _open_journal(stack, settings, metrics)
             pool = await _connect(stack, settings, metrics, policy)
             confirm = partial(settled_messages, engine, run_id, at="gateway.read")
             courier = Courier(journal, bus, confirm=confirm, unsendable=_unsendable(engine, run_id))
@@ -381,6 +374,22 @@ async def _release(leases: Sequence[ServerLease]) -> None:
     with anyio.move_on_after(timeouts().server_release_s, shield=True):
         for lease in leases:
             await lease.release()
+
+
+async def _check_chat_format(settings: GatewaySettings, engine: AsyncEngine, run_id: int) -> None:
+    await transact(
+        engine,
+        lambda connection: check_chat_format_of(connection, run_id, settings.run, settings.model_dir),
+        at="gateway.read",
+    )
+
+
+async def _open_journal(stack: AsyncExitStack, settings: GatewaySettings, metrics: GatewayMetrics) -> Journal:
+    journal = await stack.enter_async_context(
+        Journal.open(settings.journal_dir, int(settings.config.gateway.spool_mb * 2**20))
+    )
+    metrics.spool.set_function(lambda: journal.held_bytes)
+    return journal
 
 
 def _unsendable(engine: AsyncEngine, run_id: int) -> Unsendable:

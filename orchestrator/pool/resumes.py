@@ -92,24 +92,38 @@ async def resume(
     if not moved:
         return None
     await interrupted(connection, rollout_id)
+    resumed = Resumed(attempt=row.attempt, epoch=epoch + 1, steps=recorded, delay_s=delay_s)
+    await _continue_attempt(connection, row.run_id, rollout_id, resumed, reason=reason, given_back=given_back)
+    return resumed
+
+
+async def _continue_attempt(
+    connection: AsyncConnection,
+    run_id: int,
+    rollout_id: int,
+    resumed: Resumed,
+    *,
+    reason: str,
+    given_back: bool,
+) -> None:
+    """The attempt has no end any more, and one resume more."""
     await connection.execute(
         update(attempts)
-        .where(attempts.c.rollout_id == rollout_id, attempts.c.attempt == row.attempt)
+        .where(attempts.c.rollout_id == rollout_id, attempts.c.attempt == resumed.attempt)
         .values(_NOTHING)
     )
     await connection.execute(
         insert(resumes).values(
-            run_id=row.run_id,
+            run_id=run_id,
             rollout_id=rollout_id,
-            attempt=row.attempt,
-            epoch=epoch + 1,
-            steps=recorded,
+            attempt=resumed.attempt,
+            epoch=resumed.epoch,
+            steps=resumed.steps,
             reason=clean(reason),
             given_back=given_back,
         )
     )
-    await transitions.count(connection, row.run_id, "rollouts_resumed")
-    return Resumed(attempt=row.attempt, epoch=epoch + 1, steps=recorded, delay_s=delay_s)
+    await transitions.count(connection, run_id, "rollouts_resumed")
 
 
 async def _recorded_steps(connection: AsyncConnection, run_id: int, rollout_id: int, attempt: int) -> int:

@@ -50,12 +50,40 @@ def result_of(
     spent: Mapping[str, float],
 ) -> Outgoing:
     """The message that ends an attempt. `spent`: seconds by phase."""
+    event = _finished(run, lease, outcome, seal, record, spent)
+    log.info(
+        "rollout.finished",
+        failure=event.failure_class,
+        reason=event.reason,
+        steps=event.steps,
+        agent_s=round(event.agent_s, 3),
+        queued_s=round(event.queued_s, 3),
+        spent={phase: round(seconds, 3) for phase, seconds in spent.items()},
+    )
+    return Outgoing(
+        subject=subjects.results_rollout(run),
+        msg_id=str(
+            MessageKey(rollout_id=lease.rollout_id, epoch=lease.epoch, idx=0, kind=MessageKind.RESULT)
+        ),
+        schema=RolloutFinished.schema(),
+        body=encode(event),
+    )
+
+
+def _finished(
+    run: str,
+    lease: Lease,
+    outcome: AttemptOutcome,
+    seal: Seal | None,
+    record: AttemptRecord,
+    spent: Mapping[str, float],
+) -> RolloutFinished:
     clocks = record.clocks
     waited = clocks.waiting_s if clocks is not None else 0.0
     own_s = clocks.own_s if clocks is not None else 0.0
     manifest = record.scaffold.manifest if record.scaffold is not None else None
     left = NONE if outcome.infra or outcome.ungradable else record.left
-    event = RolloutFinished(
+    return RolloutFinished(
         run=run,
         rollout=lease.rollout_id,
         attempt=lease.attempt,
@@ -84,21 +112,4 @@ def result_of(
         waiting_s=clocks.waiting_s if clocks is not None else None,
         system=record.system,
         spent={phase: round(seconds, 6) for phase, seconds in spent.items()},
-    )
-    log.info(
-        "rollout.finished",
-        failure=event.failure_class,
-        reason=event.reason,
-        steps=event.steps,
-        agent_s=round(event.agent_s, 3),
-        queued_s=round(event.queued_s, 3),
-        spent={phase: round(seconds, 3) for phase, seconds in spent.items()},
-    )
-    return Outgoing(
-        subject=subjects.results_rollout(run),
-        msg_id=str(
-            MessageKey(rollout_id=lease.rollout_id, epoch=lease.epoch, idx=0, kind=MessageKind.RESULT)
-        ),
-        schema=RolloutFinished.schema(),
-        body=encode(event),
     )

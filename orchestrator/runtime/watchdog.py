@@ -62,6 +62,66 @@ class _Alarm:
     fields: dict[str, object] = field(default_factory=dict)
 
 
+class _Metrics:
+    """What a watchdog counts, in a registry of its own."""
+
+    def __init__(self, process: str) -> None:
+        self.registry = CollectorRegistry()
+        label = ["process"]
+        self.age = Gauge(
+            "penstock_loop_age_seconds",
+            "seconds since a loop's last progress, by what it waits for",
+            [*label, "loop", "waits_for"],
+            registry=self.registry,
+        )
+        self.stuck = Gauge(
+            "penstock_loop_stuck",
+            "1: a loop makes no progress, or has ended",
+            [*label, "loop", "waits_for"],
+            registry=self.registry,
+        )
+        self.stalls = Counter(
+            "penstock_loop_stalls",
+            "alarms about loops",
+            [*label, "loop", "waits_for"],
+            registry=self.registry,
+        )
+        self.restarts = Counter(
+            "penstock_loop_restarts",
+            "stuck loops that were restarted",
+            [*label, "loop"],
+            registry=self.registry,
+        )
+        self.lag = Gauge(
+            "penstock_event_loop_blocked_seconds",
+            "for how long the event loop has not run",
+            label,
+            registry=self.registry,
+        ).labels(process)
+        self.lags = Counter(
+            "penstock_event_loop_blocked",
+            "times that the event loop did not run for too long",
+            label,
+            registry=self.registry,
+        ).labels(process)
+        self.answers = Histogram(
+            "penstock_event_loop_lag_seconds",
+            "time until the event loop ran the watchdog's callback",
+            label,
+            buckets=SHORT,
+            registry=self.registry,
+        ).labels(process)
+        self.lines = Counter(
+            "penstock_log_lines_lost", "log lines that could not be written", label, registry=self.registry
+        ).labels(process)
+        self.damaged = Counter(
+            "penstock_journal_damaged_bytes",
+            "bytes of journals that were found damaged at the start",
+            label,
+            registry=self.registry,
+        ).labels(process)
+
+
 class Watchdog:
     """Monitors the event loop in which it is created. `run` is its thread; `look` is one check, for tests and for the thread."""
 
@@ -70,7 +130,6 @@ class Watchdog:
     ) -> None:
         self.board = board
         self.settings = settings
-        self.registry = CollectorRegistry()
         self._end = end
         self._event_loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -80,60 +139,9 @@ class Watchdog:
         self._answered = True  # whether the event loop ran the last callback
         self._requested_at = self._looked
         self._blocked_s = 0.0
-        process = ["process"]
-        self._age = Gauge(
-            "penstock_loop_age_seconds",
-            "seconds since a loop's last progress, by what it waits for",
-            [*process, "loop", "waits_for"],
-            registry=self.registry,
-        )
-        self._stuck = Gauge(
-            "penstock_loop_stuck",
-            "1: a loop makes no progress, or has ended",
-            [*process, "loop", "waits_for"],
-            registry=self.registry,
-        )
-        self._stalls = Counter(
-            "penstock_loop_stalls",
-            "alarms about loops",
-            [*process, "loop", "waits_for"],
-            registry=self.registry,
-        )
-        self._restarts = Counter(
-            "penstock_loop_restarts",
-            "stuck loops that were restarted",
-            [*process, "loop"],
-            registry=self.registry,
-        )
-        self._lag = Gauge(
-            "penstock_event_loop_blocked_seconds",
-            "for how long the event loop has not run",
-            process,
-            registry=self.registry,
-        ).labels(board.process)
-        self._lags = Counter(
-            "penstock_event_loop_blocked",
-            "times that the event loop did not run for too long",
-            process,
-            registry=self.registry,
-        ).labels(board.process)
-        self._answers = Histogram(
-            "penstock_event_loop_lag_seconds",
-            "time until the event loop ran the watchdog's callback",
-            process,
-            buckets=SHORT,
-            registry=self.registry,
-        ).labels(board.process)
-        self._lines = Counter(
-            "penstock_log_lines_lost", "log lines that could not be written", process, registry=self.registry
-        ).labels(board.process)
-        self._lost = 0  # of them in the counter
-        self._damaged = Counter(
-            "penstock_journal_damaged_bytes",
-            "bytes of journals that were found damaged at the start",
-            process,
-            registry=self.registry,
-        ).labels(board.process)
+        self._metrics = _Metrics(board.process)
+        self.registry = self._metrics.registry
+        self._lost = 0  # log lines in the counter
 
     def run(self) -> None:
         """Check until stopped."""
@@ -145,7 +153,7 @@ class Watchdog:
 
     def damaged(self, size: int) -> None:
         """Count damaged journal bytes: `size` bytes that belong to no frame."""
-        self._damaged.inc(size)
+        self._metrics.damaged.inc(size)
 
     def look(self) -> None:
         """Check everything once."""
@@ -158,7 +166,7 @@ class Watchdog:
         self._look_at_event_loop(elapsed_s)
         self._look_at_loops(now)
         lost, lost_before = lines_lost(), self._lost
-        self._lines.inc(max(0, lost - lost_before))
+        self._metrics.lines.inc(max(0, lost - lost_before))
         self._lost = lost
         if self.settings.metrics_file is not None:
             try:
@@ -170,7 +178,7 @@ class Watchdog:
 
     def _look_at_event_loop(self, passed: float) -> None:
         self._blocked_s = 0.0 if self._answered else self._blocked_s + passed
-        self._lag.set(self._blocked_s)
+        self._metrics.lag.set(self._blocked_s)
         if self._answered:
             self._answered = False
             self._requested_at = time.monotonic()
@@ -182,7 +190,7 @@ class Watchdog:
         if self._blocked_s >= self.settings.lag_s:
             fields = {"seconds": round(self._blocked_s, 1), "stack": self._stack()}
             if EVENT_LOOP not in self._alarms:
-                self._lags.inc()
+                self._metrics.lags.inc()
         self._ring(EVENT_LOOP, "watchdog.event_loop_blocked", fields)
         if self._blocked_s >= self.settings.hangs_s:
             log.error(
@@ -195,7 +203,7 @@ class Watchdog:
             self._end(HANGS)
 
     def _answer(self) -> None:
-        self._answers.observe(time.monotonic() - self._requested_at)
+        self._metrics.answers.observe(time.monotonic() - self._requested_at)
         self._answered = True
 
     def _stack(self) -> str:
@@ -214,17 +222,17 @@ class Watchdog:
             ages[labels] = max(ages.get(labels, 0.0), now - loop.since)
             stuck[labels] = max(stuck.get(labels, 0.0), 1.0 if seconds else 0.0)
             if seconds and number not in self._alarms:
-                self._stalls.labels(*labels).inc()
+                self._metrics.stalls.labels(*labels).inc()
             if self._ring(number, "watchdog.stuck", log_fields(loop, seconds) if seconds else None):
                 self._restart(loop)
-        only(self._age, ages)
-        only(self._stuck, stuck)
+        only(self._metrics.age, ages)
+        only(self._metrics.stuck, stuck)
         for ended in self._alarms.keys() - loops.keys() - {EVENT_LOOP}:
             self._over(ended)
 
     def _restart(self, loop: Loop) -> None:
         if loop.restart is not None and not loop.ended:
-            self._restarts.labels(self.board.process, loop.name).inc()
+            self._metrics.restarts.labels(self.board.process, loop.name).inc()
             log.warning("watchdog.restart", process=self.board.process, loop=loop.name)
             self._event_loop.call_soon_threadsafe(loop.restart)
 

@@ -147,24 +147,7 @@ async def open_bench(
     run = f"check-{secrets.token_hex(6)}"
     directory = services.directory / run
     directory.mkdir(mode=0o755)
-    config = Config.model_validate(
-        {
-            "run": {"name": run},
-            "services": {"database_url": services.database_url, "nats_url": services.nats_url},
-            "queue": {"max_attempts": 1},
-            "stage": {"max_turns": 40, "max_context": context},
-            "sampling": {"max_new_tokens": 4096},
-            "rollout": {
-                "slots": 1,
-                "verify_slots": 1,
-                "lease_ttl_s": 10.0,
-                "timeout_s": 300.0,
-                "completion_s": 300.0,
-                "tool_timeout_s": 60.0,
-            },
-            "sandbox": {"provider": provider, "memory_mb": 512, "processes": 64, "cpu_s": 60, "disk_mb": 64},
-        }
-    )
+    config = _config(run, services, context, provider)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(ScriptedServer(services.model).serving())
         flow = await stack.enter_async_context(open_flow(config))
@@ -201,6 +184,28 @@ async def open_bench(
             socket=socket,
         )
         tasks.cancel_scope.cancel()
+
+
+def _config(run: str, services: Services, context: int, provider: str) -> Config:
+    """One attempt of each rollout, in one small sandbox."""
+    return Config.model_validate(
+        {
+            "run": {"name": run},
+            "services": {"database_url": services.database_url, "nats_url": services.nats_url},
+            "queue": {"max_attempts": 1},
+            "stage": {"max_turns": 40, "max_context": context},
+            "sampling": {"max_new_tokens": 4096},
+            "rollout": {
+                "slots": 1,
+                "verify_slots": 1,
+                "lease_ttl_s": 10.0,
+                "timeout_s": 300.0,
+                "completion_s": 300.0,
+                "tool_timeout_s": 60.0,
+            },
+            "sandbox": {"provider": provider, "memory_mb": 512, "processes": 64, "cpu_s": 60, "disk_mb": 64},
+        }
+    )
 
 
 def _start_workers(

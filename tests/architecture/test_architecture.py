@@ -1,5 +1,6 @@
 """The house rules that a program can check."""
 
+import ast
 import os
 import re
 import shutil
@@ -17,6 +18,9 @@ from orchestrator.pool.engine import MIGRATIONS, REVISION
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LONGEST = 600  # lines; at 400 check whether the file has two jobs
+LONG_FUNCTION = 60
+LONG_FUNCTIONS = 16
+"""Functions of more lines outside of tests. Most are commands with many options. When one is split, lower the number."""
 
 
 def tracked() -> list[Path]:
@@ -95,6 +99,30 @@ def test_no_file_is_longer_than_600_lines() -> None:
     long = {path: n for path in CODE if (n := path.read_text(encoding="utf-8").count("\n")) > LONGEST}
     # A migration is history: its length follows from the objects that it made.
     assert [path for path in long if "migrations/versions" not in path.as_posix()] == []
+
+
+def functions_over(lines: int, source: str) -> list[str]:
+    return [
+        node.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= lines
+    ]
+
+
+def test_functions_of_more_than_60_lines_do_not_become_more() -> None:
+    long = [
+        f"{path.relative_to(REPOSITORY)}: {name}"
+        for path in CODE
+        if not path.is_relative_to(REPOSITORY / "tests")
+        for name in functions_over(LONG_FUNCTION, path.read_text(encoding="utf-8"))
+    ]
+    assert len(long) <= LONG_FUNCTIONS, f"split the new one where a part has a name of its own: {long}"
+
+
+def test_a_function_is_as_long_as_its_lines() -> None:
+    source = "class C:\n    async def f(\n        self,\n    ): ...\n"
+    assert functions_over(2, source) == ["f"] and functions_over(3, source) == []
 
 
 def test_agents_is_a_plain_folder_because_the_openai_agents_sdk_owns_its_name() -> None:

@@ -1,7 +1,9 @@
 """A Qwen3 directory with random weights, by default in the demo policy's shape. Does not need transformers."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -39,7 +41,7 @@ def write_random_model(
 ) -> Path:
     """Write config.json, model.safetensors and tokenizer.json. `scale` sharpens the distributions (1 ≈ uniform)."""
     directory.mkdir(parents=True, exist_ok=True)
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "vocab_size": vocab_size,
@@ -63,16 +65,29 @@ def write_random_model(
         "pad_token_id": 0,
     }
     (directory / "config.json").write_text(json.dumps(config, indent=1))
+    tensors = _random_tensors(config, seed, scale)
+    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    write_tokenizer(directory, vocab_size)
+    return directory
+
+
+def _random_tensors(config: Mapping[str, Any], seed: int, scale: float) -> dict[str, torch.Tensor]:
+    hidden, mlp = config["hidden_size"], config["intermediate_size"]
+    heads, kv_heads, head_dim = (
+        config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")
+    )
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
         return torch.randn(rows, columns, generator=generator) * (scale * float(columns**-0.5))
 
     tensors = {
-        "model.embed_tokens.weight": torch.randn(vocab_size, hidden, generator=generator) * 0.1 * scale,
+        "model.embed_tokens.weight": torch.randn(config["vocab_size"], hidden, generator=generator)
+        * 0.1
+        * scale,
         "model.norm.weight": torch.rand(hidden, generator=generator) + 0.5,
     }
-    for i in range(layers):
+    for i in range(config["num_hidden_layers"]):
         at = f"model.layers.{i}."
         tensors |= {
             at + "self_attn.q_proj.weight": matrix(heads * head_dim, hidden),
@@ -87,6 +102,4 @@ def write_random_model(
             at + "mlp.up_proj.weight": matrix(mlp, hidden),
             at + "mlp.down_proj.weight": matrix(hidden, mlp),
         }
-    save_file(tensors, str(directory / "model.safetensors"), metadata={"format": "pt"})
-    write_tokenizer(directory, vocab_size)
-    return directory
+    return tensors

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -28,6 +29,9 @@ from orchestrator.runtime.streams import ending_signals, guard
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
 from trainer.model_directory import ModelDirectory, inspect_directory, load_tokenizer
 from trainer.serving.settings import ServerSettings, parse_arguments
+
+if TYPE_CHECKING:
+    from trainer.serving.service import Service
 
 KV_BYTES = 512 * 2**20
 """Memory for keys and values if --max-total-tokens is not given."""
@@ -110,6 +114,17 @@ async def serve(settings: ServerSettings, listener: socket.socket, started: floa
         forward=type(model).__name__,
         start_s=round(time.monotonic() - started, 2),
     )
+    await _until_it_ends(service, stop)
+    if not service.crashed.is_set():
+        await service.abort(None)  # partial completions are answered before the connections close
+    await runner.cleanup()
+    service.stop()
+    log.info("stopped")
+    return 1 if service.crashed.is_set() else 0
+
+
+async def _until_it_ends(service: "Service", stop: asyncio.Event) -> None:
+    """Until a signal, or until the engine crashes or hangs."""
     waits = [
         asyncio.ensure_future(wait)
         for wait in (stop.wait(), service.crashed.wait(), service.give_up_when_hanging())
@@ -120,12 +135,6 @@ async def serve(settings: ServerSettings, listener: socket.socket, started: floa
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for wait in waits:
         wait.cancel()
-    if not service.crashed.is_set():
-        await service.abort(None)  # partial completions are answered before the connections close
-    await runner.cleanup()
-    service.stop()
-    log.info("stopped")
-    return 1 if service.crashed.is_set() else 0
 
 
 def main(argv: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 DEEPEST = 64  # levels of objects and arrays in a call or a tool: their readers recurse
 STEP_KEY = "penstock_step"  # key of a chat-form assistant message: the step that a dialect recognised in the wire's own ids
 INSTRUCTIONS_KEY = "penstock_instructions"  # key of the first message: it applies to this request only
+_RESULTS = ("tool", "function")  # roles of tool results
 _MINTED = re.compile(r"(?:call|fc|ctc|lsh|sh|apc|msg|rs)_s(\d{1,9})(?:_\d+)?")
 _WHOLE = re.compile(r"\d(?:\.0|[eE])")  # a place where a number may be an integer in another spelling
 
@@ -211,27 +212,9 @@ def read_messages(raw: Any, *, past: bool = False) -> tuple[list[Turn], int]:
     for i, message in enumerate(raw):
         if not isinstance(message, dict):
             raise bad_request(f"messages[{i}] is not an object", "messages")
-        role, content = message.get("role"), message.get("content")
-        result, from_assistant = role in ("tool", "function"), role == "assistant"
-        left_out: tuple[str, ...] = ()
-        if isinstance(content, str):  # nearly all contents are
-            text = clean(content)
-        else:
-            check_key(message, "content", CONTENTS, f"messages[{i}]", "messages")
-            text, left_out = flatten(
-                content, f"messages[{i}]", past=past or result or from_assistant, shown=not from_assistant
-            )
-        if not from_assistant and message.get("tool_calls"):
-            raise bad_request(
-                f"messages[{i}].tool_calls is not read: only a message of the assistant has calls", "messages"
-            )
-        if from_assistant and not text and isinstance(refusal := message.get("refusal"), str):
-            text = clean(refusal)
-        if from_assistant and isinstance(message.get("audio"), dict):  # the provider keeps the spoken audio
-            left_out += ("audio",)
-        if LEFT_KEY in message:
-            left_out += _noted(message[LEFT_KEY])
-        if result:
+        role = message.get("role")
+        text, left_out = _text_of(message, f"messages[{i}]", past=past)
+        if role in _RESULTS:
             check_key(message, "tool_call_id", RESULT_IDS, f"messages[{i}]", "messages")
             answers = calls.answered(message)
             if not pending_calls:
@@ -260,6 +243,30 @@ def read_messages(raw: Any, *, past: bool = False) -> tuple[list[Turn], int]:
             case _:
                 raise bad_request(f"messages[{i}] has the unknown role {quoted(role)}", "messages")
     return turns, sum(len(turn.left_out) for turn in turns)
+
+
+def _text_of(message: dict[str, Any], where: str, *, past: bool) -> tuple[str, tuple[str, ...]]:
+    """A message's text, and the kinds of its parts that are left out."""
+    role, content = message.get("role"), message.get("content")
+    from_assistant = role == "assistant"
+    left_out: tuple[str, ...] = ()
+    if isinstance(content, str):  # nearly all contents are
+        text = clean(content)
+    else:
+        check_key(message, "content", CONTENTS, where, "messages")
+        past = past or from_assistant or role in _RESULTS
+        text, left_out = flatten(content, where, past=past, shown=not from_assistant)
+    if not from_assistant and message.get("tool_calls"):
+        raise bad_request(
+            f"{where}.tool_calls is not read: only a message of the assistant has calls", "messages"
+        )
+    if from_assistant and not text and isinstance(refusal := message.get("refusal"), str):
+        text = clean(refusal)
+    if from_assistant and isinstance(message.get("audio"), dict):  # the provider keeps the spoken audio
+        left_out += ("audio",)
+    if LEFT_KEY in message:
+        left_out += _noted(message[LEFT_KEY])
+    return text, left_out
 
 
 def _noted(kinds: Any) -> tuple[str, ...]:

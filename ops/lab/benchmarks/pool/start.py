@@ -7,11 +7,13 @@ A group is dispatched (`groups.dispatched`), its assignments go through outbox, 
 import secrets
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
-from sqlalchemy import text
+from sqlalchemy import Row, text
 
 from ops.lab.benchmarks.pool.filling import RUN
 from ops.lab.benchmarks.pool.rig import Rig
@@ -55,24 +57,7 @@ async def measure(rig: Rig, starts: int, table: Report) -> list[BenchmarkTarget]
     config = Config.from_json(run.config)
 
     async def work(lease: Lease) -> Outgoing:
-        done = RolloutFinished(
-            run=run.name,
-            rollout=lease.rollout_id,
-            attempt=lease.attempt,
-            epoch=lease.epoch,
-            failure_class=FailureClass.CANCELLED,
-            reason="a measurement",
-            steps=0,
-            last_idx=-1,
-            digest="",
-            agent_s=0.0,
-        )
-        return Outgoing(
-            subject=subjects.results_rollout(run.name),
-            msg_id=f"{lease.rollout_id}:{lease.epoch}:0:result",
-            schema=RolloutFinished.schema(),
-            body=encode(done),
-        )
+        return _cancelled(run.name, lease)
 
     with tempfile.TemporaryDirectory(prefix="penstock-bench-journal-") as journal:
         settings = WorkerSettings(
@@ -96,32 +81,11 @@ async def measure(rig: Rig, starts: int, table: Report) -> list[BenchmarkTarget]
             assignments = Assignments(worker, RolloutAssigned, work)
             tasks.start_soon(assignments.serve, [subjects.consume_work_rollout(run.name)])
             for number in range(starts):
-                new = NewGroup(
-                    submission=f"start-{number}",
-                    task_sha=secrets.token_bytes(32),
-                    task_name="nothing",
-                    domain="general",
-                    settings={},
-                    body={},
-                    purpose=Purpose.TRAIN,
-                    scaffold="shell",
-                    size=2,
-                    seed=number,
-                )
+                new = _group(number)
                 await transact(rig.engine, lambda c, new=new: accept(c, run.run_id, new), at="intake.commit")  # type: ignore[misc]
                 flow.signals.work.set()
                 await anyio.sleep(APART_S)
-            started = time.perf_counter()
-            while True:
-                async with rig.engine.connect() as connection:
-                    rows = (await connection.execute(text(_WAITED), {"run": run.run_id})).all()
-                if len(rows) == starts:
-                    break
-                if time.perf_counter() - started > PATIENCE_S:
-                    raise RuntimeError(
-                        f"{starts - len(rows)} of {starts} groups were not started within {PATIENCE_S:g} s"
-                    )
-                await anyio.sleep(0.05)
+            rows = await _all_started(rig, run.run_id, starts)
             tasks.cancel_scope.cancel()
     first, last = [float(row.first) for row in rows], [float(row.last) for row in rows]
     for name, values in (("dispatch to the first start", first), ("dispatch to the last of 2 starts", last)):
@@ -131,3 +95,55 @@ async def measure(rig: Rig, starts: int, table: Report) -> list[BenchmarkTarget]
             f"{starts} groups, one every {1000 * APART_S:g} ms",
         )
     return [at_most("dispatch_to_start_p50", quantile(last, 0.5), "ms", TARGET_MS)]
+
+
+def _cancelled(run: str, lease: Lease) -> Outgoing:
+    """The result of an attempt that did nothing."""
+    done = RolloutFinished(
+        run=run,
+        rollout=lease.rollout_id,
+        attempt=lease.attempt,
+        epoch=lease.epoch,
+        failure_class=FailureClass.CANCELLED,
+        reason="a measurement",
+        steps=0,
+        last_idx=-1,
+        digest="",
+        agent_s=0.0,
+    )
+    return Outgoing(
+        subject=subjects.results_rollout(run),
+        msg_id=f"{lease.rollout_id}:{lease.epoch}:0:result",
+        schema=RolloutFinished.schema(),
+        body=encode(done),
+    )
+
+
+def _group(number: int) -> NewGroup:
+    return NewGroup(
+        submission=f"start-{number}",
+        task_sha=secrets.token_bytes(32),
+        task_name="nothing",
+        domain="general",
+        settings={},
+        body={},
+        purpose=Purpose.TRAIN,
+        scaffold="shell",
+        size=2,
+        seed=number,
+    )
+
+
+async def _all_started(rig: Rig, run_id: int, starts: int) -> Sequence[Row[Any]]:
+    """The waits of all groups, once each has started; RuntimeError after PATIENCE_S."""
+    began = time.perf_counter()
+    while True:
+        async with rig.engine.connect() as connection:
+            rows = (await connection.execute(text(_WAITED), {"run": run_id})).all()
+        if len(rows) == starts:
+            return rows
+        if time.perf_counter() - began > PATIENCE_S:
+            raise RuntimeError(
+                f"{starts - len(rows)} of {starts} groups were not started within {PATIENCE_S:g} s"
+            )
+        await anyio.sleep(0.05)

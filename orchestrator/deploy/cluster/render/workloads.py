@@ -39,7 +39,15 @@ from orchestrator.deploy.cluster.render.objects import (
     secret_file,
     server_probes,
 )
-from orchestrator.deploy.cluster.topology import Engine, Resources, Role, RunnerPool, SecretKey, Topology
+from orchestrator.deploy.cluster.topology import (
+    Engine,
+    Resources,
+    Role,
+    RunnerPool,
+    SecretKey,
+    ServerPool,
+    Topology,
+)
 
 SMALL = Resources(cpus=0.5, memory_gb=0.5, disk_gb=1)
 SERVER_START_S = 3600  # hundreds of gigabytes of weights are read from a shared directory
@@ -318,33 +326,10 @@ class Workloads:
     def servers(self, process: PlacedProcess) -> list[Object]:
         """Each server has its own name: gateways lease them one by one, so they are not scaled automatically."""
         pool = pool_of(self.topology, process)
-        index = "metadata.labels['apps.kubernetes.io/pod-index']"
-        number = {"name": "NUMBER", "valueFrom": {"fieldRef": {"fieldPath": index}}}
-        location = self.where(
-            leader=f"{VARIABLE}(LWS_LEADER_ADDRESS)",
-            node=f"{VARIABLE}(LWS_WORKER_INDEX)",
-            number=f"{VARIABLE}(NUMBER)",
-        )
-        start_command, keys = command(self.topology, process, location), key_files(self.topology, process)
-        volume, mount = self._shared(read_only=True)
+        keys = key_files(self.topology, process)
+        volume, _ = self._shared(read_only=True)
         sglang = pool.engine is Engine.SGLANG
-        main = container(
-            ProcessRole.ROLLOUT_SERVER,
-            self.topology.images.sglang if sglang else self.topology.images.penstock,
-            start_command.argv,
-            environment=self._environment(
-                start_command, *([] if sglang else [number]), {"name": "HOME", "value": "/tmp"}
-            ),
-            ports=process.ports,
-            mounts=[
-                {"name": "tmp", "mountPath": "/tmp"},
-                mount,
-                *([SHM_MOUNT] if sglang else []),
-                *_secret_mounts(keys),
-            ],
-            resources=quantities(pool.resources, len(process.gpus), self.topology.kubernetes.gpu_resource),
-            probes=server_probes(SERVER_START_S if sglang else 300),
-        )
+        main = self._server(process, pool)
 
         def template(containers: list[Object]) -> Object:
             return pod(
@@ -377,6 +362,35 @@ class Workloads:
             self._group(process, name, pool.replicas, pool.nodes, template([main]), template([worker])),
             *budget,
         ]
+
+    def _server(self, process: PlacedProcess, pool: ServerPool) -> Object:
+        index = "metadata.labels['apps.kubernetes.io/pod-index']"
+        number = {"name": "NUMBER", "valueFrom": {"fieldRef": {"fieldPath": index}}}
+        location = self.where(
+            leader=f"{VARIABLE}(LWS_LEADER_ADDRESS)",
+            node=f"{VARIABLE}(LWS_WORKER_INDEX)",
+            number=f"{VARIABLE}(NUMBER)",
+        )
+        start_command = command(self.topology, process, location)
+        _, mount = self._shared(read_only=True)
+        sglang = pool.engine is Engine.SGLANG
+        return container(
+            ProcessRole.ROLLOUT_SERVER,
+            self.topology.images.sglang if sglang else self.topology.images.penstock,
+            start_command.argv,
+            environment=self._environment(
+                start_command, *([] if sglang else [number]), {"name": "HOME", "value": "/tmp"}
+            ),
+            ports=process.ports,
+            mounts=[
+                {"name": "tmp", "mountPath": "/tmp"},
+                mount,
+                *([SHM_MOUNT] if sglang else []),
+                *_secret_mounts(key_files(self.topology, process)),
+            ],
+            resources=quantities(pool.resources, len(process.gpus), self.topology.kubernetes.gpu_resource),
+            probes=server_probes(SERVER_START_S if sglang else 300),
+        )
 
     def trainer(self, process: PlacedProcess) -> list[Object]:
         """Exactly one: a set keeps a pod's name until it is certainly gone. If it spans several machines, all end together."""
