@@ -42,6 +42,7 @@ from sandboxes.base import (
 from sandboxes.cgroups import Cgroup, Hierarchies
 from sandboxes.disk_full import making
 from sandboxes.disk_usage import DiskUsage
+from sandboxes.execution import to_its_end
 from sandboxes.owner import Owner, Record, record_path, worker
 from sandboxes.program import ProgramBounds, SupervisedProgram
 from sandboxes.system import of_this_machine
@@ -153,13 +154,7 @@ class DirectorySandbox(ABC):
         cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> ExecResult:
-        process = await self.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
-        try:
-            return await process.wait()
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True):
-                await process.kill()
-            raise
+        return await to_its_end(await self.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin))
 
     async def start(
         self,

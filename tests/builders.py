@@ -179,6 +179,25 @@ def step_routes(chain: bytes, start: int, routes: Routes) -> StepRoutes:
     return StepRoutes(start=start, layers=layers, top_k=top_k, width=1, ids=b64(raw), sha=sha)
 
 
+def a_lease() -> Lease:
+    """Of rollout 7, of a run that does not exist."""
+    return Lease(
+        run_id=1,
+        rollout_id=7,
+        group_id=1,
+        member=0,
+        attempt=1,
+        epoch=1,
+        seed=0,
+        purpose=Purpose.TRAIN,
+        scaffold="shell",
+        pinned_version=None,
+        domain="coding",
+        task_name="t",
+        body={},
+    )
+
+
 async def make_run(engine: AsyncEngine, config: Config) -> StoredRun:
     """The run's row, queue and partition."""
     async with engine.begin() as connection:

@@ -82,6 +82,12 @@ class Findings:
         if len(self.named) < NAMED:
             self.named.append(Violation(self.invariant, what, rows))
 
+    def skipped(self, reason: str) -> Checked:
+        """Nothing is examined, for this reason."""
+        return Checked(
+            invariant=self.invariant, name=self.name, examined=0, found=0, violations=(), skipped=reason
+        )
+
     def checked(self) -> Checked:
         return Checked(
             invariant=self.invariant,

@@ -64,15 +64,7 @@ async def answers(snapshot: Snapshot) -> Checked:
     findings = Findings(invariant="I3", name=RECEIVED)
     path = _file(snapshot, ANSWERS)
     if path is None or snapshot.pruned:
-        reason = snapshot.pruned or "no witness reported what was received"
-        return Checked(
-            invariant=findings.invariant,
-            name=findings.name,
-            examined=0,
-            found=0,
-            violations=(),
-            skipped=reason,
-        )
+        return findings.skipped(snapshot.pruned or "no witness reported what was received")
     received: dict[str, Counter[str]] = defaultdict(Counter)
     for entry in lines_of(path):
         received[entry["session"]][entry["digest"]] += 1
@@ -111,15 +103,7 @@ async def generations(snapshot: Snapshot) -> Checked:
     findings = Findings(invariant="I3", name=GENERATED)
     path = _file(snapshot, GENERATIONS)
     if path is None or snapshot.pruned:
-        reason = snapshot.pruned or "no witness reported what was generated"
-        return Checked(
-            invariant=findings.invariant,
-            name=findings.name,
-            examined=0,
-            found=0,
-            violations=(),
-            skipped=reason,
-        )
+        return findings.skipped(snapshot.pruned or "no witness reported what was generated")
     known: dict[str, dict[int, set[tuple[int, ...]]]] = defaultdict(lambda: defaultdict(set))
     for entry in lines_of(path):
         if not isinstance(entry, dict) or not {"of", "ids"} <= entry.keys():

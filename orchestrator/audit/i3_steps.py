@@ -42,14 +42,7 @@ async def step_digests(snapshot: Snapshot, some: list[int] | None) -> Checked:
     """Recompute chain_sha and row_sha of every step from its bytes and from its parent step."""
     findings = Findings(invariant="I3", name="digests of steps")
     if snapshot.pruned:
-        return Checked(
-            invariant=findings.invariant,
-            name=findings.name,
-            examined=0,
-            found=0,
-            violations=(),
-            skipped=snapshot.pruned,
-        )
+        return findings.skipped(snapshot.pruned)
     sampling = await _sampling(snapshot)
     statement = _STEPS.format(some=_SOME if some is not None else "")
     result = await snapshot.connection.stream(

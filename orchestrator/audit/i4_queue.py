@@ -76,14 +76,7 @@ async def takes(snapshot: Snapshot) -> Checked:
     try:
         policy = queue_policy(queue.policy, queue.capacity, queue.window_fraction)
     except ConfigurationError as unknown:
-        return Checked(
-            invariant=findings.invariant,
-            name=findings.name,
-            examined=0,
-            found=0,
-            violations=(),
-            skipped=str(unknown),
-        )
+        return findings.skipped(str(unknown))
     history = [
         Transition(row.transition_id, row.seq, GroupState(row.to_state))
         for row in await snapshot.rows(_HISTORY)

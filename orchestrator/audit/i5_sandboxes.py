@@ -21,21 +21,12 @@ async def sandboxes(outside: Outside, ttl_s: float) -> Checked:
     findings = Findings(invariant="I5", name=REMOVED)
     root = outside.sandboxes
     if root is None:
-        reason = "sandboxes belong to a machine, not to a run: their directory was not given"
-    elif outside.alive is None:
-        reason = "it is not known whether a runner lives"
-    elif not outside.alive.intersection(WORKERS):
-        reason = "no runner or verifier has lived for a while: the next one removes sandboxes as it starts"
-    else:
-        reason = None
-    if root is None or reason is not None:
-        return Checked(
-            invariant=findings.invariant,
-            name=findings.name,
-            examined=0,
-            found=0,
-            violations=(),
-            skipped=reason,
+        return findings.skipped("sandboxes belong to a machine, not to a run: their directory was not given")
+    if outside.alive is None:
+        return findings.skipped("it is not known whether a runner lives")
+    if not outside.alive.intersection(WORKERS):
+        return findings.skipped(
+            "no runner or verifier has lived for a while: the next one removes sandboxes as it starts"
         )
 
     def list_records() -> list[Record]:

@@ -89,15 +89,7 @@ async def weights(snapshot: Snapshot) -> Checked:
     """Every version whose directory must still exist: its manifest is the published one, and its files match the manifest."""
     findings = Findings(invariant="I6", name="weights are those that were published")
     if snapshot.outside.policies is None:
-        reason = "the directory of checkpoints was not given"
-        return Checked(
-            invariant=findings.invariant,
-            name=findings.name,
-            examined=0,
-            found=0,
-            violations=(),
-            skipped=reason,
-        )
+        return findings.skipped("the directory of checkpoints was not given")
     root = snapshot.outside.policies / snapshot.run
     keep = snapshot.config.trainer.keep_checkpoints
     needed = await needed_versions(snapshot.connection, snapshot.run_id, keep)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.audit.findings import NAMED, Checked, Violation
+from orchestrator.audit.findings import NAMED, Checked, Findings, Violation
 from orchestrator.audit.snapshot import Snapshot
 
 
@@ -43,9 +43,7 @@ class Statement:
     async def check(self, snapshot: Snapshot, **more: Any) -> Checked:
         """Run it; `more` are additional parameters."""
         if reason := self.skip(snapshot):
-            return Checked(
-                invariant=self.invariant, name=self.name, examined=0, found=0, violations=(), skipped=reason
-            )
+            return Findings(invariant=self.invariant, name=self.name).skipped(reason)
         [(examined,)] = await snapshot.rows(f"select count(*) from {self.examined}", **more)
         found = await snapshot.rows(
             f"select broken.*, count(*) over () as of_all from ({self.broken}) broken limit {NAMED}", **more

@@ -5,7 +5,8 @@
 | steps, results, verdicts; verifications to do; concluded groups | STEPS, RESULTS | gateways and runners, which keep each message until it is here |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import TypeVar
 
@@ -109,8 +110,7 @@ async def ingest_steps(flow: Flow) -> None:
         return refused
 
     async def complete() -> None:
-        ended.tell()
-        await stale.tell()
+        await _tell(ended, stale)
         if waiting:
             await transact(
                 flow.engine, lambda c: complete_reported(c, flow, sorted(waiting)), at="steps.complete"
@@ -130,22 +130,8 @@ async def ingest_results(flow: Flow) -> None:
         await transitions.lock_run(connection, flow.run_id)
         stale.begin()
         ended.begin()
-        refused: dict[int, Outcome] = {}
-        events: list[RolloutFinished] = []
-        for i, delivery in enumerate(deliveries):
-            try:
-                event = _read(flow, delivery, RolloutFinished)
-                event = await with_listed(connection, event)
-                check_result(event, limits_of(flow.config.sandbox))
-                _check_failure(event.failure_class, ROLLOUT_ENDS)
-                if event.resumable and event.failure_class is not FailureClass.INFRA_FAILURE:
-                    raise MessageError(
-                        f"resumable is set with {event.failure_class}: only an infra_failure is resumed"
-                    )
-                events.append(event)
-            except MessageError as error:
-                refused[i] = str(error)
-        events.sort(key=attrgetter("rollout"))  # in the order in which heartbeats lock the rows
+        check = partial(_checked_result, flow, connection)
+        events, refused = await _readable(flow, deliveries, RolloutFinished, check)
         moved: list[int] = []
         for event in events:
             if await results.report(connection, flow.run_id, event):
@@ -157,18 +143,9 @@ async def ingest_results(flow: Flow) -> None:
             await complete_reported(connection, flow, moved)
         return refused
 
-    async def report() -> None:
-        ended.tell()
-        await stale.tell()
-
-    await consume(
-        flow,
-        subjects.consume_results_rollout(flow.run),
-        handle,
-        batch=16,
-        after=report,
-        at="results.commit",
-    )
+    after = partial(_tell, ended, stale)
+    consumer = subjects.consume_results_rollout(flow.run)
+    await consume(flow, consumer, handle, batch=16, after=after, at="results.commit")
 
 
 async def ingest_verdicts(flow: Flow) -> None:
@@ -179,19 +156,7 @@ async def ingest_verdicts(flow: Flow) -> None:
         await transitions.lock_run(connection, flow.run_id)
         stale.begin()
         ended.begin()
-        refused: dict[int, Outcome] = {}
-        events: list[VerdictReached] = []
-        for i, delivery in enumerate(deliveries):
-            try:
-                event = _read(flow, delivery, VerdictReached)
-                _check_failure(event.failure_class, VERIFICATION_ENDS)
-                if event.failure_class is FailureClass.COMPLETED and not _in_range(event.reward):
-                    raise MessageError(f"VerdictReached: reward is {event.reward}, it must lie in [0, 1]")
-                check_verdict(event)
-                events.append(event)
-            except MessageError as error:
-                refused[i] = str(error)
-        events.sort(key=attrgetter("rollout"))  # in the order in which heartbeats lock the rows
+        events, refused = await _readable(flow, deliveries, VerdictReached, _checked_verdict)
         for event in events:
             if event.failure_class is not FailureClass.COMPLETED:
                 taken = await _failed(connection, flow, event)
@@ -203,18 +168,47 @@ async def ingest_verdicts(flow: Flow) -> None:
                 stale.add(event, await _why(connection, flow, event))
         return refused
 
-    async def report() -> None:
-        ended.tell()
-        await stale.tell()
+    after = partial(_tell, ended, stale)
+    consumer = subjects.consume_results_verdict(flow.run)
+    await consume(flow, consumer, handle, batch=16, after=after, at="verdicts.commit")
 
-    await consume(
-        flow,
-        subjects.consume_results_verdict(flow.run),
-        handle,
-        batch=16,
-        after=report,
-        at="verdicts.commit",
-    )
+
+async def _readable(
+    flow: Flow, deliveries: Sequence[Delivery], expected: type[E], check: Callable[[E], Awaitable[E]]
+) -> tuple[list[E], dict[int, Outcome]]:
+    """The events that pass `check`, in the order in which heartbeats lock the rows; and why the other deliveries are refused."""
+    events: list[E] = []
+    refused: dict[int, Outcome] = {}
+    for i, delivery in enumerate(deliveries):
+        try:
+            events.append(await check(_read(flow, delivery, expected)))
+        except MessageError as error:
+            refused[i] = str(error)
+    events.sort(key=attrgetter("rollout"))
+    return events, refused
+
+
+async def _checked_result(flow: Flow, connection: AsyncConnection, event: RolloutFinished) -> RolloutFinished:
+    event = await with_listed(connection, event)
+    check_result(event, limits_of(flow.config.sandbox))
+    _check_failure(event.failure_class, ROLLOUT_ENDS)
+    if event.resumable and event.failure_class is not FailureClass.INFRA_FAILURE:
+        raise MessageError(f"resumable is set with {event.failure_class}: only an infra_failure is resumed")
+    return event
+
+
+async def _checked_verdict(event: VerdictReached) -> VerdictReached:
+    _check_failure(event.failure_class, VERIFICATION_ENDS)
+    if event.failure_class is FailureClass.COMPLETED and not _in_range(event.reward):
+        raise MessageError(f"VerdictReached: reward is {event.reward}, it must lie in [0, 1]")
+    check_verdict(event)
+    return event
+
+
+async def _tell(ended: Ended, stale: Stale) -> None:
+    """Count and log what a transaction did, after its commit."""
+    ended.tell()
+    await stale.tell()
 
 
 async def _why(connection: AsyncConnection, flow: Flow, event: RolloutFinished | VerdictReached) -> str:

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-import anyio
-
 from sandboxes.base import AnyFile, ArtifactLimits, Artifacts, ExecResult, Limits, Process, Sandbox
+from sandboxes.execution import to_its_end
 from sandboxes.system import system_of
 
 
@@ -38,13 +37,7 @@ class DelegatedSandbox:
         cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> ExecResult:
-        process = await self.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
-        try:
-            return await process.wait()
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True):
-                await process.kill()
-            raise
+        return await to_its_end(await self.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin))
 
     async def start(
         self,

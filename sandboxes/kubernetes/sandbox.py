@@ -30,6 +30,7 @@ from sandboxes.base import (
     SandboxSpec,
 )
 from sandboxes.directory import locate
+from sandboxes.execution import to_its_end
 from sandboxes.kubernetes.channel import Answer, Channel
 from sandboxes.kubernetes.process import PodProcess
 from sandboxes.unstartable import Unstartable, unstartable
@@ -78,13 +79,7 @@ class PodSandbox:
         self, argv: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None,
         stdin: bytes | None = None,
     ) -> ExecResult:  # fmt: skip
-        process = await self.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin)
-        try:
-            return await process.wait()
-        except anyio.get_cancelled_exc_class():
-            with anyio.CancelScope(shield=True):
-                await process.kill()
-            raise
+        return await to_its_end(await self.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin))
 
     async def start(
         self, argv: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None,

@@ -24,15 +24,15 @@ from orchestrator.contracts.events import (
     decode,
     encode,
 )
-from orchestrator.contracts.states import FailureClass, Purpose
+from orchestrator.contracts.states import FailureClass
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.ingest import decode_step
-from orchestrator.pool.leases import Lease
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.roles.intake import Intake
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifacts import limits_of
 from orchestrator.tasks.validate_results import check_result, check_verdict
+from tests.builders import a_lease
 from tests.integration.pool.rig import (
     Tree,
     ended,
@@ -94,21 +94,7 @@ def bodies(kind: type[Event], good: Event) -> st.SearchStrategy[bytes]:
 
 
 def an_event(kind: type[Event]) -> Event:
-    lease = Lease(
-        run_id=1,
-        rollout_id=7,
-        group_id=1,
-        member=0,
-        attempt=1,
-        epoch=1,
-        seed=0,
-        purpose=Purpose.TRAIN,
-        scaffold="shell",
-        pinned_version=None,
-        domain="coding",
-        task_name="t",
-        body={},
-    )
+    lease = a_lease()
     if kind is TaskSubmitted:
         return TaskSubmitted(task=TASK, submission="s")
     if kind is VerdictReached:

@@ -14,14 +14,14 @@ from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import StepMark, StepRecorded
 from orchestrator.contracts.ids import b64, trajectory_digest
 from orchestrator.contracts.spans import VersionSpan
-from orchestrator.contracts.states import Purpose, RolloutState
+from orchestrator.contracts.states import RolloutState
 from orchestrator.pool import leases
 from orchestrator.pool.ingest import Fate, Ingested, decode_step, ingest
-from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.steps import readings, trajectories
 from orchestrator.pool.tables import prompts, step_marks, steps
 from tests import builders
+from tests.builders import a_lease
 from tests.integration.pool.rig import Grown, Tree, counter, engine, resealed, running, small
 
 __all__ = ["engine"]
@@ -230,21 +230,7 @@ async def test_step_tokens_gives_every_action_token_its_logprob_and_version(engi
 
 
 def root_of(seed: int = 2) -> StepRecorded:
-    held = Lease(
-        run_id=1,
-        rollout_id=7,
-        group_id=1,
-        member=0,
-        attempt=1,
-        epoch=1,
-        seed=0,
-        purpose=Purpose.TRAIN,
-        scaffold="shell",
-        pinned_version=None,
-        domain="coding",
-        task_name="t",
-        body={},
-    )
+    held = a_lease()
     grown = Tree(seed).grow("run", held, 4)
     root = grown[0].event
     assert root.idx == 0 and root.prompt and root.full_len > root.state_len + 1

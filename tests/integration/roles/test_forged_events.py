@@ -31,7 +31,7 @@ from orchestrator.contracts.events import (
 from orchestrator.contracts.ids import NO_PARENT, b64, chain_sha, ids_to_bytes, logprobs_to_bytes
 from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan
-from orchestrator.contracts.states import FailureClass, Left, Purpose, StepKind
+from orchestrator.contracts.states import FailureClass, Left, StepKind
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.servers.weight_sync import PublishedVersions
@@ -41,6 +41,7 @@ from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdi
 from orchestrator.roles.stale_log import MOST, Stale
 from orchestrator.settings.timeouts import timeouts
 from tests import builders
+from tests.builders import a_lease
 from tests.integration.pool.rig import (
     counter,
     ended,
@@ -408,21 +409,7 @@ async def test_a_step_with_invalid_logprobs_is_refused_with_its_reason_and_count
     ],
 )
 def test_a_step_of_numbers_that_no_digest_is_over_is_refused(changes: dict[str, Any], sentence: str) -> None:
-    lease = Lease(
-        run_id=1,
-        rollout_id=7,
-        group_id=1,
-        member=0,
-        attempt=1,
-        epoch=1,
-        seed=0,
-        purpose=Purpose.TRAIN,
-        scaffold="shell",
-        pinned_version=None,
-        domain="coding",
-        task_name="t",
-        body={},
-    )
+    lease = a_lease()
     with pytest.raises(MessageError, match=re.escape(sentence)):
         decode_step(msgspec.structs.replace(a_root(lease, "run", 0, [-1.0, -1.0]), **changes))
 
