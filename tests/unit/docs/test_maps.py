@@ -1,0 +1,46 @@
+"""The maps of the code name files and modules that exist."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+PACKAGES = [
+    path
+    for folder in ("orchestrator", "sandboxes", "trainer", "agents/scaffolds", "ops/lab")
+    for path in sorted((REPOSITORY / folder).rglob("__init__.py"))
+]
+
+
+def listed(source: str) -> list[str]:
+    """The modules that a package's docstring lists, one a line: its name, two spaces or more, what it does."""
+    doc = ast.get_docstring(ast.parse(source)) or ""
+    return re.findall(r"^([a-z_]+)\s{2,}\S", doc, re.MULTILINE)
+
+
+def test_a_package_lists_modules_that_it_has() -> None:
+    absent = [
+        f"{path.parent.relative_to(REPOSITORY)}: {name}"
+        for path in PACKAGES
+        for name in listed(path.read_text(encoding="utf-8"))
+        if not (path.parent / name).is_dir() and not path.with_name(f"{name}.py").is_file()
+    ]
+    assert absent == []
+
+
+@pytest.mark.parametrize("package", ["rewards", "scheduling"])
+def test_a_package_of_pure_functions_lists_all_its_modules(package: str) -> None:
+    folder = REPOSITORY / "orchestrator" / package
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert set(listed((folder / "__init__.py").read_text(encoding="utf-8"))) == modules
+
+
+def test_the_paths_through_the_code_name_files_and_their_functions() -> None:
+    text = (REPOSITORY / "AGENTS.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?:a|an) .*\|$", text.partition("## Map")[2], re.MULTILINE)
+    assert len(rows) == 4
+    for path, function in re.findall(r"`([\w/]+\.py)`(?: \(`([\w.]+)`)?", "\n".join(rows)):
+        source = (REPOSITORY / path).read_text(encoding="utf-8")
+        assert not function or f"def {function.rpartition('.')[2]}(" in source, (path, function)
