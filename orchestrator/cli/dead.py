@@ -14,7 +14,7 @@ from rich.table import Table
 from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.terminal import cell
-from orchestrator.contracts.letters import LetterKind, parse_letter
+from orchestrator.contracts.dead_letters import LetterKind, parse_letter
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
 from orchestrator.settings.config import Config

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.dead_letters import LetterKind, parse_letter
 from orchestrator.contracts.errors import NotFoundError
-from orchestrator.contracts.letters import LetterKind, parse_letter
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FailureClass
 from orchestrator.pool.dead_letters import attempts_of, dead_groups, dead_messages

@@ -17,13 +17,13 @@ from sandboxes.reap import Reaped, default_root, reap
 log = get(__name__)
 
 
-async def tidy(every_s: float, provider: Provider | None = None) -> None:
-    """Tidy up until cancelled: leftovers of a worker that dies and never starts again last no longer than this. `provider` removes those that are
-    not in a directory of this machine."""
+async def remove_leftovers(every_s: float, provider: Provider | None = None) -> None:
+    """Remove leftovers until cancelled: those of a worker that dies and never starts again last no longer than this. `provider` removes
+    those that are not in a directory of this machine."""
     while True:
         await pause(every_s)
         current().busy("what dead owners left elsewhere", on="sandbox")
-        if (elsewhere := getattr(provider, "tidy", None)) is not None:
+        if (elsewhere := getattr(provider, "remove_leftovers", None)) is not None:
             try:
                 if removed := await elsewhere():
                     log.info("sandboxes.reaped", sandboxes=removed)

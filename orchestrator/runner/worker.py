@@ -27,7 +27,7 @@ from orchestrator.pool.drain_requests import Orders
 from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.runs import get_run
-from orchestrator.runner.cleanup import tidy
+from orchestrator.runner.cleanup import remove_leftovers
 from orchestrator.runner.heartbeat import Heart
 from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runner.oversize import failed_instead
@@ -123,8 +123,8 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
 
         orders.own = unsent
         await stack.enter_async_context(send_heartbeats(engine, run.run_id, orders))
-        tidying = partial(tidy, config.rollout.lease_ttl_s, provider)
-        await stack.enter_async_context(in_background(partial(restartable, "cleanup", tidying)))
+        cleaning = partial(remove_leftovers, config.rollout.lease_ttl_s, provider)
+        await stack.enter_async_context(in_background(partial(restartable, "cleanup", cleaning)))
         yield Worker(
             run_id=run.run_id,
             run=run.name,
@@ -162,21 +162,20 @@ async def while_full(look: Callable[[], Awaitable[T]]) -> T:
 
 def environment_of(task: Task, worker: Worker) -> Environment:
     """The environment of a task's programs under this worker's provider. ValueError, one sentence, if they cannot run."""
-    bases = worker.config.sandbox.base_images
-    _check_network(task, worker)
-    found = task.environment(
-        bases, containers=worker.provider.containers, where_needed=builds_where_needed(worker.provider)
-    )
-    check_services(found, worker.provider)
-    return found
+    return _usable(task, worker, task.environment)
 
 
 def verification_of(task: Task, worker: Worker) -> Environment:
     """The environment of a task's tests under this worker's provider. ValueError, one sentence, if they cannot run."""
-    bases = worker.config.sandbox.base_images
+    return _usable(task, worker, task.verification)
+
+
+def _usable(task: Task, worker: Worker, of: Callable[..., Environment]) -> Environment:
     _check_network(task, worker)
-    found = task.verification(
-        bases, containers=worker.provider.containers, where_needed=builds_where_needed(worker.provider)
+    found = of(
+        worker.config.sandbox.base_images,
+        containers=worker.provider.containers,
+        where_needed=builds_where_needed(worker.provider),
     )
     check_services(found, worker.provider)
     return found

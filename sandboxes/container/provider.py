@@ -162,10 +162,10 @@ class ContainerProvider:
         if missing := self._engine.missing():
             raise SandboxError(missing)
         await anyio.to_thread.run_sync(self._take_over)
-        await self.tidy()
+        await self.remove_leftovers()
         self._ready = True
 
-    async def tidy(self) -> int:
+    async def remove_leftovers(self) -> int:
         """Remove the containers of sandboxes that are gone: an engine keeps the ended one of a killed owner whose network others had. Returns their
         number. SandboxError if the engine fails."""
         containers, known = await self._engine.left(self._root), {record.id for record in records(self._root)}

@@ -4,7 +4,7 @@
     close: the supervisor ends every program → DELETE the Pod; the cluster removes the Secret with it
 
 A failure at any point leaves at most one pod: a repeated POST finds the pod of the same name (409), and adopts it if it is its own. A
-pod without an owner ends itself (supervisor.py) within half of `ttl_s`. Later callers of `open` or `tidy` remove its remains by label.
+pod without an owner ends itself (supervisor.py) within half of `ttl_s`. Later callers of `open` or `remove_leftovers` remove its remains by label.
 The cluster isolates: the RuntimeClass, user namespaces, the NetworkPolicy. A pod has a network interface. The NetworkPolicy restricts it
 to the gateway.
 
@@ -79,7 +79,7 @@ class KubernetesProvider:
         self.settings = settings or from_environment(KubernetesSettings, "kubernetes")
         self._api = Api(self.settings)
         self._numbers = itertools.count(1)
-        self._tidied = 0.0
+        self._removed_at = 0.0
 
     @classmethod
     def configured(cls, table: Mapping[str, Any]) -> KubernetesProvider:
@@ -112,7 +112,7 @@ class KubernetesProvider:
                 async with anyio.create_task_group() as tasks:
                     try:
                         await self._join(sandbox, uid, tasks, line)
-                        tasks.start_soon(self._tidy_now_and_then)
+                        tasks.start_soon(self._remove_now_and_then)
                         yield sandbox
                     except Exception as error:  # noqa: BLE001 - the caller's own, kept out of an ExceptionGroup
                         failure = error
@@ -316,9 +316,9 @@ class KubernetesProvider:
             if error.status not in (404, 409):  # gone, or another pod has its name
                 raise
 
-    async def tidy(self) -> int:
+    async def remove_leftovers(self) -> int:
         """Remove pods whose supervisor ended, or that never ran, a `ttl_s` ago: their owners are dead. Returns their number."""
-        self._tidied = time.monotonic()
+        self._removed_at = time.monotonic()
         found = 0
         async with self._api.using():
             query = {"labelSelector": SANDBOX, "limit": str(_PAGE)}
@@ -335,18 +335,18 @@ class KubernetesProvider:
                     return found
                 query = {**query, "continue": next_page}
 
-    async def _tidy_now_and_then(self) -> None:
-        """Call `tidy` periodically: one of the open sandboxes does it for this process."""
+    async def _remove_now_and_then(self) -> None:
+        """Call `remove_leftovers` periodically: one of the open sandboxes does it for this process."""
         while True:
             await anyio.sleep(self.settings.ttl_s / 4)
-            if time.monotonic() - self._tidied > self.settings.ttl_s / 2:
+            if time.monotonic() - self._removed_at > self.settings.ttl_s / 2:
                 with suppress(SandboxError):  # the next one tries again
-                    await self.tidy()
+                    await self.remove_leftovers()
 
     async def problems(self) -> tuple[str, ...]:
         try:
             _ = self.settings.server, self.settings.space, self.settings.token()
-            await self.tidy()
+            await self.remove_leftovers()
             async with self.open(SandboxSpec()) as sandbox:
                 result = await sandbox.exec(["true"], timeout_s=60)
         except ValueError as error:

@@ -215,7 +215,7 @@ WRITTEN = {
     "orchestrator/bus/pull.py:move_on_after()": STOP,
     "orchestrator/cli/tasks.py:publish(timeout_s=)": PEOPLE,
     "orchestrator/deploy/embedded/doctor.py:run(timeout=)": PEOPLE,
-    "orchestrator/deploy/embedded/exclusive.py:sleep()": POLL,
+    "orchestrator/deploy/embedded/file_lock.py:sleep()": POLL,
     "orchestrator/deploy/embedded/leftovers.py:end_leftovers(grace_s=)": STOP,
     "orchestrator/deploy/embedded/leftovers.py:sleep()": POLL,
     "orchestrator/deploy/embedded/nats.py:__init__(start_timeout_s=)": START,

@@ -37,7 +37,7 @@ async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubernetesP
             yield provider
 
             async def tidied() -> bool:
-                await provider.tidy()
+                await provider.remove_leftovers()
                 return not fake.pods
 
             await eventually(tidied, every_s=0.1)  # pods of killed owners

@@ -273,7 +273,7 @@ async def test_services_of_an_ended_owner_are_ended_at_once_and_removed_by_the_n
     await eventually(lambda: sleepers(asleep), lambda seen: not seen, every_s=0.1)
     await eventually(lambda: list(default_root().glob("*.json")), lambda seen: not seen, every_s=0.1)
     provider = ContainerProvider()
-    await eventually(provider.tidy, lambda removed: removed == 0, every_s=0.1)
+    await eventually(provider.remove_leftovers, lambda removed: removed == 0, every_s=0.1)
     assert not await Engine(SETTINGS).left(default_root())
 
 

@@ -13,12 +13,12 @@ from nats.js.errors import NotFoundError
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus, ConsumerConflict, Delivery, Outgoing, StreamFull, TooLarge
-from orchestrator.bus.memory import MemoryBus
 from orchestrator.bus.nats import NatsBus
 from orchestrator.bus.pull import Timing
 from orchestrator.bus.subjects import Consumer
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from tests.contract.bus_rig import first_streams
+from tests.memory_bus import MemoryBus
 from tests.waiting import stays_true_for
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]

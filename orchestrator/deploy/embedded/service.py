@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, Protocol, Self, TypeVar
 import anyio
 import anyio.to_thread
 
-from orchestrator.deploy.embedded.exclusive import exclusive
+from orchestrator.deploy.embedded.file_lock import exclusive
 from orchestrator.deploy.embedded.identity import ProcessId
 from orchestrator.deploy.embedded.spawn import last_lines, reap, spawn
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import anyio
 import anyio.to_thread
 
+from orchestrator.deploy.embedded.disk_space import short
 from orchestrator.deploy.embedded.identity import ProcessId
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.deploy.embedded.leftovers import PidRecord, kill_descendants, mark
@@ -23,7 +24,6 @@ from orchestrator.deploy.embedded.process_spec import (
     RestartWhen,
     describe_exit,
 )
-from orchestrator.deploy.embedded.room import short
 from orchestrator.deploy.embedded.spawn import (
     kill_group,
     last_lines,

@@ -25,7 +25,8 @@ import anyio.to_thread
 import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
-from orchestrator.deploy.embedded.exclusive import try_lock
+from orchestrator.deploy.embedded.disk_space import ENOUGH_BYTES, NEEDED_BYTES, short
+from orchestrator.deploy.embedded.file_lock import try_lock
 from orchestrator.deploy.embedded.identity import ProcessId, write_atomically
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.deploy.embedded.leftovers import end_leftovers
@@ -36,7 +37,6 @@ from orchestrator.deploy.embedded.process_spec import (
     ProcessStatus,
     SupervisorStatus,
 )
-from orchestrator.deploy.embedded.room import ENOUGH_BYTES, NEEDED_BYTES, short
 from orchestrator.deploy.embedded.spawn import MAX_LOG_BYTES, shorten_log
 from orchestrator.deploy.embedded.supervised import SupervisedProcess
 from orchestrator.runtime.log import get

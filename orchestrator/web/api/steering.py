@@ -22,8 +22,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus.base import BusError
 from orchestrator.bus.nats import NatsBus
+from orchestrator.contracts.dead_letters import LetterKind, parse_letter
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
-from orchestrator.contracts.letters import LetterKind, parse_letter
 from orchestrator.contracts.numbers import INT8
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import DrainKind

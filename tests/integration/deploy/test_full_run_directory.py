@@ -17,11 +17,11 @@ from nats.errors import Error as NatsError
 from structlog.testing import capture_logs
 
 from ops.lab.chaos import disk
+from orchestrator.deploy.embedded.disk_space import ENOUGH_BYTES, NEEDED_BYTES, short
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.deploy.embedded.nats_server import prepare_nats
 from orchestrator.deploy.embedded.postgres_cluster import PostgresCluster, prepare_cluster
 from orchestrator.deploy.embedded.process_spec import ProcessSpec, ProcessState, RestartPolicy
-from orchestrator.deploy.embedded.room import ENOUGH_BYTES, NEEDED_BYTES, short
 from orchestrator.deploy.embedded.service_specs import nats_spec, postgres_spec
 from orchestrator.deploy.embedded.supervisor import Supervisor
 from tests.integration.deploy.small_disk import directory, small_disk

@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import Row, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from orchestrator.bus.memory import MemoryBus
 from orchestrator.contracts.events import RolloutFinished, StepRecorded, VerdictReached
 from orchestrator.contracts.ids import (
     NO_PARENT,
@@ -42,6 +41,7 @@ from orchestrator.roles.ingest import verify_again
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
+from tests.memory_bus import MemoryBus
 
 OWNER = "test"
 

@@ -11,9 +11,9 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import BusError, Outgoing, TooLarge
 from orchestrator.bus.courier import PAGE, Courier
 from orchestrator.bus.journal import Journal, JournalEntry
-from orchestrator.bus.memory import MemoryBus
 from orchestrator.runtime.liveness import loop_registry
 from orchestrator.settings.timeouts import Timeouts, use
+from tests.memory_bus import MemoryBus
 from tests.waiting import eventually, stays_true_for
 
 pytestmark = pytest.mark.anyio

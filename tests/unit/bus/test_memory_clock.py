@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
-from orchestrator.bus.memory import ManualClock, MemoryBus
+from tests.memory_bus import ManualClock, MemoryBus
 
 pytestmark = pytest.mark.anyio
 

@@ -8,12 +8,12 @@ import pytest
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import BusError, Outgoing
-from orchestrator.bus.memory import MemoryBus
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, encode
 from orchestrator.contracts.states import SubmissionStatus
 from orchestrator.publish import publish_tasks
 from orchestrator.settings.timeouts import Timeouts, use
 from tests import virtual_time
+from tests.memory_bus import MemoryBus
 from tests.virtual_time import passes
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import BusError, Outgoing
 from orchestrator.bus.courier import Courier
 from orchestrator.bus.journal import Journal
-from orchestrator.bus.memory import MemoryBus
 from orchestrator.settings.timeouts import Timeouts, use
+from tests.memory_bus import MemoryBus
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio

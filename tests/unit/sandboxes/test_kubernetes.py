@@ -65,7 +65,7 @@ async def test_owners_that_die_leave_pods_that_end_themselves_and_are_removed_by
             assert len(fake.pods) == 21
 
             async def tidied() -> bool:
-                await provider.tidy()
+                await provider.remove_leftovers()
                 return set(fake.pods) == {alive.id}
 
             await eventually(tidied, every_s=0.1)
