@@ -102,7 +102,7 @@ async def test_a_database_that_is_not_there_or_not_migrated_is_named_in_one_sent
     nowhere = "postgresql://user:secret@127.0.0.1:1/x"
     for url, sentence in (
         (nowhere, "127.0.0.1:1/x cannot be used"),
-        (empty_database_url.replace("?", "_not?"), "does not exist"),
+        (empty_database_url.replace("?", "_not?"), "it has no database"),
         ("mysql://x", "not a PostgreSQL URL"),
     ):
         with pytest.raises(ServiceError, match=sentence) as caught:
