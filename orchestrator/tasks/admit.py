@@ -11,7 +11,7 @@ from orchestrator.settings.providers import tables
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.collected import places
 from orchestrator.tasks.compose.services import COMPOSE
-from orchestrator.tasks.dockerfile import variables_set
+from orchestrator.tasks.dockerfile import logical_lines, variables_set
 from orchestrator.tasks.environment import (
     DOCKERFILE,
     builds_where_needed,
@@ -100,9 +100,8 @@ def _of_tests(step: TaskStep, sandbox: SandboxSection, provider: AnyProvider) ->
         sandbox.base_images, containers=provider.containers, where_needed=builds_where_needed(provider)
     )
     yield from unknown(tests, "[verifier]")
-    begins = begins_in(tests)
     own = step.task.settings.verifier.is_separate and f"{TESTS}{DOCKERFILE}" in step.task.files
-    for fault in volumes_closed(tests, begins, provider):
+    for fault in _all(lambda: volumes_closed(tests, begins_in(tests), provider)):
         yield fault.replace(CONTEXT, TESTS) if own else fault
     variables = {**tests.env, **step.task.settings.verifier.env}
     check_variables(variables, "the environment of tests/test.sh")
@@ -148,7 +147,7 @@ def _files(task: Task) -> Iterator[str]:
     folders = ("", *(f"{STEPS}{step.name}/" for step in task.settings.steps))
     for name in COMPOSE_FILES:
         for path in (f"{CONTEXT}{name}", *(f"{folder}tests/{name}" for folder in folders)):
-            if path in task.files and path != f"{CONTEXT}{COMPOSE}":
+            if path in task.files and path != f"{CONTEXT}{COMPOSE}" and not _is_data(task, path):
                 yield f"{path} is not honoured: only {CONTEXT}{COMPOSE} is, write the services there"
     yield from _unused(task)
     yield from _steps(task)
@@ -163,6 +162,16 @@ def _files(task: Task) -> Iterator[str]:
                 shell_options(task.files[path].data)
             except ValueError as error:
                 yield f"{path} {error}"
+
+
+def _is_data(task: Task, path: str) -> bool:
+    """Whether environment/Dockerfile copies the file by its name: then it is what the agent works on."""
+    name, dockerfile = path.removeprefix(CONTEXT), f"{CONTEXT}{DOCKERFILE}"
+    if name == path or dockerfile not in task.files:
+        return False
+    lines = (words.split() for _, words in logical_lines(dockerfile_text(task.files[dockerfile], dockerfile)))
+    copied = (line[1:-1] for line in lines if line[0].upper() in ("COPY", "ADD"))
+    return any(name in (word, word.removeprefix("./")) for words in copied for word in words)
 
 
 def _reserved(task: Task) -> Iterator[str]:

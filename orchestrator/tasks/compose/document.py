@@ -18,21 +18,49 @@ _VARIABLE: Final = re.compile(r"\$(?:\$|\{([^{}]*)\}|([A-Za-z_][A-Za-z0-9_]*)|)"
 _DEFAULT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::?-(.*))?", re.DOTALL)
 
 
-class _Strict(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
-    """No key twice: the first of the two would be lost."""
+MOST_VALUES: Final = 100_000
+"""Of a file, counting what an alias repeats."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+
+class _Strict(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
+    """No key twice: the first of the two would be lost. Aliases (`*name`) and merged mappings (`<<: *name`) stay small."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        _weigh(node, {}, set())
+        return node
+
+
+def _weigh(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
+    """The number of values in a node, each alias written out. YAMLError for too many, for a value that holds itself, and for a key that comes
+    twice."""
+    if not isinstance(node, yaml.CollectionNode):
+        return 1
+    if id(node) in known:
+        return known[id(node)]
+    if id(node) in above:
+        raise yaml.constructor.ConstructorError(None, None, "an alias names what holds it", node.start_mark)
+    above.add(id(node))
+    inner = node.value
+    if isinstance(node, yaml.MappingNode):
         names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         if (twice := next((name for name, count in names.items() if count > 1), None)) is not None:
             raise yaml.constructor.ConstructorError(
                 None, None, f"the key {quoted(twice)} comes twice", node.start_mark
             )
-        found: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        return found
+        inner = [each for pair in node.value for each in pair]
+    size = 1 + sum(_weigh(each, known, above) for each in inner)
+    above.remove(id(node))
+    if size > MOST_VALUES:
+        raise yaml.constructor.ConstructorError(
+            None, None, f"it has more than {MOST_VALUES:,} values", node.start_mark
+        )
+    known[id(node)] = size
+    return size
 
 
 class _Plain(_Strict):
-    """Only null, true, false and whole numbers are no texts."""
+    """Only null, true, false and whole numbers are no texts. `<<` merges, as compose has it."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
 
@@ -46,13 +74,12 @@ _Plain.add_implicit_resolver(
 _Plain.add_implicit_resolver(
     "tag:yaml.org,2002:int", re.compile(r"(0|-?[1-9][0-9]{0,17})\Z"), list("-0123456789")
 )
+_Plain.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"<<\Z"), ["<"])
 
 
 def document(text: str, name: str, *, plain: bool = False) -> Any:
     """The content of a YAML file. ValueError names the line of an error. `plain`: a compose file."""
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ValueError("it uses an alias (*name), write the value instead")
         loader = (_Plain if plain else _Strict)(text)
         try:
             return loader.get_single_data()

@@ -103,6 +103,7 @@ _MAIN: Final = "services reach the sandbox as main: remove it"
 _IN_TOML: Final = "write it into task.toml: {}"
 MAIN: Final[Mapping[str, ComposeKey]] = {
     "build": _honoured("`environment/Dockerfile`, where it is always"),
+    "network_mode": _honoured("Harbor's own (`${NETWORK_MODE}`), which the network of task.toml decides"),
     "image": _honoured("`${MAIN_IMAGE_NAME}` alone; another one belongs into `[environment].docker_image`"),
     "environment": _honoured("for agent and tests, above the Dockerfile's ENV and below `[environment].env`"),
     "depends_on": _honoured("the agent waits for every service"),
@@ -123,7 +124,8 @@ MAIN: Final[Mapping[str, ComposeKey]] = {
     **{
         name: key
         for name, key in SIDE.items()
-        if key.treatment is Treatment.REFUSED and name not in ("restart", "deploy", "tty", "stdin_open")
+        if key.treatment is Treatment.REFUSED
+        and name not in ("restart", "deploy", "tty", "stdin_open", "network_mode")
     },
 }
 

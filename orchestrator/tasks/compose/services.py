@@ -48,6 +48,11 @@ _HARBOR: Final = {"CONTEXT_DIR": ".", "TEST_DIR": "/tests"}
 """Variables that Harbor sets, with their values here."""
 _IMAGE: Final = "${MAIN_IMAGE_NAME}"
 _LOGS: Final = re.compile(r"\$\{HOST_\w*LOGS_PATH\}:\$\{ENV_\w*LOGS_PATH\}")
+_NETWORK: Final = "${NETWORK_MODE}"
+_OWN: Final = re.compile(
+    r"\$\{(MAIN_IMAGE_NAME|CPUS|MEMORY|NETWORK_MODE|HOST_\w*LOGS_PATH|ENV_\w*LOGS_PATH):?-[^${}]*\}", re.ASCII
+)
+"""Variables that Harbor always sets, written with a default that never counts."""
 _LIMITS: Final = {"cpus": "${CPUS}", "memory": "${MEMORY}"}
 
 
@@ -119,6 +124,11 @@ def _main(table: Mapping[str, Any], context: Bundle, side: Mapping[str, Any]) ->
     at = _at(MAIN)
     for problem in keys.wrong(table, keys.MAIN, at):
         raise ValueError(problem)
+    table = _without_defaults(table)
+    if table.get("network_mode", _NETWORK) != _NETWORK:
+        raise ValueError(
+            f"{at}network_mode = {quoted(table['network_mode'])} is not honoured: write network_mode into [environment] of task.toml"
+        )
     if table.get("image", _IMAGE) != _IMAGE:
         raise ValueError(
             f"{at}image = {quoted(table['image'])} is not honoured: write it into task.toml: [environment].docker_image"
@@ -152,6 +162,14 @@ def _main(table: Mapping[str, Any], context: Bundle, side: Mapping[str, Any]) ->
                 f"{at}depends_on names {quoted(name)}, which does not exist: add it, or remove it"
             )
     return _variables(interpolated(given(table, "environment", {}), at, _HARBOR), at)
+
+
+def _without_defaults(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_defaults(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_defaults(each) for each in value]
+    return _OWN.sub(r"${\1}", value) if isinstance(value, str) else value
 
 
 def _limited(table: Mapping[str, Any], key: str) -> bool:

@@ -7,7 +7,9 @@
 | category, difficulty, tags, author … | `[metadata]` |
 | Dockerfile, and what lies next to it | environment/ |
 | image, working_dir, environment of the compose file | `[environment]` docker_image, workdir, env |
-| run-tests.sh, tests/ | tests/, with a test.sh that runs it: exit status 0, and no failed test in pytest's summary, is a reward of 1 |
+| run-tests.sh, tests/ | tests/, with a test.sh that runs it. Reward 1: exit status 0, and no failed test in pytest's summary |
+| `parser_name: swebench` | reward 1: PASSED is the last result between that parser's lines |
+| deploy.resources.limits of the compose file | `[environment]` cpus, memory_mb |
 | solution.sh, or the commands of solution.yaml | solution/solve.sh |
 
 Tests and solution do not become a part of the build's folder, where the older form has them.
@@ -18,6 +20,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -42,7 +45,13 @@ _DESCRIPTIVE: Final = (
     "author_name", "author_email", "category", "difficulty", "tags", "estimated_duration_sec",
     "expert_time_estimate_min", "junior_time_estimate_min",
 )  # fmt: skip
+_READ: Final = (
+    "instruction", "descriptions", "parser_name", "run_tests_in_same_shell", "test_scripts", "max_agent_timeout_sec",
+    "max_test_timeout_sec",
+)  # fmt: skip
 _NO_EFFECT: Final = ("disable_asciinema",)
+_SLIP: Final = 0.75
+"""Minimum similarity (difflib's ratio) of an unknown key to one that is read: it may be meant."""
 TEST_SCRIPT: Final = """\
 #!/bin/bash
 # The older form's verdict: the script must succeed, and pytest's summary, where there is one, must name no failed test.
@@ -58,6 +67,29 @@ else
 fi
 exit 0
 """
+SWEBENCH_SCRIPT: Final = """\
+#!/bin/bash
+# The older form's verdict with parser_name: swebench: the last result between the parser's lines must be PASSED.
+ran=$(mktemp)
+bash /tests/run-tests.sh > "$ran" 2>&1
+tail -c 100000 "$ran"
+mkdir -p /logs/verifier
+verdict= inside= found=
+while IFS= read -r line; do
+  case $line in
+    *"SWEBench results starts here"*) inside=1 found= ;;
+    *"SWEBench results ends here"*) [ -n "$inside" ] && verdict=$found; inside= ;;
+    *) [ -n "$inside" ] && found=$found${line//[[:space:]]/} ;;
+  esac
+done < "$ran"
+if [ "$verdict" = PASSED ]; then
+  echo 1 > /logs/verifier/reward.txt
+else
+  echo 0 > /logs/verifier/reward.txt
+fi
+exit 0
+"""
+_PARSERS: Final = {"pytest": TEST_SCRIPT, "swebench": SWEBENCH_SCRIPT}
 
 
 def from_directory(directory: Path, limits: BundleLimits) -> Iterator[Found]:
@@ -92,7 +124,7 @@ def _write(directory: Path, staging: Path, limits: BundleLimits) -> None:
     service = compose.Service()
     if (directory / compose.FILE).exists():
         service = compose.read_compose(_text(directory, compose.FILE))
-    _copy_tests(directory, staging, limits)
+    _copy_tests(directory, staging, _PARSERS[task.get("parser_name", "pytest")], limits)
     _write_solution(directory, staging)
     if service.image is None:
         _copy_context(directory, staging, service, limits)
@@ -115,27 +147,42 @@ def _instruction(task: Mapping[str, Any]) -> str:
 
 def _check(task: Mapping[str, Any]) -> None:
     """Refuse keys that would change agent or verdict and are not honoured."""
-    if task.get("parser_name", "pytest") != "pytest":
+    parser = task.get("parser_name", "pytest")
+    if not isinstance(parser, str) or parser not in _PARSERS:
         raise ValueError(
-            f"{FILE}: parser_name = {quoted(task['parser_name'])} is not honoured: only pytest is"
+            f"{FILE}: parser_name = {quoted(parser)} is not honoured: only {' and '.join(_PARSERS)} are"
         )
     if task.get("run_tests_in_same_shell", False) is not False:
-        raise ValueError(f"{FILE}: run_tests_in_same_shell is not honoured: the tests run in a fresh sandbox")
+        raise ValueError(
+            f"{FILE}: run_tests_in_same_shell is not honoured: the tests run in a fresh sandbox; write false if {RUN} needs "
+            "neither variables nor the directory of the agent's shell"
+        )
     if task.get("test_scripts"):
         raise ValueError(f"{FILE}: test_scripts is not honoured: write what they do into {RUN}")
-    known = (
-        "instruction", "descriptions", "parser_name", "run_tests_in_same_shell", "test_scripts",
-        "max_agent_timeout_sec", "max_test_timeout_sec", *_DESCRIPTIVE, *_NO_EFFECT,
-    )  # fmt: skip
-    for key in task:
-        if key not in known:
+    for key in _unread(task):
+        if meant := get_close_matches(key, _READ, n=1, cutoff=_SLIP):
+            raise ValueError(f"{FILE}: {quoted(key)} is not known: write {meant[0]}")
+        if not _is_plain(task[key]):
             raise ValueError(f"{FILE}: {quoted(key)} is not known: remove it")
+
+
+def _unread(task: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys that the older form does not read."""
+    return tuple(key for key in task if key not in (*_READ, *_DESCRIPTIVE, *_NO_EFFECT))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it may be kept below [metadata]: what the older form does not read describes a task."""
+    inner = value if isinstance(value, list) else [value]
+    return all(isinstance(each, bool | int | float | str | None) for each in inner)
 
 
 def _settings(task: Mapping[str, Any], name: str, service: compose.Service) -> str:
     metadata: dict[str, Any] = {"name": name}
-    for key in _DESCRIPTIVE:
+    for key in (*_DESCRIPTIVE, *_unread(task)):
         value = task.get(key)
+        if key == "name":
+            continue  # the folder's
         if isinstance(value, list):
             metadata[key] = [str(each) for each in value]
         elif isinstance(value, bool | int | float | str):
@@ -147,6 +194,10 @@ def _settings(task: Mapping[str, Any], name: str, service: compose.Service) -> s
         environment["docker_image"] = service.image
     if service.workdir is not None:
         environment["workdir"] = service.workdir
+    if service.cpus is not None:
+        environment["cpus"] = service.cpus
+    if service.memory_mb is not None:
+        environment["memory_mb"] = service.memory_mb
     if service.env:
         environment["env"] = dict(service.env)
     tables: dict[str, Any] = {
@@ -168,7 +219,7 @@ def _seconds(task: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def _copy_tests(directory: Path, staging: Path, limits: BundleLimits) -> None:
+def _copy_tests(directory: Path, staging: Path, script: str, limits: BundleLimits) -> None:
     (staging / "tests").mkdir()
     if (directory / "tests").is_dir():
         _copy_tree(directory / "tests", staging / "tests", directory, limits)
@@ -177,7 +228,7 @@ def _copy_tests(directory: Path, staging: Path, limits: BundleLimits) -> None:
             raise ValueError(f"tests/{name} has a name that the Harbor form needs: give it another one")
     _text(directory, RUN)
     shutil.copyfile(directory / RUN, staging / "tests" / RUN)
-    (staging / "tests" / "test.sh").write_text(TEST_SCRIPT, encoding="utf-8")
+    (staging / "tests" / "test.sh").write_text(script, encoding="utf-8")
 
 
 def _write_solution(directory: Path, staging: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.settings.sandbox import SandboxSection
-from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.admit import check_admissible, faults
 from orchestrator.tasks.bundle import Bundle
 from orchestrator.tasks.compose.document import mapping
 from orchestrator.tasks.compose.keys import FILE, MAIN, SIDE, ComposeKey
@@ -116,6 +116,36 @@ def test_a_whole_file_is_read_with_each_service_after_those_that_it_waits_for() 
     assert api.env == {"DEBUG": "yes", "PORT": "0123", "DEEP": "true", "HOME_OF": "/srv"}
     assert api.after == {"db": ServiceState.HEALTHY} and api.names == ("shop.local", "backend")
     assert api.health == ServiceHealth(argv=("curl", "-f", "http://localhost"), interval_s=90.0, retries=5)
+
+
+def test_aliases_and_merged_mappings_stand_for_what_they_name() -> None:
+    found = read("""
+        x-base: &base {environment: {MODE: "1", LEVEL: "2"}, user: 999}
+        x-health: &health {test: "true", interval: 2s}
+        services:
+          a: {<<: *base, image: one, healthcheck: *health}
+          b: {<<: *base, image: two, user: 7, environment: {MODE: "3"}}
+    """)
+    a, b = found.services
+    assert (a.env, a.user, a.health) == (
+        {"MODE": "1", "LEVEL": "2"},
+        "999",
+        ServiceHealth(argv=("/bin/sh", "-c", "true"), interval_s=2.0),
+    )
+    assert (b.env, b.user) == ({"MODE": "3"}, "7")
+
+
+def test_defaults_of_harbors_own_variables_never_count() -> None:
+    found = read("""
+        services:
+          main:
+            image: ${MAIN_IMAGE_NAME:-shop}
+            network_mode: ${NETWORK_MODE:-bridge}
+            volumes: ["${HOST_AGENT_LOGS_PATH:-./logs}:${ENV_AGENT_LOGS_PATH:-/logs/agent}"]
+            deploy: {resources: {limits: {cpus: "${CPUS:-2}", memory: "${MEMORY-4096M}"}}}
+            environment: ["PRICE=${PRICE:-5}"]
+    """)
+    assert found.env == {"PRICE": "5"} and not found.services
 
 
 def test_agent_and_tests_get_the_services_and_the_variables_of_main_below_those_of_the_settings() -> None:
@@ -240,7 +270,10 @@ def test_a_key_of_a_service_that_would_not_hold_is_refused_by_its_name(written: 
         ("", "environment/docker-compose.yaml must be a mapping with keys, got None"),
         ("services: [", "environment/docker-compose.yaml line 1 is not YAML"),
         ("services: {a: {image: b}, a: {image: c}}", "line 1 is not YAML: the key 'a' comes twice"),
-        ("services: {a: &one {image: b}, c: *one}", "it uses an alias (*name), write the value instead"),
+        ("services: &all {a: *all}", "line 1 is not YAML: an alias names what holds it"),
+        ("x-a: &a [" + "1, " * 400 + "]\nx-b: &b [" + "*a, " * 300 + "]\nservices: {}", "line 2 is not YAML: it has more than 100,000 values"),
+        ("services: {main: {network_mode: host}}", "service main: network_mode = 'host' is not honoured: write network_mode into"),
+        ("services: {main: {image: '${IMAGE:-ubuntu}'}}", "service main: image = '${IMAGE:-ubuntu}' is not honoured"),
         ("services: {}", "services must be a mapping of services, got {}"),
         ("services: {a: 7}", "the service 'a' must be a mapping with keys, got 7"),
         ("services: {'a b': {image: c}}", "'a b' cannot be the name of a service"),
@@ -288,6 +321,28 @@ def test_a_compose_file_of_another_name_is_refused(name: str) -> None:
     )
     with pytest.raises(ValueError, match=re.escape(f"environment/{name} is not honoured: only")):
         check_admissible(made, CONTAINER)
+
+
+@pytest.mark.parametrize(
+    ("line", "taken"),
+    [
+        ("COPY ./compose.yml /project/", True),
+        ("COPY a compose.yml b/", True),
+        ("COPY . /app", False),
+        ("COPY a compose.yml", False),  # it is what the image gets
+        ("RUN cat compose.yml x", False),
+    ],
+)
+def test_a_compose_file_that_the_dockerfile_copies_by_its_name_is_data_of_the_task(
+    line: str, taken: bool
+) -> None:
+    files = {
+        "environment/Dockerfile": f"FROM a\n{line}\n".encode(),
+        "environment/compose.yml": b"services: {}",
+    }
+    found = next(faults(Task.from_files({**FILES, **files, "environment/a": b"1"}), CONTAINER), "")
+    assert found.startswith("environment/compose.yml is not honoured") is not taken
+    assert taken or "only environment/docker-compose.yaml is" in found
 
 
 def test_a_file_of_an_environment_without_dockerfile_that_no_service_is_built_of_is_refused() -> None:

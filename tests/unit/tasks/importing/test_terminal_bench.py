@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tasks.harbor import Task, load
-from orchestrator.tasks.importing.terminal_bench import TEST_SCRIPT
+from orchestrator.tasks.importing.terminal_bench import SWEBENCH_SCRIPT, TEST_SCRIPT
 from tests.import_sets import TERMINAL_BENCH, write
 from tests.unit.tasks.importing.rig import Reported, imported, refused
 
@@ -86,16 +86,47 @@ def test_an_image_by_name_replaces_the_dockerfile(tmp_path: Path) -> None:
 COMPOSE = "docker-compose.yaml"
 
 
+def test_limits_defaults_of_variables_and_merged_values_of_the_compose_file_are_the_tasks(
+    tmp_path: Path,
+) -> None:
+    compose = """
+x-limits: &limits {resources: {limits: {cpus: '2', memory: 1.5g}, reservations: {cpus: '1'}}}
+x-own: &own {UNIT: pears, MODE: "${MODE:-slow}"}
+networks: {inner: {}}
+services:
+  client:
+    build: .
+    deploy: *limits
+    networks: [inner]
+    environment: {<<: *own, UNIT: plums}
+"""
+    assert one(tmp_path, {COMPOSE: compose}).code == 0
+    assert task(tmp_path).settings.environment == {
+        "cpus": 2,
+        "memory_mb": 1536,
+        "env": {"UNIT": "plums", "MODE": "slow"},
+    }
+
+
+def test_what_the_older_form_does_not_read_is_kept_as_a_description(tmp_path: Path) -> None:
+    described = "instruction: Add.\nauthor: me\nlanguage: python\nname: other\nlevels: [1, two]\n"
+    assert one(tmp_path, {"task.yaml": described}).code == 0
+    text = (tmp_path / "to" / "sum" / "task.toml").read_text()
+    assert 'author = "me"' in text and 'language = "python"' in text and 'levels = ["1", "two"]' in text
+    assert task(tmp_path).name == "sum"
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [
         ({"task.yaml": "instruction: [\n"}, "task.yaml line 2 is not YAML"),
         ({"task.yaml": "- a\n"}, "task.yaml must be a mapping with keys, got ['a']"),
         ({"task.yaml": "instruction: !!python/object/apply:os.system [ls]\n"}, "is not YAML"),
-        ({"task.yaml": "a: &a [1]\nb: *a\n"}, "task.yaml is not YAML: it uses an alias"),
+        ({"task.yaml": "a: &a [*a]\n"}, "task.yaml line 1 is not YAML: an alias names what holds it"),
         ({"task.yaml": "difficulty: easy\n"}, "task.yaml: instruction is missing, or not text"),
-        ({"task.yaml": "instruction: a\ncolour: red\n"}, "task.yaml: 'colour' is not known"),
-        ({"task.yaml": "instruction: a\nparser_name: swebench\n"}, "parser_name = 'swebench' is not honoured"),
+        ({"task.yaml": "instruction: a\ncolour: {red: 1}\n"}, "task.yaml: 'colour' is not known: remove it"),
+        ({"task.yaml": "instruction: a\nmax_agent_timeout: 9\n"}, "'max_agent_timeout' is not known: write max_agent_timeout_sec"),
+        ({"task.yaml": "instruction: a\nparser_name: own\n"}, "parser_name = 'own' is not honoured: only pytest and swebench are"),
         ({"task.yaml": "instruction: a\nrun_tests_in_same_shell: true\n"}, "run_tests_in_same_shell is not honoured"),
         ({"task.yaml": "instruction: a\ntest_scripts: [setup.sh]\n"}, "test_scripts is not honoured"),
         ({"task.yaml": "instruction: a\nmax_test_timeout_sec: long\n"}, "max_test_timeout_sec must be a number"),
@@ -117,11 +148,18 @@ COMPOSE = "docker-compose.yaml"
         ({COMPOSE: "volumes: {a: {}}\nservices: {a: {build: .}}\n"}, "'volumes' is not honoured"),
         ({COMPOSE: "services: {a: {build: ., privileged: true}}\n"}, "'privileged' of the service is not honoured, got True"),
         ({COMPOSE: "services: {a: {build: ., command: serve}}\n"}, "'command' of the service is not honoured"),
-        ({COMPOSE: "services: {a: {build: ., volumes: ['/:/host']}}\n"}, "'volumes' of the service is not honoured"),
+        ({COMPOSE: "services: {a: {build: ., volumes: ['/:/host']}}\n"}, "'volumes' of the service has '/:/host': nothing of the task's folder"),
+        ({COMPOSE: "services: {a: {build: ., volumes: ['./tests:/app/tests:ro']}}\n"}, "gives the agent tests, which must stay hidden"),
+        ({COMPOSE: "services: {a: {build: ., volumes: ['.:/app']}}\n"}, "gives the agent tests and solution, which must stay hidden"),
+        ({COMPOSE: "services: {a: {build: ., volumes: [{type: bind, source: ./solution.sh, target: /s}]}}\n"}, "gives the agent solution.sh"),
+        ({COMPOSE: "services: {a: {build: ., deploy: {replicas: 2}}}\n"}, "write resources.limits with cpus and memory alone"),
+        ({COMPOSE: "services: {a: {build: ., deploy: {resources: {reservations: {devices: []}}}}}\n"}, "'deploy' of the service is not honoured"),
+        ({COMPOSE: "services: {a: {build: ., deploy: {resources: {limits: {cpus: all}}}}}\n"}, "limits.cpus must be a number above 0"),
+        ({COMPOSE: "services: {a: {build: ., deploy: {resources: {limits: {memory: big}}}}}\n"}, "limits.memory must be a size such as 512M"),
         ({COMPOSE: "services: {a: {build: {args: {A: 1}}}}\n"}, "build.args is not honoured"),
         ({COMPOSE: "services: {a: {build: 7}}\n"}, "build must be a folder or a mapping, got 7"),
         ({COMPOSE: "services: {a: {build: ../other}}\n"}, "build.context: '../other' is not a plain relative path"),
-        ({COMPOSE: "services: {a: {build: ., environment: ['A=${HOME}']}}\n"}, "environment.A takes a variable of the host"),
+        ({COMPOSE: "services: {a: {build: ., environment: ['A=${HOME}']}}\n"}, "environment.A = '${HOME}' takes a variable of the machine"),
         ({COMPOSE: "services: {a: {build: ., environment: 7}}\n"}, "environment must be a list or a mapping"),
     ],
 )  # fmt: skip
@@ -179,4 +217,33 @@ def test_the_verdict_needs_success_and_no_failed_test(tmp_path: Path, script: st
     text = TEST_SCRIPT.replace("/tests/", f"{tmp_path}/").replace("/logs/", f"{tmp_path}/logs/")
     done = subprocess.run(["bash", "-c", text], capture_output=True, timeout=60)
     assert done.returncode == 0
+    assert (tmp_path / "logs/verifier/reward.txt").read_text() == f"{reward}\n"
+
+
+STARTS, ENDS = "echo SWEBench results starts here", "echo SWEBench results ends here"
+
+
+@pytest.mark.parametrize(
+    ("script", "reward"),
+    [
+        (f"{STARTS}; echo PASSED; {ENDS}", "1"),
+        (f"{STARTS}; printf ' PASSED \\r\\n'; {ENDS}; exit 1", "1"),
+        (f"{STARTS}; echo FAILED; {ENDS}", "0"),
+        (f"{STARTS}; echo PASSED; {ENDS}; {STARTS}; echo FAILED; {ENDS}", "0"),
+        (f"{STARTS}; echo PASSED", "0"),
+        (f"echo PASSED; {STARTS}; {ENDS}", "0"),
+        (f"{STARTS}; echo NOT; echo PASSED; {ENDS}", "0"),
+        (f"{ENDS}; echo PASSED; {STARTS}", "0"),
+        ("exit 0", "0"),
+    ],
+)
+def test_the_verdict_of_swebench_is_its_last_whole_result(tmp_path: Path, script: str, reward: str) -> None:
+    write(
+        tmp_path / "set" / "sum", {**TERMINAL_BENCH, "task.yaml": "instruction: a\nparser_name: swebench\n"}
+    )
+    imported("terminal-bench", tmp_path / "set", tmp_path / "to")
+    assert (tmp_path / "to" / "sum" / "tests" / "test.sh").read_text() == SWEBENCH_SCRIPT
+    write(tmp_path, {"run-tests.sh": script, "logs/x": ""})
+    text = SWEBENCH_SCRIPT.replace("/tests/", f"{tmp_path}/").replace("/logs/", f"{tmp_path}/logs/")
+    assert subprocess.run(["bash", "-c", text], capture_output=True, timeout=60).returncode == 0
     assert (tmp_path / "logs/verifier/reward.txt").read_text() == f"{reward}\n"
