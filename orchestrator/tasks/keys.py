@@ -339,6 +339,8 @@ def _of_inner(table: str, inner: str, value: Any) -> Iterator[str]:
 
 def _of_key(name: str, value: Any) -> Iterator[str]:
     key, label = KEYS.get(name), shown(name)
+    if key is None and _describes(name, value):
+        return
     if key is None:
         yield f"{shown(name, table=isinstance(value, dict))} is not known: {_instead(name, value)}"
     elif key.treatment is Treatment.REFUSED:
@@ -348,6 +350,19 @@ def _of_key(name: str, value: Any) -> Iterator[str]:
         yield from flaws
     elif key.must is not None and (must := key.must(value)) is not None:
         yield f"{label} must be {must}, got {quoted(value)}"
+
+
+def _describes(name: str, value: Any) -> bool:
+    """Whether an unknown key is a text or number of `[task]`, which describes the task, and is not meant as a key of the format."""
+    table, _, key = name.partition(".")
+    known = {each.rpartition(".")[2] for each in KEYS}
+    plain = value if isinstance(value, list) else [value]
+    return (
+        table == "task"
+        and "." not in key
+        and all(isinstance(each, str | int | float) for each in plain)
+        and not get_close_matches(key, known, 1, SLIP)
+    )
 
 
 def _of_tables(name: str, key: Key, value: Any) -> Iterator[str]:

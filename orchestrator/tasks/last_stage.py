@@ -34,7 +34,7 @@ class _Variables(dict[str, str]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """One directory of a VOLUME: `path` is absolute; None where only the base image can tell it."""
+    """One directory of a VOLUME: `path` counts from the root, whatever WORKDIR says (docker); None where only the base image can tell it."""
 
     instruction: Instruction
     path: str | None
@@ -42,10 +42,11 @@ class Volume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastStage:
-    """`work`: WORKDIR, an absolute path; None: that of the base image. `user`: the instruction that counts and its user, without a group; None in its
-    place: a variable of the base image. `entrypoint`: the instruction that counts."""
+    """`work`: WORKDIR, an absolute path; None: that of the base image; `work_at`: its instruction. `user`: the instruction that counts and its
+    user, without a group; None in its place: a variable of the base image. `entrypoint`: the instruction that counts."""
 
     work: str | None = None
+    work_at: Instruction | None = None
     user: tuple[Instruction, str | None] | None = None
     entrypoint: Instruction | None = None
     volumes: tuple[Volume, ...] = ()
@@ -69,7 +70,7 @@ def last_stage(text: str) -> LastStage:
             case "ENV" | "ARG":
                 _set(instruction, variables, arguments)
             case "WORKDIR":
-                here = replace(here, work=_entered(instruction, here.work, variables))
+                here = replace(here, work=_entered(instruction, here.work, variables), work_at=instruction)
             case "USER":
                 user = _expanded(instruction, instruction.rest.strip(), variables)
                 here = replace(here, user=(instruction, None if user is None else user.partition(":")[0]))
@@ -77,7 +78,7 @@ def last_stage(text: str) -> LastStage:
                 here = replace(here, entrypoint=instruction)
             case "VOLUME":
                 more = tuple(
-                    Volume(instruction=instruction, path=_entered(instruction, here.work, variables, word))
+                    Volume(instruction=instruction, path=_entered(instruction, "/", variables, word))
                     for word in _listed(instruction)
                 )
                 here = replace(here, volumes=(*here.volumes, *more))

@@ -1,5 +1,7 @@
 """Where artifacts of a task can lie: in the work directory of its image or of the sandbox's own system, and in two places outside of it."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from orchestrator.contracts.events import ArtifactFile
@@ -15,8 +17,8 @@ SEPARATE = '[verifier]\nenvironment_mode = "separate"\n'
 LEFT = [ArtifactFile(path=path, body="") for path in ("out.txt", "sub/out.txt", "sub/a.log", "other")]
 
 
-def a_task(toml: str, dockerfile: str = "") -> Task:
-    files = {"task.toml": toml.encode(), "instruction.md": b"do it", "tests/test.sh": b"true"}
+def a_task(toml: str, dockerfile: str = "", more: Mapping[str, bytes] = {}) -> Task:
+    files = {"task.toml": toml.encode(), "instruction.md": b"do it", "tests/test.sh": b"true", **more}
     return Task.from_files(files | ({"environment/Dockerfile": dockerfile.encode()} if dockerfile else {}))
 
 
@@ -107,8 +109,16 @@ def test_a_work_directory_that_no_sandbox_can_have_is_refused_before_an_image_is
         ValueError, match=r"\[environment\]\.workdir = .*: WORKDIR .* is taken by the sandbox itself"
     ):
         check_admissible(key, IMAGES)
-    with pytest.raises(ValueError, match=r"WORKDIR .* is taken by the sandbox itself"):
+    with pytest.raises(
+        ValueError, match=r"environment/Dockerfile line 3: WORKDIR .* is taken by the sandbox itself"
+    ):
         check_admissible(a_task("", f"FROM debian:12\nRUN true\nWORKDIR {work}"), IMAGES)
+    tests = {"tests/Dockerfile": f"FROM debian:12\nWORKDIR {work}\n".encode()}
+    made = a_task('[verifier]\nenvironment_mode = "separate"\n', "FROM debian:12\nRUN true", tests)
+    with pytest.raises(
+        ValueError, match=r"tests/Dockerfile line 2: WORKDIR .* is taken by the sandbox itself"
+    ):
+        check_admissible(made, IMAGES)
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,10 @@ def test_a_work_directory_of_its_own_is_that_of_the_image_and_of_its_dockerfile(
         ("VOLUME $UNKNOWN/x", ""),
         ("VOLUME /usr/local/lib/x", "line 3: VOLUME '/usr/local/lib/x' is not honoured: the system keeps"),
         ("volume\t/data /etc/y", "line 3: VOLUME '/etc/y' is not honoured"),
+        (
+            "VOLUME usr/x",
+            "line 3: VOLUME '/usr/x' is not honoured: the system keeps",
+        ),  # from the root, not from WORKDIR
         ("VOLUME /var", "VOLUME '/var' is not honoured"),
         ("VOLUME /usr\nFROM debian:12\nRUN true", ""),
     ],

@@ -31,6 +31,7 @@ def task(toml: str = "", **files: bytes) -> Task:
         'schema_version = "1.4"',
         'source = "x/y"',
         '[task]\nname = "a/b"\ndescription = "d"\nauthors = [{name = "n"}]\nkeywords = ["k"]\nversion = "3"',
+        '[task]\nname = "a/b"\nformat = "single_turn"\nlanguages = ["c", "go"]\nid = 7',
         "[metadata]\nanything = {at = [1, 2]}",
         "[environment]\ncpus = 2\nmemory_mb = 2048\nstorage_mb = 1024\nbuild_timeout_sec = 600.0",
         '[environment]\nmemory = "2G"\nstorage = "512M"\ngpus = 0\nallow_internet = false\nos = "linux"',
@@ -57,6 +58,9 @@ def test_a_task_that_asks_for_nothing_else_is_taken(toml: str) -> None:
 @pytest.mark.parametrize(
     ("toml", "sentence"),
     [
+        ('[task]\ntimeout = "600"', "[task].timeout is not known"),
+        ('[task]\nnames = "a"', "[task].names is not known: write [task].name"),
+        ("[task]\nscoring = {method = 1}", "[task].scoring is not known"),
         ('[environment]\ndocker_image = "a"', "[environment].docker_image = 'a': the sandbox's own system stands for debian:12, "),
         ('[environment]\ndocker_image = "a b"', "[environment].docker_image must be the name of an image, got 'a b'"),
         ("[environment]\ngpus = 1", "[environment].gpus = 1 is not honoured: sandboxes have no GPU"),

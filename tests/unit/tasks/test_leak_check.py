@@ -53,6 +53,36 @@ def leaks(found: Bundle) -> bool:
     return False
 
 
+@pytest.mark.parametrize(
+    ("changed", "name", "found"),
+    [
+        (
+            "main.py",
+            "lib.py",
+            False,
+        ),  # the whole program: one file is changed, and this one is as the agent has it
+        ("new.py", "lib.py", True),  # nothing that the agent has is changed, so the file may be the answer
+        ("main.py", "other.py", True),  # of another name: the environment has the answer's text
+    ],
+)
+def test_a_file_that_a_whole_program_leaves_as_it_is_does_not_give_the_answer_away(
+    changed: str, name: str, found: bool
+) -> None:
+    files = {
+        "environment/src/main.py": b"print('what is to be mended')\n",
+        "environment/src/lib.py": ANSWER.encode(),
+        f"solution/{changed}": b"print('mended, and longer than before')\n",
+        f"solution/{name}": ANSWER.encode(),
+        "solution/solve.sh": b"cp /solution/*.py /app/src/ && echo copied\n",
+    }
+    held = Bundle(files={path: File(body) for path, body in files.items()})
+    if not found:
+        check_leaks(held)
+        return
+    with pytest.raises(ValueError, match=rf"src/lib.py holds the whole text of solution/{name}.*: remove it"):
+        check_leaks(held)
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_the_fourth_task_with_a_file_is_refused_if_the_file_holds_its_answer(
     stored: bool, tmp_path: Path
