@@ -33,12 +33,15 @@ SCOPED_SIGNALS = 6
 _SCOPES = 0b11
 
 _PDEATHSIG, _DUMPABLE, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 4, 22, 36, 38
-_ALLOW, _EPERM, _ENOSYS = 0x7FFF_0000, 0x0005_0001, 0x0005_0026
+_ALLOW, _EPERM, _ENOSPC, _ENOSYS = 0x7FFF_0000, 0x0005_0001, 0x0005_001C, 0x0005_0026
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ARCHITECTURES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 _X32 = 0x4000_0000
 # Name → numbers on x86_64 and aarch64. They create memory that process statistics do not show.
 ABSENT = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
+# Landlock restricts no watches: they tell the names of the judge's files in any directory. The answer is that of a machine without free watches,
+# upon which programs go on without them or look from time to time.
+WATCHES = {"inotify_add_watch": (254, 27)}
 # System V objects outlive their creators: refused if they cannot be distinguished from those of others.
 SHARED_OBJECTS = {"shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186)}
 # Before its third version, Landlock does not restrict truncation of a file by its path.
@@ -137,7 +140,7 @@ def limit(bounds: dict[int, float]) -> None:
 
 
 def filter_calls(private: bool, version: int) -> None:
-    """Refuse system calls that affect other processes, that create invisible memory, or that this version of Landlock does not restrict. `private`:
+    """Refuse system calls that affect other processes, that create invisible memory, or that Landlock does not restrict (in this version). `private`:
     the sandbox shares no System V objects with others."""
     code = calls(os.uname().machine, private, version)
     if code is None:
@@ -160,6 +163,8 @@ def calls(machine: str, private: bool, version: int = TRUNCATES) -> bytes | None
     absent = [*ABSENT.values(), *([] if private else SHARED_OBJECTS.values())]
     for pair in [*absent, *(BY_PATH.values() if version < TRUNCATES else ())]:
         code += [_op(_EQUAL, pair[column], no=1), _op(_RETURN, _ENOSYS)]
+    for watch in WATCHES.values():
+        code += [_op(_EQUAL, watch[column], no=1), _op(_RETURN, _ENOSPC)]
     for *numbers, argument in OF_ITSELF.values():
         code += [_op(_EQUAL, numbers[column], no=4), _op(_LOAD, 16 + 8 * argument), _op(_EQUAL, 0, no=1)]
         code += [_op(_RETURN, _ALLOW), _op(_RETURN, _EPERM)]

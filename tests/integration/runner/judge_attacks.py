@@ -60,29 +60,27 @@ class Attack(NamedTuple):
 
 
 _MOVES: Final = """
-import ctypes, os, struct
-FULL, FILES, PLACES, OPENED = 12, 400, 6000, 0x20
+import os
+FULL, FILES, PLACES = 12, 400, 6000
 os.mkdir('s')
 top = os.open('s', os.O_RDONLY)
 for n in range(PLACES):
     os.mkdir(f'{n:05}', dir_fd=top)
 names = os.listdir(top)
-libc = ctypes.CDLL(None)
-watch = libc.inotify_init()
-at = {}
 for place in range(FULL):
     for n in range(FILES):
         open(f's/{names[place]}/{n}', 'w').close()
-    at[libc.inotify_add_watch(watch, f's/{names[place]}'.encode(), OPENED)] = place
-last = 0
+full = [os.open(f's/{names[place]}', os.O_RDONLY) for place in range(FULL)]
+read = [os.fstat(fd).st_atime_ns for fd in full]
+at, last = list(range(FULL)), -1
 while True:
-    data = os.read(watch, 1 << 16)
-    while data:
-        which, _, _, size = struct.unpack_from('iIII', data)
-        data = data[16 + size:]
-        if last and last != which:
+    for which in range(FULL):
+        if (now := os.fstat(full[which]).st_atime_ns) == read[which]:
+            continue
+        read[which] = now
+        if last not in (-1, which):
             ahead = at[which] + 1
-            while ahead in at.values():
+            while ahead in at:
                 ahead += 1
             try:
                 os.rename(names[at[last]], names[ahead % PLACES], src_dir_fd=top, dst_dir_fd=top)
@@ -92,7 +90,7 @@ while True:
                 pass
         last = which
 """
-"""A process that counts the files opens one full directory after the other: the previous one is moved in front of it."""
+"""A process that counts the files reads one full directory after the other: the previous one is moved in front of it."""
 
 
 ATTACKS: Final[Mapping[str, Attack]] = {

@@ -83,6 +83,34 @@ python3 -c 'print("judged")'; bash -lc 'echo twice'; ls -A ~ /tmp
 """
 
 
+WATCHES = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+fd = libc.inotify_init1(os.O_NONBLOCK)
+for place in sys.argv[1:]:
+    libc.inotify_add_watch(fd, place.encode(), 0xFFF)
+    print(place, os.strerror(ctypes.get_errno()))
+os.system("ls > /dev/null")
+try:
+    print(os.read(fd, 4096))
+except BlockingIOError:
+    print("nothing")
+"""
+
+
+async def test_no_watch_tells_it_the_names_of_its_judges_files_and_programs_that_follow_a_file_go_on() -> (
+    None
+):
+    output = await judged("python3", "-c", WATCHES, "/tests", "/logs", "/tmp", "/app", "/")
+    assert output.count("No space left on device") == 5 and "\nnothing\n" in output, output
+    follows = "tail -f mine > $TMPDIR/got & echo more >> mine; until grep more $TMPDIR/got; do sleep .1; done"
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        ended = await sandbox.exec(
+            ["bash", "-c", 'python3 -I "$0" 50 bash -c "$1"', UNTRUSTED_FILE, follows], timeout_s=60
+        )
+    assert ended.stdout == b"more\n", ended
+
+
 async def test_what_it_plants_where_programs_look_at_their_start_is_not_found_by_its_judge() -> None:
     async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
         ended = await sandbox.exec(["bash", "-c", RUNS_MORE, UNTRUSTED_FILE, PLANT], timeout_s=60)
