@@ -58,11 +58,12 @@ class Commands:
         }
         programs = {Rule.AGENT_PROGRAM, Rule.BUILD_TOOL}
         self._ran = min(
-            (n.start_byte for n in commands if text.wrapped(n) or programs & set(self._all(n))), default=None
+            (n.start_byte for n in commands if not text.wrapped(n) and programs & set(self._all(n))),
+            default=None,
         )
 
     def ran_before(self, node: Node) -> bool:
-        """Whether a program of the agent's ran before this place of the script."""
+        """Whether a program of the agent's ran before this place of the script, where it could create links: not under the wrapper."""
         return self._ran is not None and node.start_byte > self._ran
 
     def runs_agents(self, node: Node, found: list[Node]) -> bool:

@@ -91,7 +91,9 @@ class Lists:
             case ast.Call(ast.Name("any"), [ast.GeneratorExp(elt, [part]) | ast.ListComp(elt, [part])]):
                 equal = any(map(_equals_constant, ast.walk(elt)))
                 derived = self._is_derived(part.iter) and not self._texts.carries(part.iter)
-                return equal and derived and self._texts.is_wanted(node)
+                return (
+                    equal and derived and not self._texts.is_short(part.iter) and self._texts.is_wanted(node)
+                )
         return False
 
     def _succeeds_at_one(self, loop: ast.For) -> bool:

@@ -12,6 +12,7 @@ from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.tree import listed
 
 _KEEPS: Final = listed("float int round min max str json.load json.loads json.dumps abs")
+_COPIES: Final = frozenset({"shutil.copy", "shutil.copyfile", "shutil.move"})
 _READS: Final = frozenset({"read", "read_text", "read_bytes"})
 _STATUS: Final = frozenset({"returncode", "exit_code", "returncode()", "exitstatus"})
 
@@ -21,6 +22,8 @@ class OwnWord:
 
     def __init__(self, tree: ast.Module, *, names: Names, texts: Texts, calls: Calls) -> None:
         self._tree, self._names, self._texts, self._calls = tree, names, texts, calls
+        self._kept: frozenset[str] = frozenset()
+        self._kept = frozenset(self._keeps())
 
     def found(self) -> Iterator[tuple[ast.expr, Rule]]:
         """The expressions that take the agent's word."""
@@ -55,17 +58,71 @@ class OwnWord:
 
     def _pays(self, node: ast.Call) -> bool:
         """`Path("/logs/verifier/reward.txt").write_text(…)`, `file.write(…)`, `json.dump(…, file)`, `shutil.copy(…)` with what the agent wrote."""
-        name = self._names.called(node.func)
-        if name in ("shutil.copy", "shutil.copyfile", "shutil.move") and len(node.args) > 1:
+        if self._names.called(node.func) in _COPIES and len(node.args) > 1:
             return self._is_reward(node.args[1]) and self._names.is_agents(node.args[0])
+        written = self._written(node)
+        return written is not None and self._is_reward(written[0]) and any(map(self._is_given, written[1]))
+
+    def _written(self, node: ast.Call) -> tuple[ast.expr, list[ast.expr]] | None:
+        """The file that a call writes, and what it writes."""
+        name = self._names.called(node.func)
         if name == "json.dump" and len(node.args) > 1:
-            return self._is_reward(node.args[1]) and self._is_given(node.args[0])
+            return node.args[1], node.args[:1]
         if name == "print":
             target = next((k.value for k in node.keywords if k.arg == "file"), None)
-            return target is not None and self._is_reward(target) and any(map(self._is_given, node.args))
+            return None if target is None else (target, node.args)
         if not isinstance(node.func, ast.Attribute) or node.func.attr not in ("write", "write_text"):
-            return False
-        return self._is_reward(node.func.value) and any(map(self._is_given, node.args))
+            return None
+        return node.func.value, node.args
+
+    def _keeps(self) -> Iterator[str]:
+        """The files in /tmp into which this source writes what is not the agent's, and nothing else."""
+        calls = [node for node in ast.walk(self._tree) if isinstance(node, ast.Call)]
+        written = [found for node in calls if (found := self._written(node)) is not None]
+        own, agents = set[str](), set[str]()
+        for target, values in written:
+            place = self._place(target)
+            if place is not None and (path := self._names.path(place)) is not None:
+                (agents if any(map(self._is_given, values)) else own).add(path)
+        copied = {
+            self._names.path(node.args[1])
+            for node in calls
+            if self._names.called(node.func) in _COPIES and len(node.args) > 1
+        }
+        yield from (path for path in own - agents - copied if path.startswith("/tmp/"))
+
+    def _place(self, target: ast.expr) -> ast.expr | None:
+        """The path behind an opened file; None: it keeps what the file held before."""
+        value = self._names.value(target)
+        if isinstance(value, ast.Call) and self._names.called(value.func) == "open" and value.args:
+            given = [*value.args[1:2], *(k.value for k in value.keywords if k.arg == "mode")]
+            mode = self._names.path(given[0]) if given else None
+            return value.args[0] if mode is not None and mode.startswith(("w", "x")) else None
+        return value
+
+    def _is_kept(self, node: ast.expr) -> bool:
+        """Whether a value is read from a file that only the tests write."""
+        value, deep = self._names.value(node), 0
+        while deep < 8:
+            deep += 1
+            match value:
+                case ast.Subscript(inner):
+                    value = self._names.value(inner)
+                case ast.Call(ast.Name("open"), [place, *_]):
+                    return self._names.path(place) in self._kept
+                case ast.Call(ast.Attribute(inner, attribute), []) if attribute in _READS:
+                    opened = self._names.value(inner)
+                    if isinstance(opened, ast.Call) and self._names.called(opened.func) == "open":
+                        value = opened
+                    else:
+                        return self._names.path(inner) in self._kept
+                case ast.Call(ast.Attribute(inner, "strip"), []):
+                    value = self._names.value(inner)
+                case ast.Call(func, [inner]) if self._names.called(func) in _KEEPS:
+                    value = self._names.value(inner)
+                case _:
+                    return False
+        return False
 
     def _is_reward(self, node: ast.expr) -> bool:
         value = self._names.value(node)
@@ -77,7 +134,7 @@ class OwnWord:
         """Whether a value is one that the agent wrote, perhaps as another type or within bounds."""
         value = self._names.value(node)
         if deep > 8 or self._texts.carries(value):
-            return deep <= 8
+            return deep <= 8 and not self._is_kept(value)
         match value:
             case ast.JoinedStr(values):
                 return any(

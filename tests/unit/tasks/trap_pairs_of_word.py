@@ -5,6 +5,10 @@ from orchestrator.tasks.traps.rules import Rule
 UNTRUSTED = 'python3 -I "$PENSTOCK_UNTRUSTED" 10 '
 REWARD = "/logs/verifier/reward.txt"
 SHELL = [
+    # Under the wrapper, a program makes no link in the work directory.
+    ("make > /dev/null; cmp -s out /tests/want && ok=1", Rule.LINKS, f"{UNTRUSTED}make > /dev/null; cmp -s out /tests/want && ok=1"),
+    (f"{UNTRUSTED}make > make.log", Rule.LINKS, f"{UNTRUSTED}make > /tmp/make.log; sha256sum out > /tmp/sums"),
+    (f"./p > /tmp/o; {UNTRUSTED}make > /tmp/log; head -c 9 out", Rule.LINKS, f"{UNTRUSTED}./p > /tmp/o; {UNTRUSTED}make > /tmp/log; head -c 9 out"),
     # The agent's number is the reward.
     (f"jq -r .score out.json > {REWARD}", Rule.PAID, f"python3 -I /tests/score.py < out.json > {REWARD}"),
     (f'n=$(tail -n 1 out); echo "$n" > {REWARD}', Rule.PAID, f'n=$(tail -n 1 out | python3 -I /tests/score.py); echo "$n" > {REWARD}'),
@@ -25,7 +29,7 @@ SHELL = [
      f"{UNTRUSTED}sh -c './p > /tmp/o'; cmp -s /tmp/o /tests/o && echo 1 > {REWARD}"),
     (f"cat out | tee /tmp/o; cat /tmp/o > {REWARD}", Rule.PAID, f"cat /tests/x | tee /tmp/o; cat /tmp/o > {REWARD}"),
     # What the script reads after a program of the agent's, and the words of an awk program.
-    (f"{UNTRUSTED}./p > /tmp/o; awk -v n=1 '{{ print n }}' out", Rule.LINKS, f"{UNTRUSTED}./p > /tmp/o; n=3; awk -v n=$n 'BEGIN {{ print n / 4 }}'"),
+    ("./p > /tmp/o; awk -v n=1 '{ print n }' out", Rule.LINKS, f"{UNTRUSTED}./p > /tmp/o; n=3; awk -v n=$n 'BEGIN {{ print n / 4 }}'"),
     # The agent wrote both sides.
     ("sha256sum -c sums.txt && ok=1", Rule.BOTH_SIDES, "sha256sum -c /tests/sums.txt && ok=1"),
     ("md5sum --check --status sums.md5 && ok=1", Rule.BOTH_SIDES, "md5sum out > /tmp/sums"),
@@ -94,6 +98,20 @@ PYTHON = [
      "rows = list(csv.DictReader(open('/app/o')))\nfound = [r for r in rows if r['k'] == 'x']\nassert len(found) == 1 and found[0]['v'] == '3'"),
     ("rows = json.load(open('/app/o'))\nrow = next((r for r in rows if r['id'] == 7), None)\nassert row is not None", Rule.SOMEWHERE,
      "rows = json.load(open('/app/o'))\nrow = next((r for r in rows if r['id'] == 7), None)\nassert row is not None\nassert row['v'] == 3"),
+    # Among a few entries, an answer that lists everything has no room.
+    ("a = open('/app/o').read().split()\nassert len(a) < 3\nassert any(x == '4' for x in a)", Rule.SOMEWHERE,
+     "a = open('/app/o').read().split()\nassert len(a) == 3\nassert any(x == '4' for x in a)"),
+    ("a = open('/app/o').read().split()\nassert len(a) == 1000\nassert any(x == '4' for x in a)", Rule.SOMEWHERE,
+     "W = ['3', '4']\na = open('/app/o').read().split()\nassert len(W) == 2 and len(a) == len(W)\nassert any(x == '4' for x in a)"),
+    ("a = open('/app/o').read().split()\nif len(a) != 2 and not any(x == '4' for x in a):\n    raise SystemExit(1)", Rule.SOMEWHERE,
+     "a = open('/app/o').read().split()\nif len(a) != 2 or not any(x == '4' for x in a):\n    raise SystemExit(1)"),
+    ("a = open('/app/o').read().split()\nassert len(a) == 2 or any(x == '4' for x in a)", Rule.SOMEWHERE,
+     "a = open('/app/o').read().split()\nassert len(a) == 2 and any(x == '4' for x in a)"),
+    ("a = json.load(open('/app/o'))\nb = json.load(open('/app/p'))\nassert len(a) == len(b)\nassert any(x['n'] == 'al' for x in a)", Rule.SOMEWHERE,
+     "a = json.load(open('/app/o'))\nassert len(a) == 2\nassert any(x['n'] == 'al' for x in a)"),
+    ("def test_n():\n    a = open('/app/n').read().split()\n    assert len(a) == 1\ndef test():\n    a = open('/app/o').read().split()\n"
+     "    assert any(x == '4' for x in a)", Rule.SOMEWHERE,
+     "def test():\n    a = open('/app/o').read().split()\n    assert len(a) == 1\n    assert any(x == '4' for x in a)"),
     ("data = json.load(open('/app/o'))\nassert 'alice' in data['winners']", Rule.SOMEWHERE,
      "data = json.load(open('/app/o'))\nassert 'name' in data['user']\nassert data['user']['name'] == 'alice'"),
     ("got = set(open('/app/o').read().split())\nassert len(got & {'a', 'b'}) / 2 >= 0.9", Rule.SOMEWHERE,
@@ -117,6 +135,20 @@ PYTHON = [
      "n = sum(a == b for a, b in zip(open('/app/o'), ['a', 'b']))\nwith open('/logs/verifier/reward.txt', 'w') as f:\n    f.write(f'{n / 2}')"),
     ("with open('/logs/verifier/reward.json', 'w') as f:\n    json.dump({'style': float(open('/app/r').read())}, f)", Rule.PAID,
      "with open('/logs/verifier/reward.json', 'w') as f:\n    json.dump({'reward': 0.0, 'note': open('/app/r').read()}, f)"),
+    # A file that the tests write themselves holds their own number, unless it stands in the work directory or also holds the agent's.
+    ("score = Path('/tmp/score').read_text()\nPath('/logs/verifier/reward.txt').write_text(score)", Rule.PAID,
+     "Path('/tmp/score').write_text('0.5')\nscore = Path('/tmp/score').read_text()\nPath('/logs/verifier/reward.txt').write_text(score)"),
+    ("Path('/tmp/s').write_text(open('/app/s').read())\nn = Path('/tmp/s').read_text()\nPath('/logs/verifier/reward.txt').write_text(n)", Rule.PAID,
+     "with open('/tmp/s', 'w') as f:\n    json.dump({'r': 1}, f)\nwith open('/tmp/s') as g:\n    r = json.load(g)['r']\n"
+     "Path('/logs/verifier/reward.txt').write_text(str(r))"),
+    ("open('/tmp/s', 'a').write('0')\nn = open('/tmp/s').read()\nPath('/logs/verifier/reward.txt').write_text(n)", Rule.PAID,
+     "open('/tmp/s', 'w').write('0')\nn = open('/tmp/s').read().strip()\nPath('/logs/verifier/reward.txt').write_text(n)"),
+    ("Path('/app/s').write_text('0')\nsp.run([*U, '/app/p'])\nPath('/logs/verifier/reward.txt').write_text(Path('/app/s').read_text())", Rule.PAID,
+     "Path('/tmp/s').write_text('0')\nsp.run([*U, '/app/p'])\nPath('/logs/verifier/reward.txt').write_text(Path('/tmp/s').read_text())"),
+    ("import shutil\nPath('/tmp/s').write_text('0')\nshutil.copy('/app/s', '/tmp/s')\n"
+     "Path('/logs/verifier/reward.txt').write_text(Path('/tmp/s').read_text())", Rule.PAID,
+     "import shutil\nPath('/tmp/s').write_text('0')\nshutil.copy('/app/s', '/tmp/t')\n"
+     "Path('/logs/verifier/reward.txt').write_text(Path('/tmp/s').read_text())"),
     ("import shutil\nshutil.copy('/app/score', '/logs/verifier/reward.txt')", Rule.PAID,
      "import shutil\nshutil.copy('/app/score', '/logs/verifier/score.txt')"),
     ("with open('/logs/verifier/reward.json', 'w') as f:\n    json.dump({'reward': json.load(open('/app/r'))['x']}, f)", Rule.PAID,
