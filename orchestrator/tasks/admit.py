@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.contracts.network import NetworkMode
 from orchestrator.contracts.quote import quoted
+from orchestrator.rewards.speed import SHORTEST_S
 from orchestrator.runtime import plugins
 from orchestrator.settings.providers import tables
 from orchestrator.settings.sandbox import SandboxSection
@@ -27,7 +28,7 @@ from orchestrator.tasks.network import contradictions, of_agent, of_tests
 from orchestrator.tasks.network import refusals as network_refusals
 from orchestrator.tasks.reserved import reserved
 from orchestrator.tasks.resources import shortages
-from orchestrator.tasks.settings import variables_of
+from orchestrator.tasks.settings import TaskSettings, variables_of
 from orchestrator.tasks.sizes import check_variables, dockerfile_text, read_task_toml
 from orchestrator.tasks.users import of_steps, unknown
 from orchestrator.tasks.users import refusals as user_refusals
@@ -70,10 +71,25 @@ def _of_keys_and_files(task: Task, sandbox: SandboxSection) -> Iterator[str]:
     yield from _all(
         lambda: _files(task),
         lambda: contradictions(task.settings),
+        lambda: _reference_time(task.settings),
         lambda: _reserved(task) if not keys else (),
         lambda: of_steps(task.settings),
         lambda: shortages(task.settings.environment, sandbox) if not keys else (),
     )
+
+
+def _reference_time(settings: TaskSettings) -> Iterator[str]:
+    """A reference that no attempt can differ from in a way that counts: the speed of all of them would be worth the same."""
+    reference, agent = settings.agent.reference_sec, settings.agent
+    if reference is None:
+        return
+    key = f"task.toml: [agent].reference_sec = {reference:g}"
+    longest = sum(float(step.agent.get("timeout_sec", agent.timeout_sec)) for step in settings.steps)
+    longest = longest or agent.timeout_sec
+    if reference > longest:
+        yield f"{key} is longer than an attempt may take ({longest:g} s): write the seconds that a good agent takes, or raise timeout_sec"
+    elif reference < SHORTEST_S:
+        yield f"{key} is shorter than times are measured ({SHORTEST_S:g} s): write the seconds that a good agent takes"
 
 
 def _of_environments(task: Task, sandbox: SandboxSection) -> Iterator[str]:

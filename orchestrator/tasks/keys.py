@@ -272,7 +272,9 @@ KEYS: Final[Mapping[str, Key]] = {
         says="ours: no completion open, no output, no CPU time for so long ends the attempt (60)"
     ),
     "agent.max_turns": _honoured(says="ours: completions (the stage's)"),
-    "agent.reference_sec": _honoured(says="ours: what it takes a good agent; speed is compared with it"),
+    "agent.reference_sec": _honoured(
+        says="ours: seconds of a good agent, at most the time of an attempt; speed is compared with it"
+    ),
     "agent.user": _honoured(
         values.user, f"who runs the agent, its health check and its collected commands; {_USER}"
     ),

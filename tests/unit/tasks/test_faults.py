@@ -61,6 +61,29 @@ def test_each_fault_of_a_task_is_named_once_and_the_first_one_refuses_it(
         check_admissible(task, section)
 
 
+TOO_LONG = "is longer than an attempt may take"
+STEPS = '[[steps]]\nname = "a"\nagent.timeout_sec = 30\n[[steps]]\nname = "b"\n'
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[agent]\nreference_sec = 900", None),
+        ("[agent]\nreference_sec = 901", f"{TOO_LONG} (900 s)"),
+        ("[agent]\ntimeout_sec = 20\nreference_sec = 20000.0", f"{TOO_LONG} (20 s)"),
+        ("[agent]\nreference_sec = 0.001", None),
+        ("[agent]\nreference_sec = 1e-300", "is shorter than times are measured (0.001 s)"),
+        (f"{STEPS}[agent]\ntimeout_sec = 20\nreference_sec = 50", None),
+        (f"{STEPS}[agent]\ntimeout_sec = 20\nreference_sec = 51", f"{TOO_LONG} (50 s)"),
+    ],
+)
+def test_a_reference_time_that_makes_every_attempt_equally_quick_is_refused(
+    toml: str, said: str | None
+) -> None:
+    found = [fault for fault in faults(a_task(toml), SandboxSection()) if "reference_sec" in fault]
+    assert (not found) if said is None else (len(found) == 1 and said in found[0]), found
+
+
 def test_faults_of_several_tasks_are_lines_below_the_number_of_tasks(tmp_path: Path) -> None:
     for name, toml in (("one", ""), ("two", "[agent]\nnetwork_mode = 'public'\nuser = 'stranger'\n")):
         for path, text in {**BASE, "task.toml": toml, "trajectory.json": "{}"}.items():
