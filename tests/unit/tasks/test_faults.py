@@ -66,7 +66,7 @@ STEPS = '[[steps]]\nname = "a"\nagent.timeout_sec = 30\n[[steps]]\nname = "b"\n'
 
 
 @pytest.mark.parametrize(
-    ("toml", "said"),
+    ("toml", "words"),
     [
         ("[agent]\nreference_sec = 900", None),
         ("[agent]\nreference_sec = 901", f"{TOO_LONG} (900 s)"),
@@ -78,10 +78,10 @@ STEPS = '[[steps]]\nname = "a"\nagent.timeout_sec = 30\n[[steps]]\nname = "b"\n'
     ],
 )
 def test_a_reference_time_that_makes_every_attempt_equally_quick_is_refused(
-    toml: str, said: str | None
+    toml: str, words: str | None
 ) -> None:
     found = [fault for fault in faults(a_task(toml), SandboxSection()) if "reference_sec" in fault]
-    assert (not found) if said is None else (len(found) == 1 and said in found[0]), found
+    assert (not found) if words is None else (len(found) == 1 and words in found[0]), found
 
 
 def test_faults_of_several_tasks_are_lines_below_the_number_of_tasks(tmp_path: Path) -> None:
