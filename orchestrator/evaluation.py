@@ -8,6 +8,7 @@ evaluation therefore continues, and a finished one is a no-op. A rollout server 
 (`servers.evaluation`) serve the versions that evaluations pin, the others only the newest version.
 """
 
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ ANSWER_S = 120.0  # for the orchestrator to accept published tasks, and for a st
 SERVED_S = 30.0  # for a rollout server to reach the newest version
 STUCK_S = 600.0  # without a further ended group
 POLL_INTERVAL_S = 0.5
+SUITE = re.compile(r"[A-Za-z0-9_:@+=/-]+(\.[A-Za-z0-9_:@+=/-]+)*")
 PAGE = 64  # tasks published before the next ones wait for their acceptance
 
 Tick = Callable[[int, int], object]
@@ -72,6 +74,11 @@ class EvaluationRequest:
     def __post_init__(self) -> None:
         if not self.suite:
             raise ArgumentError("suite", "is empty: give the evaluation a name")
+        if not SUITE.fullmatch(self.suite):
+            raise ArgumentError(
+                "suite",
+                f"{quoted(self.suite)} cannot be part of a submission id: write letters, digits or '_:@+=/-', with single dots inside",
+            )
         if not 1 <= self.rollouts <= INT2:
             raise ArgumentError(
                 "rollouts", f"{self.rollouts} is not a number of tries per task from 1 to {INT2}"

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from orchestrator.api.arguments import each_of, place, words
 from orchestrator.api.run import Run
 from orchestrator.deploy.home import Home
 from orchestrator.pool.engine import Role, check_revision, open_engine
@@ -20,10 +21,14 @@ async def connect(config: str | Path = ".", *, overrides: Sequence[str] = ()) ->
 
     Raises ConfigurationError if the file or the run does not exist, ServiceError if PostgreSQL cannot be reached.
     """
-    home = Home.at(Path(config), tuple(overrides))
+    home = Home.at(place("config", config), each_of("overrides", overrides, words))
     own = home.reading()
     async with open_engine(own.services.database_url, Role.READER, size=2, name="penstock-api") as engine:
         async with engine.connect() as connection:
             await check_revision(connection)
             stored = await get_run(connection, own.run.name)
-        yield Run(home, config=effective(stored.config, own), engine=engine, stored=stored)
+        run = Run(home, config=effective(stored.config, own), engine=engine, stored=stored)
+        try:
+            yield run
+        finally:
+            run._closed = True

@@ -4,13 +4,17 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import TypedDict
 
+from orchestrator.api.arguments import each_of, flag, number, words
 from orchestrator.api.published import Published, accepted_in
 from orchestrator.api.scaffolds import ScaffoldLike, reference
+from orchestrator.contracts.errors import ArgumentError
+from orchestrator.contracts.numbers import INT4
+from orchestrator.contracts.quote import quoted
 from orchestrator.queries.attempt_filters import AttemptFilters
 
 
 class TrajectoryFilters(TypedDict, total=False):
-    """Which trajectories are read; a missing key matches all. All keys together must match."""
+    """Which trajectories are read; a missing key, or None, matches all, and an empty collection matches none. All keys together must match."""
 
     task: str
     """Name of the task."""
@@ -42,8 +46,8 @@ def attempt_filters(
     *,
     task: str | None = None,
     submissions: Published | Iterable[str] | None = None,
-    rollouts: Iterable[int] = (),
-    groups: Iterable[int] = (),
+    rollouts: Iterable[int] | None = None,
+    groups: Iterable[int] | None = None,
     purpose: str | None = None,
     label: str | None = None,
     domain: str | None = None,
@@ -54,21 +58,44 @@ def attempt_filters(
     every_attempt: bool = False,
 ) -> AttemptFilters:
     """The same filters for queries. Raises ArgumentError for a value that cannot be used."""
-    low, high = versions if isinstance(versions, tuple) else (versions, versions)
-    span = f"{'' if low is None else low}..{'' if high is None else high}"
-    if isinstance(since, timedelta):
-        since = datetime.now(UTC) - since
+    names = {"task": task, "purpose": purpose, "label": label, "domain": domain, "state": state}
+    for name, value in names.items():
+        if value is not None:
+            words(name, value)
+    span = _span(versions)
     return AttemptFilters(
         task=task,
-        submissions=() if submissions is None else accepted_in(submissions),
-        rollouts=tuple(rollouts),
-        groups=tuple(groups),
+        submissions=None if submissions is None else accepted_in(submissions),
+        rollouts=None if rollouts is None else each_of("rollouts", rollouts, number),
+        groups=None if groups is None else each_of("groups", groups, number),
         purpose=purpose,
         label=label,
         domain=domain,
         scaffold=None if scaffold is None else reference(scaffold),
         state=state,
         versions=None if span == ".." else span,
-        since=None if since is None else since.isoformat(),
-        every_attempt=every_attempt,
+        since=None if since is None else _time(since).isoformat(),
+        every_attempt=flag("every_attempt", every_attempt),
     )
+
+
+def _span(versions: object) -> str:
+    """The versions as a command takes them; ".." means any."""
+    ends = versions if isinstance(versions, tuple) else (versions, versions)
+    if len(ends) != 2:
+        raise ArgumentError(
+            "versions", f"must be a version, or the first and the last, not {quoted(versions)}"
+        )
+    low, high = ("" if end is None else number("versions", end, most=INT4) for end in ends)
+    return f"{low}..{high}"
+
+
+def _time(since: object) -> datetime:
+    if isinstance(since, timedelta) and since >= timedelta(0):
+        try:
+            return datetime.now(UTC) - since
+        except OverflowError:
+            return datetime.min.replace(tzinfo=UTC)
+    if not isinstance(since, datetime):
+        raise ArgumentError("since", f"must be a datetime, or a timedelta from 0, not {quoted(since)}")
+    return since

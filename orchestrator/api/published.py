@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from orchestrator.api.arguments import each_of, words
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
@@ -23,4 +25,5 @@ def accepted_in(submissions: "Published | Iterable[str]") -> tuple[str, ...]:
     """The accepted submissions of a `Published`, or the given ids."""
     if isinstance(submissions, Published):
         return submissions.accepted
-    return (submissions,) if isinstance(submissions, str) else tuple(submissions)
+    given = (submissions,) if isinstance(submissions, str) else submissions
+    return each_of("submissions", given, words)

@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator.api.arguments import flag, number, place, seconds, words
 from orchestrator.api.filters import TrajectoryFilters, attempt_filters
 from orchestrator.api.frame import FrameBuilder
 from orchestrator.api.published import Published, accepted_in
@@ -19,6 +20,7 @@ from orchestrator.api.trajectory import Trajectory, trajectory_of
 from orchestrator.bus.base import Bus, BusError
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ConfigurationError, NotFoundError, ServiceError
+from orchestrator.contracts.numbers import INT2, INT4
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
 from orchestrator.contracts.vetting import Level
@@ -59,6 +61,7 @@ class Run:
         self._config = config
         self._engine = engine
         self._stored = stored
+        self._closed = False  # set by `connect`
 
     def __repr__(self) -> str:
         return f"Run({self.name!r}, {str(self.directory)!r})"
@@ -95,19 +98,24 @@ class Run:
         Raises ArgumentError for an option that cannot be used, ValueError if a task cannot be read or the run cannot take it; nothing is
         published then. ServiceError if NATS cannot be reached.
         """
+        if label is not None:
+            words("label", label)
+        if domain is not None:
+            words("domain", domain)
+        seconds("timeout_s", timeout_s)
         options = PublishOptions(
             purpose=read_purpose(purpose),
             label=label,
             scaffold=self._offered(scaffold),
-            group_size=group_size,
+            group_size=None if group_size is None else number("group_size", group_size, least=1, most=INT2),
             domain=domain,
             domains=self._config.tasks.domains,
         )
         found = await self._read(tasks, "nothing is published")
-        levels = filed(Path(task) for task in tasks if not isinstance(task, Task))
+        levels = filed(place("tasks", task) for task in tasks if not isinstance(task, Task))
         required = self._config.tasks.require
         if required is not Level.NONE:
-            async with self._engine.connect() as connection:
+            async with self._connection() as connection:
                 rows = await kept(connection, self._stored.run_id, found)
             if problems := below(found, required, levels, rows):
                 raise ValueError(together([(each,) for each in problems], "nothing is published"))
@@ -139,6 +147,8 @@ class Run:
         PostgreSQL is away.
         """
         ids = set(accepted_in(submissions))
+        if timeout_s is not None:
+            seconds("timeout_s", timeout_s)
         open_ids = ids
         try:
             with anyio.fail_after(timeout_s):
@@ -172,6 +182,7 @@ class Run:
 
     async def trajectory(self, rollout_id: int) -> Trajectory:
         """The trajectory of one ended rollout: the attempt that counts. Raises NotFoundError."""
+        number("rollout_id", rollout_id)
         async with aclosing(self._attempts(1, {"rollouts": (rollout_id,)})) as attempts:
             async for attempt in attempts:
                 return trajectory_of(attempt)
@@ -195,6 +206,7 @@ class Run:
     ) -> "pandas.DataFrame":
         """A row per step of at most `limit` trajectories, with the columns of `penstock export parquet` (data/steps). `full`: also each step's
         whole context, quadratic in the turns. Raises ConfigurationError without pandas: pip install 'penstock[frame]'."""
+        flag("full", full)
         frame = FrameBuilder(STEPS)
         async with aclosing(self._attempts(limit, filters)) as attempts:
             async for attempt in attempts:
@@ -223,10 +235,14 @@ class Run:
         be fulfilled exactly, ServiceError if NATS or PostgreSQL cannot be reached, PenstockError when nothing progresses any more.
         """
         name = self._offered(scaffold)
-        found = await self._read(tasks, "nothing is evaluated")
         request = EvaluationRequest(
-            suite=suite, version=version, rollouts=rollouts, greedy=greedy, scaffold=name
+            suite=words("suite", suite),
+            version=None if version is None else number("version", version, most=INT4),
+            rollouts=number("rollouts", rollouts, least=1, most=INT2),
+            greedy=flag("greedy", greedy),
+            scaffold=name,
         )
+        found = await self._read(tasks, "nothing is evaluated")
         async with self._bus() as bus:
             client = EvaluationClient(
                 run=self.name,
@@ -241,6 +257,10 @@ class Run:
 
     async def evaluations(self, *, suite: str | None = None, version: int | None = None) -> list[Evaluation]:
         """The evaluations of this run, finished or not, ordered by suite and version; None selects all."""
+        if suite is not None:
+            words("suite", suite)
+        if version is not None:
+            number("version", version, most=INT4)
         async with self._connection() as connection:
             return await evaluation_queries.evaluations(
                 connection, self._stored.run_id, suite=suite, version=version
@@ -256,6 +276,8 @@ class Run:
     async def _attempts(
         self, limit: int | None, filters: TrajectoryFilters
     ) -> AsyncGenerator[RecordedAttempt, None]:
+        if limit is not None:
+            number("limit", limit)
         wanted = attempt_filters(**filters)
         async with self._connection() as connection:
             now, _ = await clock_and_created(connection, self._stored.run_id)
@@ -266,6 +288,13 @@ class Run:
             async with aclosing(pages) as attempts:
                 async for attempt in attempts:
                     yield attempt
+                    self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigurationError(
+                f"the connection to run {quoted(self.name)} is closed: use it inside its `async with connect(…)`"
+            )
 
     async def _read(self, sources: Iterable[str | Path | Task], otherwise: str) -> Sequence[Task]:
         """All tasks, checked. ValueError names every one that the run cannot take."""
@@ -282,12 +311,14 @@ class Run:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[AsyncConnection]:
+        self._check_open()
         with as_service_error():
             async with self._engine.connect() as connection:
                 yield connection
 
     @asynccontextmanager
     async def _bus(self) -> AsyncIterator[Bus]:
+        self._check_open()
         url = self._config.services.nats_url
         if not url:
             raise ConfigurationError(UNKNOWN.format("NATS_URL"))
@@ -302,5 +333,5 @@ def _admissible(sources: Iterable[str | Path | Task], config: Config) -> tuple[l
     found: list[tuple[str, Task | str]] = []
     limits = BundleLimits.of(config.tasks)
     for source in sources:
-        found += [("", source)] if isinstance(source, Task) else each([Path(source)], limits)
+        found += [("", source)] if isinstance(source, Task) else each([place("tasks", source)], limits)
     return admissible(found, config.sandbox)

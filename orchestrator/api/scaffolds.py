@@ -9,7 +9,8 @@ from scaffolds.base import ScaffoldKind
 from scaffolds.declare import ATTRIBUTE
 from scaffolds.find import find, is_path
 
-from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.api.arguments import place
+from orchestrator.contracts.errors import ArgumentError, ConfigurationError
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
 from orchestrator.settings.config import load
@@ -34,6 +35,8 @@ def reference(scaffold: ScaffoldLike) -> str:
         return f"{Path(inspect.getfile(scaffold)).resolve()}:{scaffold.__name__}"
     if isinstance(scaffold, Path):
         return str(scaffold.resolve())
+    if not isinstance(scaffold, str):
+        raise ArgumentError("scaffold", f"must be a name, a path or a class, not {quoted(scaffold)}")
     return str(Path(scaffold).resolve()) if is_path(scaffold) or ".py:" in scaffold else scaffold
 
 
@@ -56,7 +59,7 @@ def register_scaffold(config: str | Path, scaffold: ScaffoldLike, *, share: floa
     if not 0 <= share < float("inf"):
         raise ValueError(f"the share of a scaffold is a number from 0, not {share}")
     name = checked(scaffold)
-    home = Home.at(Path(config))
+    home = Home.at(place("config", config))
     run = load(home.file).run.name
     if home.run_model_file.exists() and home.run_model_file.read_text(encoding="utf-8").split("\n")[0] == run:
         raise ConfigurationError(

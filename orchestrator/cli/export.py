@@ -72,8 +72,8 @@ def _filters(
     from orchestrator.queries.attempt_filters import AttemptFilters
 
     return AttemptFilters(
-        rollouts=tuple(sorted(set(rollout or ()))),
-        groups=tuple(sorted(set(group or ()))),
+        rollouts=tuple(sorted(set(rollout))) if rollout else None,
+        groups=tuple(sorted(set(group))) if group else None,
         purpose=purpose,
         label=label,
         domain=domain,
@@ -174,17 +174,20 @@ def otlp(
 ) -> None:
     """Write or send traces of the GenAI conventions: penstock export otlp -c runs/first --out sent --endpoint http://127.0.0.1:4318 --since 1h"""
     from orchestrator.export.otlp import Otlp
-    from orchestrator.export.post import check_endpoint
+    from orchestrator.export.post import check_endpoint, check_header
 
     if endpoint is not None:
         check_endpoint(endpoint)
     elif header:
         raise ConfigurationError("--header is of requests to a collector: name it with --endpoint")
-    headers = {}
+    headers: dict[str, str] = {}
     for each in header or ():
         name, separator, value = each.partition("=")
         if not separator:
             raise ConfigurationError(f"--header {quoted(each)} is not of the form name=value")
+        check_header(name, value)
+        if name.lower() in map(str.lower, headers):
+            raise ConfigurationError(f"--header {quoted(name)} is given twice: give it one value")
         headers[name] = value
     _export(Home.at(config), Otlp(endpoint, headers=headers, content=content), wanted, out, as_json)
 

@@ -58,6 +58,12 @@ def read_manifest(out: Path) -> Manifest | None:
 def claimed(out: Path, new: Manifest) -> Iterator[Manifest]:
     """`out`, locked for this process: a new or empty directory, or one where the same export continues. Raises ConfigurationError
     otherwise."""
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            f"--out {quoted(str(out))} is not UTF-8 text, which some formats need: choose another directory"
+        ) from None
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"{out} is a file; --out is a directory, new or empty")
     found = read_manifest(out)

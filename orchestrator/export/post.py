@@ -1,6 +1,7 @@
 """One OTLP/HTTP request: retried until the collector accepts or refuses it, or does not answer for too long."""
 
 import http.client
+import re
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +17,8 @@ TRIES = 6
 FIRST_PAUSE_S = 0.25
 ANSWER_S = 30.0
 PATH = "/v1/traces"
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 def check_endpoint(endpoint: str) -> None:
@@ -24,6 +27,16 @@ def check_endpoint(endpoint: str) -> None:
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ArgumentError(
             "endpoint", f"{quoted(endpoint)} is not a URL of a collector: write http://host:4318"
+        )
+
+
+def check_header(name: str, value: str) -> None:
+    """Raises ArgumentError unless HTTP can carry the header. The value is not repeated: it may be a secret."""
+    if not _NAME.fullmatch(name):
+        raise ArgumentError("header", f"{quoted(name)} cannot name a header: write letters, digits or -")
+    if not _VALUE.fullmatch(value):
+        raise ArgumentError(
+            "header", f"{quoted(name)}: the value holds a line end or a character that no header has"
         )
 
 

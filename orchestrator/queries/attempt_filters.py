@@ -11,6 +11,7 @@ from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.numbers import whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import ROLLOUT_TERMINAL, GroupState, Purpose, RolloutState
+from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import attempts, groups, rollouts, steps, tasks
 
 _AGO = re.compile(r"([0-9]+)\s*([smhd])")
@@ -20,16 +21,16 @@ _VERSIONS = re.compile(r"([0-9]*)\.\.([0-9]*)|([0-9]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFilters:
-    """The filters of one export; empty and None mean any. `since` is a time ("2026-01-31T12:00+00:00", "2026-01-31") or an age ("90m",
+    """The filters of one export; None means any, an empty tuple none. `since` is a time ("2026-01-31T12:00+00:00", "2026-01-31") or an age ("90m",
     "2d").
 
     `versions` is "7", "3..9", "3.." or "..9": attempts with a token of such a policy version. `state` is of the group or of the rollout.
     `label` "" selects groups without a label.
     """
 
-    rollouts: tuple[int, ...] = ()
-    groups: tuple[int, ...] = ()
-    submissions: tuple[str, ...] = ()
+    rollouts: tuple[int, ...] | None = None
+    groups: tuple[int, ...] | None = None
+    submissions: tuple[str, ...] | None = None
     task: str | None = None  # the task's name
     purpose: str | None = None
     label: str | None = None
@@ -54,8 +55,8 @@ class AttemptFilters:
             ("scaffold", self.scaffold),
             ("task", self.task),
         ):
-            if text and "\0" in text:
-                raise ArgumentError(name, "must not hold a NUL character")
+            if text and clean(text) != text:
+                raise ArgumentError(name, f"{quoted(text)} holds characters that PostgreSQL cannot store")
         read_versions(self.versions)
         read_since(self.since, datetime.now().astimezone())
 
@@ -65,7 +66,7 @@ class AttemptFilters:
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in fields.items()
-            if value not in (None, (), False)
+            if value not in (None, False)
         }
 
 
@@ -94,7 +95,11 @@ def read_versions(given: str | None) -> tuple[int | None, int | None]:
         low, high, single = (whole(text) if text else None for text in found.groups())
     except ValueError as error:
         raise ArgumentError("versions", str(error)) from None
-    return (low, high) if single is None else (single, single)
+    if single is not None:
+        return single, single
+    if low is not None and high is not None and low > high:
+        raise ArgumentError("versions", f"{quoted(given)} ends before it begins: write {high}..{low}")
+    return low, high
 
 
 def read_since(given: str | None, now: datetime) -> datetime | None:
@@ -122,11 +127,11 @@ def conditions(run_id: int, wanted: AttemptFilters, bound: Bound) -> ColumnEleme
     ]
     if not wanted.every_attempt:
         found.append(attempts.c.attempt == rollouts.c.attempt)
-    if wanted.rollouts:
+    if wanted.rollouts is not None:
         found.append(attempts.c.rollout_id.in_(wanted.rollouts))
-    if wanted.groups:
+    if wanted.groups is not None:
         found.append(rollouts.c.group_id.in_(wanted.groups))
-    if wanted.submissions:
+    if wanted.submissions is not None:
         found.append(groups.c.submission.in_(wanted.submissions))
     if wanted.task is not None:
         named = select(tasks.c.task_id).where(tasks.c.run_id == run_id, tasks.c.name == wanted.task)

@@ -3,9 +3,10 @@
 import importlib.util
 import json
 import os
+import re
 import secrets
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,15 @@ from scaffolds.base import Context, Llm, TaskView
 from scaffolds.declare import scaffold
 from sqlalchemy import text
 
-from orchestrator.api import ArgumentError, NotFoundError, Run, Task, connect, register_scaffold
+from orchestrator.api import (
+    ArgumentError,
+    ConfigurationError,
+    NotFoundError,
+    Run,
+    Task,
+    connect,
+    register_scaffold,
+)
 from orchestrator.api.testing import Reply, Services, start_run
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template
@@ -99,6 +108,9 @@ async def test_a_task_is_published_run_read_and_evaluated(services: Services) ->
         assert (result.scored, result.version, result.points[-1].successes) == (1, 0, 1)
         assert await run.evaluations(suite="heldout") == [result] and await run.unscored(result) == []
         await a_closed_run_says_why_it_refuses(run, services)
+    for late in (run.evaluations(), run.wait(published), run.publish(task, label="x"), run.trajectory(1)):
+        with pytest.raises(ConfigurationError, match="is closed: use it inside its `async with connect"):
+            await late
 
 
 async def trajectories_are_whole(run: Run, task: Task, accepted: tuple[str, ...]) -> None:
@@ -118,7 +130,15 @@ async def trajectories_are_whole(run: Run, task: Task, accepted: tuple[str, ...]
         again = await run.trajectory(each.rollout_id)
         assert again.attempt == each.attempt and again.counts
     assert [each.rollout_id async for each in run.trajectories(limit=1)] == [found[0].rollout_id]
-    for none in ({"task": "other"}, {"versions": (1, None)}, {"purpose": "eval"}, {"state": "lost"}):
+    nothing: list[dict[str, Any]] = [
+        {"submissions": ()},
+        {"rollouts": []},
+        {"task": "other"},
+        {"versions": (1, None)},
+        {"purpose": "eval"},
+        {"state": "lost"},
+    ]
+    for none in nothing:
         assert [each async for each in run.trajectories(**none)] == []
 
 
@@ -135,13 +155,35 @@ async def mistakes_are_one_sentence(run: Run, task: Task) -> None:
     for options, sentence in (
         ({"label": "a b"}, "^label 'a b' cannot be part of a submission id"),
         ({"label": ""}, "^label '' cannot be part of a submission id"),
-        ({"group_size": 0}, "^group_size 0 is not a number of rollouts"),
+        ({"group_size": 0}, "^group_size must be a whole number from 1 to 32767, not 0"),
         ({"domain": "A"}, "^domain 'A' is not a valid name"),
         ({"scaffold": "nothing"}, "^scaffold 'nothing' is unknown; the run knows: "),
         ({"purpose": "play"}, "^purpose 'play' is unknown; known: train, eval, record"),
     ):
         with pytest.raises(ArgumentError, match=sentence):
             await run.publish(task, **options)
+    wrong_calls: list[tuple[Awaitable[object], str]] = [
+        (run.publish(task, group_size=True), "group_size must be a whole number from 1 to 32767, not True"),
+        (run.publish(task, group_size=1.5), "group_size must be a whole number"),  # type: ignore[arg-type]
+        (run.publish(task, label=5), "label must be a string, not 5"),  # type: ignore[arg-type]
+        (run.publish(task, timeout_s=float("nan")), "timeout_s must be a number of seconds from 0, not nan"),
+        (run.publish(""), "tasks must be a path, not ''"),
+        (run.publish(5), "tasks must be a path, not 5"),  # type: ignore[arg-type]
+        (run.wait([5]), "submissions must be a string, not 5"),  # type: ignore[list-item]
+        (run.wait([], timeout_s=-1), "timeout_s must be a number of seconds from 0, not -1"),
+        (run.trajectory("1"), "rollout_id must be a whole number"),  # type: ignore[arg-type]
+        (run.trajectory(2**70), "rollout_id must be a whole number"),
+        (anext(run.trajectories(limit=-1)), "limit must be a whole number"),
+        (run.evaluate(task, suite="a b"), "suite 'a b' cannot be part of a submission id"),
+        (run.evaluate(task, suite="s", version=True), "version must be a whole number"),
+        (run.evaluate(task, suite="s", rollouts=1.5), "rollouts must be a whole number"),  # type: ignore[arg-type]
+        (run.evaluate(task, suite="s", greedy="no"), "greedy must be True or False"),  # type: ignore[arg-type]
+        (run.evaluations(version=2**40), "version must be a whole number"),
+        (run.evaluations(suite="a\0"), "suite 'a\\x00' holds characters"),
+    ]
+    for call, sentence in wrong_calls:
+        with pytest.raises(ArgumentError, match="^" + re.escape(sentence)):
+            await call
     with pytest.raises(ArgumentError, match=r"^scaffold 'nothing' is unknown"):
         await run.evaluate(task, suite="heldout", scaffold="nothing")
     with pytest.raises(ArgumentError, match=r"^suite is empty"):

@@ -1,16 +1,19 @@
 """The public Python API without services: registering scaffolds, filters, data frames without pandas."""
 
+import re
 import sys
 import tomllib
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import scaffolds.examples
 from scaffolds.examples.white_box import Agent
 from sqlalchemy.exc import DBAPIError
 
-from orchestrator.api import Published, register_scaffold
+from orchestrator.api import Published, connect, register_scaffold
 from orchestrator.api.filters import attempt_filters
 from orchestrator.api.frame import FrameBuilder
 from orchestrator.api.reading import as_service_error
@@ -72,6 +75,70 @@ def test_filters_are_python_values() -> None:
         and attempt_filters(versions=(None, None)).versions is None
     )
     assert attempt_filters(scaffold=Agent).scaffold == f"{EXAMPLES / 'white_box.py'}:Agent"
+
+
+def test_an_empty_selection_selects_nothing_and_a_missing_one_all() -> None:
+    refused = Published(accepted=(), refused={"a": "no"}, unanswered=())
+    selections: list[dict[str, Any]] = [
+        {"submissions": refused},
+        {"submissions": []},
+        {"rollouts": []},
+        {"groups": set()},
+    ]
+    for given in selections:
+        found = attempt_filters(**given)
+        assert [getattr(found, name) for name in given] == [()]
+    every = attempt_filters(submissions=None, rollouts=None)
+    assert (every.submissions, every.rollouts, every.groups) == (None, None, None)
+    assert attempt_filters(rollouts=np.array([3, 4])).rollouts == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"rollouts": 5}, "rollouts must be a list or another iterable, not 5"),
+        ({"rollouts": "12"}, "rollouts must be a list or another iterable, not '12'"),
+        ({"rollouts": ["1"]}, "rollouts must be a whole number from 0 to 9223372036854775807, not '1'"),
+        ({"rollouts": [True]}, "rollouts must be a whole number"),
+        ({"rollouts": [1.0]}, "rollouts must be a whole number"),
+        ({"groups": [2**70]}, "groups must be a whole number"),
+        ({"versions": -1}, "versions must be a whole number from 0 to 2147483647, not -1"),
+        ({"versions": "3"}, "versions must be a whole number"),
+        ({"versions": (1, 2, 3)}, "versions must be a version, or the first and the last"),
+        ({"versions": (9, 3)}, "versions '9..3' ends before it begins"),
+        ({"submissions": [5]}, "submissions must be a string, not 5"),
+        ({"submissions": ["a\0"]}, "submissions 'a\\x00' holds characters that PostgreSQL cannot store"),
+        ({"submissions": 5}, "submissions must be a list or another iterable"),
+        ({"label": 5}, "label must be a string, not 5"),
+        ({"task": "\udcff"}, "task '\\udcff' holds characters"),
+        ({"state": 3}, "state must be a string, not 3"),
+        ({"scaffold": 3}, "scaffold must be a name, a path or a class, not 3"),
+        ({"since": "2d"}, "since must be a datetime, or a timedelta from 0, not '2d'"),
+        ({"since": timedelta(days=-3)}, "since must be a datetime, or a timedelta from 0"),
+        ({"every_attempt": "no"}, "every_attempt must be True or False, not 'no'"),
+    ],
+)
+def test_a_filter_of_another_type_is_refused_by_its_name(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ArgumentError, match="^" + re.escape(sentence)):
+        attempt_filters(**given)
+
+
+def test_an_age_before_all_times_matches_all() -> None:
+    since = attempt_filters(since=timedelta.max).since
+    assert since is not None and since.startswith("0001-01-01")
+
+
+@pytest.mark.anyio
+async def test_an_empty_or_missing_place_is_not_the_working_directory() -> None:
+    for given in ("", None, 5):
+        with pytest.raises(ArgumentError, match=r"^config must be a path, not "):
+            async with connect(given):  # type: ignore[arg-type]
+                raise AssertionError("it is open")
+        with pytest.raises(ArgumentError, match=r"^config must be a path, not "):
+            register_scaffold(given, "shell")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^overrides must be a list"):
+        async with connect("runs/first", overrides="queue.capacity=3"):
+            raise AssertionError("it is open")
 
 
 def test_an_error_of_an_argument_has_its_name_and_the_problem() -> None:

@@ -40,6 +40,7 @@ def test_a_time_may_have_a_zone_of_its_own() -> None:
         ({"state": "happy"}, "state 'happy' is not a state of a group or a rollout: accepted"),
         ({"versions": "a..b"}, "versions 'a..b' cannot be read: write 7, 3..9"),
         ({"versions": ".."}, "versions '..' cannot be read"),
+        ({"versions": "9..3"}, "versions '9..3' ends before it begins: write 3..9"),
         ({"versions": "\u0663..9"}, "versions .* cannot be read: write 7, 3..9"),
         ({"since": "yesterday"}, "since 'yesterday' cannot be read: write a time"),
     ],
@@ -51,6 +52,7 @@ def test_what_cannot_be_meant_is_one_sentence(given: dict[str, str], sentence: s
 
 def test_the_plain_form_holds_only_the_filters_that_are_set() -> None:
     assert AttemptFilters().plain() == {}
+    assert AttemptFilters(rollouts=()).plain() == {"rollouts": []}
     assert AttemptFilters(groups=(4,), label="", every_attempt=True).plain() == {
         "groups": [4],
         "label": "",
@@ -68,7 +70,8 @@ def test_the_plain_form_holds_only_the_filters_that_are_set() -> None:
         ({"versions": f"1..{'9' * 5000}"}, "versions must be a whole number"),
         ({"since": "99999999999d"}, "since '99999999999d' cannot be read"),
         ({"since": "999999999d"}, "since '999999999d' cannot be read"),
-        ({"label": "a\0b"}, "label must not hold a NUL character"),
+        ({"label": "a\0b"}, "label 'a\\x00b' holds characters that PostgreSQL cannot store"),
+        ({"task": "\udcff"}, "task '\\udcff' holds characters that PostgreSQL cannot store"),
     ],
 )
 def test_a_value_that_no_column_holds_is_refused_before_the_query(
