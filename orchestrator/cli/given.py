@@ -1,5 +1,5 @@
-"""The words of a command, before they count: an option that is given twice, or is empty, is refused. Otherwise the later value would win, and an
-empty one, which is often a variable of the shell that is not set, would pass for an option that was left out."""
+"""The words of a command, before they count: an option that is given twice is refused, and so is an empty option or argument. Otherwise the later
+value would win, and an empty one, which is often a variable of the shell that is not set, would pass for one that was left out."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from orchestrator.cli.options import path
 
 EMPTY = "it is empty: give a value or leave it out; is a variable of your shell unset?"
-MAY_BE_EMPTY = ("label",)
-"""`--label ""` selects what has no label."""
+MAY_BE_EMPTY = ("label", "statement")
+"""`--label ""` selects what has no label; an empty statement gets a sentence of its own."""
 TWICE = "it is given twice: give it once, only one value can count"
 
 
-def _may_be_empty(param: TyperOption) -> bool:
+def _may_be_empty(param: Any) -> bool:
     # The parser of paths refuses it itself, with other advice.
     described = getattr(param.type_descriptor, "parameter_info", None)
     return param.name in MAY_BE_EMPTY or getattr(described, "parser", None) is path
@@ -28,14 +28,16 @@ def _check(command: TyperCommand | TyperGroup, ctx: Any, words: list[str]) -> No
     if any(param.name == "help" for param in order):
         return
     seen: set[str] = set()
+    param: Any
     for param in order:
-        if not isinstance(param, TyperOption) or (param.is_flag and not param.secondary_opts):
+        is_option = isinstance(param, TyperOption)
+        if is_option and param.is_flag and not param.secondary_opts:
             continue
         name = param.name or param.opts[0]
         given = values.get(name)
-        if "" in (given if isinstance(given, list) else [given]) and not _may_be_empty(param):
+        if "" in (given if isinstance(given, list | tuple) else [given]) and not _may_be_empty(param):
             raise typer.BadParameter(EMPTY, ctx=ctx, param=param)
-        if name in seen and not param.multiple and not param.count:
+        if is_option and name in seen and not param.multiple and not param.count:
             raise typer.BadParameter(TWICE, ctx=ctx, param=param)
         seen.add(name)
 

@@ -42,7 +42,7 @@ from orchestrator.cli.given import checked
 from orchestrator.cli.option_names import with_option
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.errors import ArgumentError, PenstockError
-from orchestrator.contracts.quote import readable
+from orchestrator.contracts.quote import quoted, readable
 from orchestrator.runtime.gc_tuning import collect_seldom
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.streams import ReaderGone, guard
@@ -109,6 +109,8 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         named = f"{error.filename}: " if error.filename is not None else ""
         return f"{named}{error.strerror}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"{quoted(error.object)} is not text that {error.encoding} can write (character {error.start + 1}): use another name"
     return str(error)
 
 
@@ -126,7 +128,10 @@ def main() -> None:
     configure("penstock", level="error")
     try:
         with as_sentences():
-            app()
+            try:
+                app()
+            finally:
+                sys.stdout.flush()  # else a full disk becomes known only when the interpreter ends, as a traceback
     except KNOWN as error:
         raise _ended(error) from None
     except ExceptionGroup as errors:  # of the tasks of a process: the first error is enough

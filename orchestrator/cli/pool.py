@@ -108,6 +108,12 @@ async def query(url: str, statement: str, *, timeout_s: float = TIMEOUT_S, limit
                 prepared = await raw.prepare(statement)
                 cursor = await prepared.cursor()
                 rows = await cursor.fetch(limit + 1 if limit else sys.maxsize >> 32)
+        except (OverflowError, ValueError) as error:  # asyncpg's InterfaceError may be a ValueError, too
+            if isinstance(error, asyncpg.InterfaceError):
+                raise PenstockError(_sentence(error, statement, timeout_s)) from None
+            raise PenstockError(
+                f"a value of the answer is out of Python's range ({error}): select it as text (column::text)"
+            ) from None
         except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             message = _sentence(error, statement, timeout_s)
             if missing := _NO_TABLE.search(message):

@@ -38,11 +38,11 @@ def shown(value: Any) -> str:
         case bytes():
             return value.hex()
         case datetime():
-            return value.isoformat(" ", "milliseconds")
+            return endless(value) or value.isoformat(" ", "milliseconds")
         case dict() | list():
             return json.dumps(value, default=as_json, ensure_ascii=False)
         case _:
-            return str(value)
+            return ranged(value) or str(value)
 
 
 def counted(n: int, word: str) -> str:
@@ -63,13 +63,35 @@ def as_json(value: Any) -> Any:
                 else finite(float(value))
             )
         case datetime() | date():
-            return value.isoformat()
+            return endless(value) or value.isoformat()
         case timedelta():
             return value.total_seconds()
         case bytes():
             return value.hex()
         case _:
-            return str(value)
+            return ranged(value) or str(value)
+
+
+def endless(value: date) -> str | None:
+    """PostgreSQL's text of an infinite time, which the driver gives as the last or first one of Python.
+
+    >>> endless(datetime.max), endless(datetime.min), endless(date.max)
+    ('infinity', '-infinity', None)
+    """
+    if not isinstance(value, datetime):
+        return None
+    plain_time = value.replace(tzinfo=None)
+    return {datetime.max: "infinity", datetime.min: "-infinity"}.get(plain_time)
+
+
+def ranged(value: Any) -> str | None:
+    """PostgreSQL's text of a range; None for any other value."""
+    if not hasattr(value, "lower_inc"):
+        return None
+    if value.isempty:
+        return "empty"
+    low, high = ("" if end is None else shown(end) for end in (value.lower, value.upper))
+    return f"{'[' if value.lower_inc else '('}{low},{high}{']' if value.upper_inc else ')'}"
 
 
 def finite(value: Any) -> Any:

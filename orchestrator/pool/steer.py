@@ -98,7 +98,7 @@ async def pause(connection: AsyncConnection, run_id: int, who: str, reason: str)
         raise ConfigurationError(
             f"admission is closed already: {row.admission_reason or 'no reason is recorded'}"
         )
-    admission_reason = f"{PAUSED} {who}: {reason}"
+    admission_reason = f"{PAUSED} {who}: {' '.join(reason.split())}"  # other sentences repeat it
     await connection.execute(
         update(queue)
         .where(queue.c.run_id == run_id)

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
-from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.errors import ArgumentError, ConfigurationError
 from orchestrator.contracts.events import VerifyAssigned
 from orchestrator.contracts.quote import cut, quoted
 from orchestrator.contracts.states import RunState
@@ -16,6 +16,7 @@ from orchestrator.pool import rescore as pool_rescore
 from orchestrator.pool.outbox import enqueue_all
 from orchestrator.pool.rescore import Chosen, OpenGroup
 from orchestrator.pool.runs import StoredRun
+from orchestrator.queries.attempts import domains, has_domain
 from orchestrator.tasks.harbor import SOLUTIONS, TESTS, Task, is_hidden
 from orchestrator.tasks.message import KEYS, needs_blobs, pack
 
@@ -42,6 +43,12 @@ async def rescore(
         raise ConfigurationError(
             f"run {quoted(run.name)} has ended: none of its groups can be trained any more"
         )
+    for domain in chosen.domains:
+        if not await has_domain(connection, run.run_id, domain):
+            known = ", ".join(await domains(connection, run.run_id)) or "none"
+            raise ArgumentError(
+                "domain", f"{quoted(domain)}: run {quoted(run.name)} has none of that name; known: {known}"
+            )
     if corrected:
         chosen = Chosen(chosen.domains, tuple(corrected))
     found = await pool_rescore.open_groups(connection, run.run_id, chosen)

@@ -69,14 +69,16 @@ async def test_a_run_is_paused_and_resumed_and_each_order_says_who_and_why(
     home: Path, run: StoredRun, engine: AsyncEngine
 ) -> None:
     assert (
-        await output_of(home, "pause", "--reason", "the disk is full")
+        await output_of(home, "pause", "--reason", "the disk\nis full")
         == "Admission is paused; the run is drained."
     )
     assert await last_action(engine, run) == {
         "who": current_user(), "what": "pause", "target": "admission", "before": {"open": True},
-        "after": {"open": False}, "reason": "the disk is full",
+        "after": {"open": False}, "reason": "the disk\nis full",
     }  # fmt: skip
-    assert "admission is closed already: paused by" in await refused(home, "pause")
+    assert f"admission is closed already: paused by {current_user()}: the disk is full" in await refused(
+        home, "pause"
+    )
     done = json.loads(await output_of(home, "resume", "--json"))
     assert done == {"order": "resume", "run": run.name, "done": "Admission is open again."}
     assert (await last_action(engine, run))["reason"] == "no reason given"

@@ -140,6 +140,10 @@ async def test_the_chosen_groups_keep_their_position_and_a_repeat_supersedes_wha
 ) -> None:
     places = select(groups.c.seq, groups.c.dispatched).where(groups.c.seq.is_not(None)).order_by(groups.c.seq)
     before = await scene.do(lambda c: c.execute(places))
+    with pytest.raises(
+        ConfigurationError, match=r"^domain 'agnet': run .* has none of that name; known: .*agent"
+    ):
+        await scene.rescore(Chosen(domains=("agent", "agnet")))
     assert (await scene.rescore(Chosen(domains=("agent",)))).groups == 1
     assert (await scene.rescore(Chosen(tasks=("d",)))).rollouts == 0, "they wait for a verdict already"
     [first, _] = await scene.do(lambda c: rollouts_of(c, scene.ids["d"]))

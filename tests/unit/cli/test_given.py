@@ -47,6 +47,14 @@ def refused(words: list[str]) -> str:
         (["size", ""], "topology", EMPTY),
         (["compare", "-c", "a", "-c", ""], "--config", f"{EMPTY}: give a path"),
         (["scale", "", "runners=3"], "topology", EMPTY),
+        (["config", ""], "keys", EMPTY),
+        (["images", "export", "", "out.tar"], "image", EMPTY),
+        (["images", "prune", ""], "images", EMPTY),
+        (["drain", "runner", ""], "ID", EMPTY),
+        (["eval", "show", ""], "suite", EMPTY),
+        (["scaffold", "check", ""], "name", EMPTY),
+        (["dead", "retry", ""], "identifier", EMPTY),
+        (["run", "mix", ""], "DOMAIN=WEIGHT…", EMPTY),
     ],
 )
 def test_an_option_or_a_path_that_cannot_count_is_refused_by_name(

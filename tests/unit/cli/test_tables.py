@@ -1,6 +1,10 @@
 """Tables: boxes for people, aligned columns for programs, nothing that moves a cursor for either."""
 
+import json
+from datetime import datetime
+
 import pytest
+from asyncpg import Range
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +32,20 @@ def test_a_table_has_its_box_on_a_terminal(
     monkeypatch.setattr(tables, "looked_at", lambda: True)
     tables.print_table(table, markup=True)
     assert "\u2502 a" in capsys.readouterr().out
+
+
+def test_infinite_times_and_ranges_read_as_in_postgresql() -> None:
+    day = datetime(2026, 1, 31)
+    row = {
+        "a": datetime.max,
+        "b": datetime.min,
+        "c": Range(1, 2),
+        "d": Range(empty=True),
+        "e": Range(day, None),
+    }
+    expected = ["infinity", "-infinity", "[1,2)", "empty", "[2026-01-31 00:00:00.000,)"]
+    assert [tables.shown(value) for value in row.values()] == expected
+    assert list(json.loads(tables.line(row)).values()) == expected
 
 
 def test_markup_that_was_not_meant_is_text(capsys: pytest.CaptureFixture[str], table: Table) -> None:

@@ -30,6 +30,7 @@ VAR = Path("var")
 ROOT = VAR / "soak"
 KEEP_RUNS = 2
 MINUTES = 20.0
+MOST_MINUTES = 10_080.0  # a week
 
 
 def tell(found: Found, done: Soaked, table: Report) -> None:
@@ -112,8 +113,10 @@ def main() -> None:
     options = parser.parse_args()
     configure("bench", level="error")
     try:
-        if not options.minutes > 0:
-            raise ValueError(f"--minutes is {options.minutes:g}: write how many minutes, above 0")
+        if not 0 < options.minutes <= MOST_MINUTES:
+            raise ValueError(
+                f"--minutes is {options.minutes:g}: write how many minutes, above 0, at most {MOST_MINUTES:g}"
+            )
         table = Report()
         bars, figures = measure(options.minutes, table)
     except* (PenstockError, BusError, ValueError, OSError) as group:
