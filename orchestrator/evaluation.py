@@ -8,7 +8,6 @@ evaluation therefore continues, and a finished one is a no-op. A rollout server 
 (`servers.evaluation`) serve the versions that evaluations pin, the others only the newest version.
 """
 
-import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,9 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus.base import Bus
 from orchestrator.bus.nats import NatsBus
+from orchestrator.bus.subjects import check_submission
 from orchestrator.contracts.errors import ArgumentError, ConfigurationError, PenstockError
 from orchestrator.contracts.events import TaskSubmitted
-from orchestrator.contracts.numbers import INT2
+from orchestrator.contracts.numbers import INT2, INT4
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
 from orchestrator.deploy.home import Home
@@ -51,7 +51,7 @@ ANSWER_S = 120.0  # for the orchestrator to accept published tasks, and for a st
 SERVED_S = 30.0  # for a rollout server to reach the newest version
 STUCK_S = 600.0  # without a further ended group
 POLL_INTERVAL_S = 0.5
-SUITE = re.compile(r"[A-Za-z0-9_:@+=/-]+(\.[A-Za-z0-9_:@+=/-]+)*")
+HASH = 24  # characters of a task's hash in a submission id
 PAGE = 64  # tasks published before the next ones wait for their acceptance
 
 Tick = Callable[[int, int], object]
@@ -74,15 +74,18 @@ class EvaluationRequest:
     def __post_init__(self) -> None:
         if not self.suite:
             raise ArgumentError("suite", "is empty: give the evaluation a name")
-        if not SUITE.fullmatch(self.suite):
-            raise ArgumentError(
-                "suite",
-                f"{quoted(self.suite)} cannot be part of a submission id: write letters, digits or '_:@+=/-', with single dots inside",
-            )
         if not 1 <= self.rollouts <= INT2:
             raise ArgumentError(
                 "rollouts", f"{self.rollouts} is not a number of tries per task from 1 to {INT2}"
             )
+        try:
+            check_submission(f"{self.prefix(INT4)}{self._how}{'0' * HASH}")
+        except ValueError:
+            raise ArgumentError(
+                "suite",
+                f"{quoted(self.suite)} cannot be part of a submission id, which has at most 128 letters, digits or "
+                "'_:@+=/-', with single dots inside: choose another name",
+            ) from None
 
     def submission(self, version: int, task: Task) -> str:
         """An id made of the request's options, so that the same evaluation never runs twice."""
@@ -93,9 +96,12 @@ class EvaluationRequest:
 
     def measured(self, task: Task) -> str:
         """What is measured: the same on every version of a suite."""
-        how = f"{self.rollouts}{'g' if self.greedy else ''}"
+        return f"{self._how}{task.content_hash[:HASH]}"
+
+    @property
+    def _how(self) -> str:
         scaffold = f":{self.scaffold}" if self.scaffold else ""
-        return f"{how}{scaffold}:{task.content_hash[:24]}"
+        return f"{self.rollouts}{'g' if self.greedy else ''}{scaffold}:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 name."""
 
 import math
+import numbers
 import operator
 import os
 from collections.abc import Callable, Iterable
@@ -39,9 +40,9 @@ def seconds(name: str, value: Any) -> float:
     Traceback (most recent call last):
     orchestrator.contracts.errors.ArgumentError: timeout_s must be a number of seconds from 0, not nan
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value) or value < 0:
         raise ArgumentError(name, f"must be a number of seconds from 0, not {quoted(value)}")
-    return value
+    return float(value)
 
 
 def words(name: str, value: Any) -> str:

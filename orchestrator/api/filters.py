@@ -55,7 +55,7 @@ def attempt_filters(
     state: str | None = None,
     versions: int | tuple[int | None, int | None] | None = None,
     since: datetime | timedelta | None = None,
-    every_attempt: bool = False,
+    every_attempt: bool | None = None,
 ) -> AttemptFilters:
     """The same filters for queries. Raises ArgumentError for a value that cannot be used."""
     names = {"task": task, "purpose": purpose, "label": label, "domain": domain, "state": state}
@@ -75,7 +75,7 @@ def attempt_filters(
         state=state,
         versions=None if span == ".." else span,
         since=None if since is None else _time(since).isoformat(),
-        every_attempt=flag("every_attempt", every_attempt),
+        every_attempt=every_attempt is not None and flag("every_attempt", every_attempt),
     )
 
 

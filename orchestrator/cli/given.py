@@ -8,7 +8,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from orchestrator.cli.options import path
 
-EMPTY = "it is empty: give a value or leave it out; is a variable of your shell unset?"
+EMPTY = "it is empty: give a value{}; is a variable of your shell unset?"
 MAY_BE_EMPTY = ("label", "statement")
 """`--label ""` selects what has no label; an empty statement gets a sentence of its own."""
 TWICE = "it is given twice: give it once, only one value can count"
@@ -36,7 +36,9 @@ def _check(command: TyperCommand | TyperGroup, ctx: Any, words: list[str]) -> No
         name = param.name or param.opts[0]
         given = values.get(name)
         if "" in (given if isinstance(given, list | tuple) else [given]) and not _may_be_empty(param):
-            raise typer.BadParameter(EMPTY, ctx=ctx, param=param)
+            raise typer.BadParameter(
+                EMPTY.format("" if param.required else " or leave it out"), ctx=ctx, param=param
+            )
         if is_option and name in seen and not param.multiple and not param.count:
             raise typer.BadParameter(TWICE, ctx=ctx, param=param)
         seen.add(name)

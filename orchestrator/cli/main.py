@@ -110,7 +110,7 @@ def _sentence(error: BaseException) -> str:
         named = f"{error.filename}: " if error.filename is not None else ""
         return f"{named}{error.strerror}"
     if isinstance(error, UnicodeEncodeError):
-        return f"{quoted(error.object)} is not text that {error.encoding} can write (character {error.start + 1}): use another name"
+        return f"{quoted(error.object)} is not text that {error.encoding} can write (character {error.start + 1}): use other characters"
     return str(error)
 
 
@@ -121,6 +121,16 @@ def _ended(error: BaseException) -> SystemExit:
     return SystemExit(1)
 
 
+def _run() -> None:
+    # A full disk would become known only when the interpreter ends, as a traceback. An error of the command itself comes first.
+    try:
+        app()
+    except SystemExit:
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Run the command line; an error is one line on stderr and exit status 1."""
     guard()
@@ -128,10 +138,7 @@ def main() -> None:
     configure("penstock", level="error")
     try:
         with as_sentences():
-            try:
-                app()
-            finally:
-                sys.stdout.flush()  # else a full disk becomes known only when the interpreter ends, as a traceback
+            _run()
     except KNOWN as error:
         raise _ended(error) from None
     except ExceptionGroup as errors:  # of the tasks of a process: the first error is enough

@@ -212,7 +212,9 @@ def _print_csv(answer: Answer, *, exact: bool) -> None:
 
 def _exact(value: Any) -> str:
     """A cell of CSV: numbers with all their digits."""
-    return repr(value) if isinstance(value, float) else tables.shown(value)
+    return (
+        repr(value) if isinstance(value, float) else tables.ranged(value, exact=True) or tables.shown(value)
+    )
 
 
 def register(app: typer.Typer) -> None:

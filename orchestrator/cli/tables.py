@@ -69,7 +69,7 @@ def as_json(value: Any) -> Any:
         case bytes():
             return value.hex()
         case _:
-            return ranged(value) or str(value)
+            return ranged(value, exact=True) or str(value)
 
 
 def endless(value: date) -> str | None:
@@ -84,14 +84,30 @@ def endless(value: date) -> str | None:
     return {datetime.max: "infinity", datetime.min: "-infinity"}.get(plain_time)
 
 
-def ranged(value: Any) -> str | None:
-    """PostgreSQL's text of a range; None for any other value."""
+def ranged(value: Any, *, exact: bool = False) -> str | None:
+    """PostgreSQL's text of a range, its ends as `shown`, or with all their digits; None for any other value."""
     if not hasattr(value, "lower_inc"):
         return None
     if value.isempty:
         return "empty"
-    low, high = ("" if end is None else shown(end) for end in (value.lower, value.upper))
+    text = _all_digits if exact else shown
+    low, high = ("" if end is None else _end(text(end)) for end in (value.lower, value.upper))
     return f"{'[' if value.lower_inc else '('}{low},{high}{']' if value.upper_inc else ')'}"
+
+
+def _all_digits(end: Any) -> str:
+    return endless(end) or end.isoformat() if isinstance(end, date) else str(end)
+
+
+def _end(text: str) -> str:
+    """The end of a range, in quotes where it would be read as something else.
+
+    >>> _end("a"), _end("a,b")
+    ('a', '"a,b"')
+    """
+    if text and not set(text) & set(',[]()"\\'):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def finite(value: Any) -> Any:

@@ -36,7 +36,8 @@ def check_header(name: str, value: str) -> None:
         raise ArgumentError("header", f"{quoted(name)} cannot name a header: write letters, digits or -")
     if not _VALUE.fullmatch(value):
         raise ArgumentError(
-            "header", f"{quoted(name)}: the value holds a line end or a character that no header has"
+            "header",
+            f"{quoted(name)}: the value holds a line end or a character that no header has: write printable ASCII",
         )
 
 

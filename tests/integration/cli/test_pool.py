@@ -207,6 +207,14 @@ def test_functions_that_reach_out_or_write_are_refused(database_url: str, call: 
         ask(database_url, f"SELECT {call}")
 
 
+@pytest.mark.parametrize(
+    "value", ["'4713-01-01 BC'::timestamp", "'20000-01-01'::timestamptz", "'4000-01-01 BC'::date"]
+)
+def test_a_time_that_python_cannot_hold_is_refused_with_the_remedy(database_url: str, value: str) -> None:
+    with pytest.raises(PenstockError, match=r"out of Python's range .*select it as text"):
+        ask(database_url, f"SELECT {value}")
+
+
 @pytest.fixture
 def home(
     tmp_path: Path, database_url: str, nats_server: EmbeddedNats, monkeypatch: pytest.MonkeyPatch

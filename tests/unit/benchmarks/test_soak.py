@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ops.lab.benchmarks.soak import processes
+from ops.lab.benchmarks.soak.__main__ import main as soak
 from ops.lab.benchmarks.soak.bars import Found, bars_of, name
 from ops.lab.benchmarks.soak.fit import BLOCKS, of_level, of_rate
 from ops.lab.benchmarks.soak.places import size
@@ -182,3 +183,13 @@ def test_the_processes_of_a_role_are_read_with_what_they_hold() -> None:
     assert gateway.pid == held.pid and gateway.processes == 1 and gateway.threads >= 1
     assert 64 * MIB <= gateway.memory < 256 * MIB and 3 <= gateway.descriptors < 50
     assert found["supervisor"].cpu_s > 0 and found["supervisor"].pid == os.getpid()
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "0", "-1", "1e9"])
+def test_a_time_under_load_that_no_soak_can_have_is_refused(
+    minutes: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["soak", f"--minutes={minutes}"])
+    with pytest.raises(SystemExit):
+        soak()
+    assert "bench: --minutes is" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from decimal import Decimal
 
 import pytest
 from asyncpg import Range
@@ -45,7 +46,23 @@ def test_infinite_times_and_ranges_read_as_in_postgresql() -> None:
     }
     expected = ["infinity", "-infinity", "[1,2)", "empty", "[2026-01-31 00:00:00.000,)"]
     assert [tables.shown(value) for value in row.values()] == expected
+    in_json = [*expected[:-1], "[2026-01-31T00:00:00,)"]
+    assert list(json.loads(tables.line(row)).values()) == in_json
+
+
+def test_json_keeps_every_digit_of_a_range_and_quotes_its_ends() -> None:
+    row = {
+        "a": Range(datetime(2026, 1, 1, 1, 1, 1, 123456), None),
+        "b": Range(Decimal("0.1234567"), Decimal("1234567.5")),
+        "c": Range("a,b", "c"),
+    }
+    expected = ["[2026-01-01T01:01:01.123456,)", "[0.1234567,1234567.5)", '["a,b",c)']
     assert list(json.loads(tables.line(row)).values()) == expected
+    assert [tables.shown(value) for value in row.values()] == [
+        "[2026-01-01 01:01:01.123,)",
+        "[0.123457,1.23457e+6)",
+        '["a,b",c)',
+    ]
 
 
 def test_markup_that_was_not_meant_is_text(capsys: pytest.CaptureFixture[str], table: Table) -> None:
