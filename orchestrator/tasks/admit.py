@@ -71,7 +71,7 @@ def _of_keys_and_files(task: Task, sandbox: SandboxSection) -> Iterator[str]:
     yield from _all(
         lambda: _files(task),
         lambda: contradictions(task.settings),
-        lambda: _reference_time(task.settings),
+        lambda: _reference_time(task.settings) if not keys else (),
         lambda: _reserved(task) if not keys else (),
         lambda: of_steps(task.settings),
         lambda: shortages(task.settings.environment, sandbox) if not keys else (),

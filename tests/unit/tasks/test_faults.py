@@ -84,6 +84,15 @@ def test_a_reference_time_that_makes_every_attempt_equally_quick_is_refused(
     assert (not found) if words is None else (len(found) == 1 and words in found[0]), found
 
 
+@pytest.mark.parametrize("value", ["[]", "{}", '"x"', "true", "-1"])
+def test_a_reference_time_next_to_a_time_that_cannot_be_read_gives_the_fault_of_that_time_alone(
+    value: str,
+) -> None:
+    toml = f'[agent]\nreference_sec = 50\n[[steps]]\nname = "a"\nagent.timeout_sec = {value}\n'
+    found = [fault for fault in faults(a_task(toml), SandboxSection()) if "_sec" in fault]
+    assert len(found) == 1 and "[[steps]].agent.timeout_sec must be a number of seconds" in found[0], found
+
+
 def test_faults_of_several_tasks_are_lines_below_the_number_of_tasks(tmp_path: Path) -> None:
     for name, toml in (("one", ""), ("two", "[agent]\nnetwork_mode = 'public'\nuser = 'stranger'\n")):
         for path, text in {**BASE, "task.toml": toml, "trajectory.json": "{}"}.items():
