@@ -53,6 +53,8 @@ _OWN: Final = re.compile(
     r"\$\{(MAIN_IMAGE_NAME|CPUS|MEMORY|NETWORK_MODE|HOST_\w*LOGS_PATH|ENV_\w*LOGS_PATH):?-[^${}]*\}", re.ASCII
 )
 """Variables that Harbor always sets, written with a default that never counts."""
+_WITH_DEFAULTS: Final = ("image", "network_mode", "deploy")
+"""Keys of `main` whose value is compared with Harbor's own variables. A variable of its environment keeps its default: nothing sets it here."""
 _LIMITS: Final = {"cpus": "${CPUS}", "memory": "${MEMORY}"}
 
 
@@ -124,12 +126,12 @@ def _main(table: Mapping[str, Any], context: Bundle, side: Mapping[str, Any]) ->
     at = _at(MAIN)
     for problem in keys.wrong(table, keys.MAIN, at):
         raise ValueError(problem)
-    table = _without_defaults(table)
-    if table.get("network_mode", _NETWORK) != _NETWORK:
+    own = {key: _without_defaults(table[key]) for key in _WITH_DEFAULTS if key in table}
+    if own.get("network_mode", _NETWORK) != _NETWORK:
         raise ValueError(
             f"{at}network_mode = {quoted(table['network_mode'])} is not honoured: write network_mode into [environment] of task.toml"
         )
-    if table.get("image", _IMAGE) != _IMAGE:
+    if own.get("image", _IMAGE) != _IMAGE:
         raise ValueError(
             f"{at}image = {quoted(table['image'])} is not honoured: write it into task.toml: [environment].docker_image"
         )
@@ -147,9 +149,9 @@ def _main(table: Mapping[str, Any], context: Bundle, side: Mapping[str, Any]) ->
         )
     volumes = given(table, "volumes", ())
     for volume in volumes if isinstance(volumes, list | tuple) else (volumes,):
-        if not isinstance(volume, str) or not _LOGS.fullmatch(volume):
+        if not isinstance(volume, str) or not _LOGS.fullmatch(_without_defaults(volume)):
             raise ValueError(f"{at}volumes has {quoted(volume)}, which is not honoured: remove it")
-    limits = (table.get("deploy") or {"resources": {"limits": {}}}) == {
+    limits = (own.get("deploy") or {"resources": {"limits": {}}}) == {
         "resources": {"limits": {key: value for key, value in _LIMITS.items() if _limited(table, key)}}
     }
     if not limits:

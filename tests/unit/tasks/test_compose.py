@@ -135,7 +135,7 @@ def test_aliases_and_merged_mappings_stand_for_what_they_name() -> None:
     assert (b.env, b.user) == ({"MODE": "3"}, "7")
 
 
-def test_defaults_of_harbors_own_variables_never_count() -> None:
+def test_defaults_of_harbors_own_variables_count_in_the_environment_of_main_alone() -> None:
     found = read("""
         services:
           main:
@@ -143,9 +143,9 @@ def test_defaults_of_harbors_own_variables_never_count() -> None:
             network_mode: ${NETWORK_MODE:-bridge}
             volumes: ["${HOST_AGENT_LOGS_PATH:-./logs}:${ENV_AGENT_LOGS_PATH:-/logs/agent}"]
             deploy: {resources: {limits: {cpus: "${CPUS:-2}", memory: "${MEMORY-4096M}"}}}
-            environment: ["PRICE=${PRICE:-5}"]
+            environment: ["PRICE=${PRICE:-5}", "CORES=${CPUS:-2}", "NET=${NETWORK_MODE-bridge}"]
     """)
-    assert found.env == {"PRICE": "5"} and not found.services
+    assert found.env == {"PRICE": "5", "CORES": "2", "NET": "bridge"} and not found.services
 
 
 def test_agent_and_tests_get_the_services_and_the_variables_of_main_below_those_of_the_settings() -> None:
@@ -274,6 +274,10 @@ def test_a_key_of_a_service_that_would_not_hold_is_refused_by_its_name(written: 
         ("x-a: &a [" + "1, " * 400 + "]\nx-b: &b [" + "*a, " * 300 + "]\nservices: {}", "line 2 is not YAML: it has more than 100,000 values"),
         ("services: {main: {network_mode: host}}", "service main: network_mode = 'host' is not honoured: write network_mode into"),
         ("services: {main: {image: '${IMAGE:-ubuntu}'}}", "service main: image = '${IMAGE:-ubuntu}' is not honoured"),
+        ("services: {main: {image: '${MAIN_IMAGE_NAME:-a}-b'}}", "service main: image = '${MAIN_IMAGE_NAME:-a}-b' is not honoured"),
+        ("services: {main: {volumes: ['${HOST_LOGS_PATH:-a}:/b']}}", "service main: volumes has '${HOST_LOGS_PATH:-a}:/b', which is"),
+        ("services: {main: {deploy: {resources: {limits: {cpus: '${CPUS:-2}', pids: 4}}}}}", "{'cpus': '${CPUS:-2}', 'pids': 4}"),
+        ("services: {main: {environment: {A: '${CPUS}'}}}", "service main: '${CPUS}' takes a variable of the machine"),
         ("services: {}", "services must be a mapping of services, got {}"),
         ("services: {a: 7}", "the service 'a' must be a mapping with keys, got 7"),
         ("services: {'a b': {image: c}}", "'a b' cannot be the name of a service"),
