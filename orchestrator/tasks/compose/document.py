@@ -20,6 +20,8 @@ _DEFAULT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::?-(.*))?", re.DOTALL)
 
 MOST_VALUES: Final = 100_000
 """Of a file, counting what an alias repeats."""
+MOST_CHARACTERS: Final = 1 << 20
+"""Of the texts of a file, counting what an alias repeats. A file without aliases may be as large as a task's file is read."""
 
 
 class _Strict(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
@@ -31,11 +33,11 @@ class _Strict(yaml.SafeLoader):  # type: ignore[misc]  # yaml has no types
         return node
 
 
-def _weigh(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> int:
-    """The number of values in a node, each alias written out. YAMLError for too many, for a value that holds itself, and for a key that comes
-    twice."""
+def _weigh(node: yaml.Node | None, known: dict[int, tuple[int, int]], above: set[int]) -> tuple[int, int]:
+    """The number of values in a node and of characters in their texts, each alias written out. YAMLError for too many, for a value that holds
+    itself, and for a key that comes twice."""
     if not isinstance(node, yaml.CollectionNode):
-        return 1
+        return 1, 0 if node is None else len(node.value)
     if id(node) in known:
         return known[id(node)]
     if id(node) in above:
@@ -49,14 +51,19 @@ def _weigh(node: yaml.Node | None, known: dict[int, int], above: set[int]) -> in
                 None, None, f"the key {quoted(twice)} comes twice", node.start_mark
             )
         inner = [each for pair in node.value for each in pair]
-    size = 1 + sum(_weigh(each, known, above) for each in inner)
+    sizes = [_weigh(each, known, above) for each in inner]
+    values, characters = 1 + sum(size for size, _ in sizes), sum(length for _, length in sizes)
     above.remove(id(node))
-    if size > MOST_VALUES:
-        raise yaml.constructor.ConstructorError(
-            None, None, f"it has more than {MOST_VALUES:,} values", node.start_mark
-        )
-    known[id(node)] = size
-    return size
+    for count, most, what in (
+        (values, MOST_VALUES, "values"),
+        (characters, MOST_CHARACTERS, "characters in its texts, each alias written out"),
+    ):
+        if count > most:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"it has more than {most:,} {what}", node.start_mark
+            )
+    known[id(node)] = values, characters
+    return values, characters
 
 
 class _Plain(_Strict):
