@@ -1,5 +1,6 @@
 """Whether a run can take a task: checked before it is published and before it is accepted, never for a task accepted earlier."""
 
+import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -12,7 +13,8 @@ from orchestrator.settings.providers import tables
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.collected import places
 from orchestrator.tasks.compose.services import COMPOSE
-from orchestrator.tasks.dockerfile import logical_lines, variables_set
+from orchestrator.tasks.copies import copies
+from orchestrator.tasks.dockerfile import variables_set
 from orchestrator.tasks.environment import (
     DOCKERFILE,
     builds_where_needed,
@@ -181,13 +183,13 @@ def _files(task: Task) -> Iterator[str]:
 
 
 def _is_data(task: Task, path: str) -> bool:
-    """Whether environment/Dockerfile copies the file by its name: then it is what the agent works on."""
-    name, dockerfile = path.removeprefix(CONTEXT), f"{CONTEXT}{DOCKERFILE}"
-    if name == path or dockerfile not in task.files:
+    """Whether the Dockerfile next to a file copies it: then it is what the agent, or a test, works on. A file of Harbor's own name is none."""
+    folder, name = posixpath.split(path)
+    dockerfile = f"{folder}/{DOCKERFILE}"
+    if name == COMPOSE or dockerfile not in task.files:
         return False
-    lines = (words.split() for _, words in logical_lines(dockerfile_text(task.files[dockerfile], dockerfile)))
-    copied = (line[1:-1] for line in lines if line[0].upper() in ("COPY", "ADD"))
-    return any(name in (word, word.removeprefix("./")) for words in copied for word in words)
+    lines = copies(dockerfile_text(task.files[dockerfile], dockerfile))
+    return any(line.taken(name) is not None for line in lines)
 
 
 def _reserved(task: Task) -> Iterator[str]:

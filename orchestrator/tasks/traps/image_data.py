@@ -3,22 +3,20 @@
 Known are the files of `environment/` that a Dockerfile copies to such a place. Those that the reference solution mentions are part of the work.
 """
 
-import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Final
 
 from orchestrator.tasks.bundle import Bundle
-from orchestrator.tasks.dockerfile import Instruction, logical_lines, split, stage_of
+from orchestrator.tasks.copies import Copied, copied
+from orchestrator.tasks.dockerfile import logical_lines, stage_of
 from orchestrator.tasks.environment import DOCKERFILE
 from orchestrator.tasks.harbor import CONTEXT, Task
 from orchestrator.tasks.last_stage import last_stage, workdir_of
 from orchestrator.tasks.traps.rules import Rule, Trap
 from sandboxes.elsewhere import DEFAULT, SHARED, place_of
 
-_FLAGS: Final = re.compile(r"(?:--\S+\s+)+")
 _PATH: Final = re.compile(r"/[\w./-]+")
 _RESTORED: Final = re.compile(
     r"\b(?:cp|install|mv)\s(?:[^;&|#]*\s)?[\"']?/tests/[^;&|#\s]+\s+[\"']?(/[\w./-]+)[\"']?\s*(?:$|[;&|#])"
@@ -83,51 +81,22 @@ def _placed(text: str, context: Bundle) -> Iterator[str]:
     except ValueError:
         return
     for line, logical in lines:
-        name, *rest = logical.split(None, 1)
-        if name.upper() == "FROM":
+        if logical.split(None, 1)[0].upper() == "FROM":
             base, alias = stage_of(logical)
             found = [*stages.get(base, ())]
-        elif name.upper() in ("COPY", "ADD"):
-            found += _copied(
-                Instruction(
-                    line=line, name=name.upper(), rest="".join(rest), words=(), flags={}, is_json=False
-                ),
-                context,
-            )
+        elif (taken := copied(line, logical)) is not None:
+            found += _places(taken, context)
         stages[alias] = found
     yield from found
 
 
-def _copied(instruction: Instruction, context: Bundle) -> Iterator[str]:
-    flags = _FLAGS.match(instruction.rest)
-    rest = instruction.rest[flags.end() :] if flags is not None else instruction.rest
-    *sources, target = _words(instruction, rest) or [""]
-    if not target.startswith("/") or (flags is not None and "--from=" in flags[0]):
+def _places(line: Copied, context: Bundle) -> Iterator[str]:
+    """Where one line puts files of the context. What counts from WORKDIR is the agent's work."""
+    if not line.target.startswith("/"):
         return
-    for source in (posixpath.normpath("/" + each).lstrip("/") for each in sources):
-        for path in context.files:
-            above = next((each for each in _with_parents(path) if fnmatchcase(each, source)), None)
-            if above is None:
-                continue
-            alone = above == path and not target.endswith("/") and len(sources) == 1
-            name = posixpath.basename(path) if above == path else path[len(above) :].lstrip("/")
-            yield posixpath.normpath(target if alone else posixpath.join(target, name))
-
-
-def _words(instruction: Instruction, rest: str) -> list[str]:
-    try:
-        words = json.loads(rest)
-    except (ValueError, RecursionError):
-        try:
-            return list(split(instruction, rest))
-        except ValueError:
-            return []
-    return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
-
-
-def _with_parents(path: str) -> Iterator[str]:
-    """A path and the directories above it, the last one is the context itself."""
-    yield path
-    while path:
-        path = posixpath.dirname(path)
-        yield path
+    for path in context.files:
+        if (above := line.taken(path)) is None:
+            continue
+        alone = above == path and not line.target.endswith("/") and len(line.sources) == 1
+        name = posixpath.basename(path) if above == path else path[len(above) :].lstrip("/")
+        yield posixpath.normpath(line.target if alone else posixpath.join(line.target, name))

@@ -338,21 +338,42 @@ def test_a_compose_file_of_another_name_is_refused(name: str) -> None:
     [
         ("COPY ./compose.yml /project/", True),
         ("COPY a compose.yml b/", True),
-        ("COPY . /app", False),
+        ("COPY . /app/", True),
+        ("ADD --chmod=644 ./ /app", True),
+        ('COPY ["compose.yml", "/app/"]', True),
+        ('COPY "compose.yml" /app/', True),
+        ("COPY 'compose.yml' /app/", True),
+        ("COPY comp*.yml /app/", True),
+        ("COPY a \\\n  compose.yml b/", True),
         ("COPY a compose.yml", False),  # it is what the image gets
+        ("COPY --from=a . /app/", False),
+        ("COPY a/*.yml /app/", False),
+        ("COPY $NOTHING /app/", False),
+        ('COPY "" /app/', False),
+        ("COPY 'compose.yml /app/", False),
         ("RUN cat compose.yml x", False),
     ],
 )
-def test_a_compose_file_that_the_dockerfile_copies_by_its_name_is_data_of_the_task(
-    line: str, taken: bool
+@pytest.mark.parametrize("folder", ["environment", "tests"])
+def test_a_compose_file_that_the_dockerfile_next_to_it_copies_is_data_of_the_task(
+    folder: str, line: str, taken: bool
 ) -> None:
     files = {
-        "environment/Dockerfile": f"FROM a\n{line}\n".encode(),
-        "environment/compose.yml": b"services: {}",
+        f"{folder}/Dockerfile": f"FROM a\n{line}\n".encode(),
+        f"{folder}/compose.yml": b"services: {}",
+        f"{folder}/a": b"1",
     }
-    found = next(faults(Task.from_files({**FILES, **files, "environment/a": b"1"}), CONTAINER), "")
-    assert found.startswith("environment/compose.yml is not honoured") is not taken
-    assert taken or "only environment/docker-compose.yaml is" in found
+    found = " ".join(faults(Task.from_files({**FILES, **files}), CONTAINER))
+    sentence = f"{folder}/compose.yml is not honoured: only environment/docker-compose.yaml is"
+    assert (sentence in found) is not taken
+
+
+def test_a_file_of_the_name_that_harbor_reads_is_refused_in_tests_even_where_their_dockerfile_copies_it() -> (
+    None
+):
+    files = {"tests/Dockerfile": b"FROM a\nCOPY . /tests\n", "tests/docker-compose.yaml": b"services: {}"}
+    found = " ".join(faults(Task.from_files({**FILES, **files}), CONTAINER))
+    assert "tests/docker-compose.yaml is not honoured" in found
 
 
 def test_a_file_of_an_environment_without_dockerfile_that_no_service_is_built_of_is_refused() -> None:
