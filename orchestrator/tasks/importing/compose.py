@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.compose.document import build_of, interpolated, mapping, pairs_of, text_of
+from orchestrator.tasks.compose.keys import SIDE
+from orchestrator.tasks.keys import Treatment
 
 FILE: Final = "docker-compose.yaml"
 _AT: Final = f"{FILE}: "
@@ -22,10 +24,16 @@ _NO_EFFECT: Final = (
 )  # fmt: skip
 """Keys of a service that change nothing for a task here: its sandbox stays open by itself, and reaches no other service."""
 _FILE_KEYS: Final = ("services", "version", "name", "networks")
+_STARTED: Final = "the agent begins in a sandbox where nothing runs: start it in [environment].healthcheck of the imported task, or remove it"
 _REMEDIES: Final = {
-    "command": "the agent begins in a sandbox where nothing runs: start it in [environment].healthcheck of the imported task, or remove it",
+    "command": _STARTED,
+    "cpus": "write it as deploy.resources.limits.cpus, or remove it",
     "depends_on": "it has no other service: remove it",
+    "entrypoint": _STARTED,
     "healthcheck": "remove it, or write it into [environment].healthcheck of the imported task",
+    "mem_limit": "write it as deploy.resources.limits.memory, or remove it",
+    "network_mode": "a sandbox has no network, unless [environment].network_mode of the imported task names one: remove it",
+    "user": "write it as USER into the Dockerfile, or as [agent].user into the imported task",
     "volumes": "nothing of the task's folder or the machine is bound into a sandbox: COPY what the agent may see, and remove it",
 }
 _DEFAULT_REMEDY: Final = "write it into the Dockerfile, or remove it"
@@ -92,11 +100,18 @@ def _service(service: Mapping[str, Any]) -> Service:
                 pass
             case _:
                 raise ValueError(
-                    f"{FILE}: {quoted(key)} of the service is not honoured, got {quoted(value)}: {_REMEDIES.get(key, _DEFAULT_REMEDY)}"
+                    f"{FILE}: {quoted(key)} of the service is not honoured, got {quoted(value)}: {_remedy(key)}"
                 )
     if "build" in service:
         image = None  # only the name of what is built
     return Service(context=context, dockerfile=dockerfile, image=image, workdir=workdir, env=env, **limits)
+
+
+def _remedy(key: str) -> str:
+    """What to do about a key; what holds for the services of the newer form holds here."""
+    newer = SIDE.get(key)
+    refused = newer.says if newer is not None and newer.treatment is Treatment.REFUSED else _DEFAULT_REMEDY
+    return _REMEDIES.get(key, refused)
 
 
 def _check_volumes(value: Any) -> None:
