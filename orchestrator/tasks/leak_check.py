@@ -4,7 +4,6 @@ Files are searched, and the objects of git repositories. Many tasks bring the sa
 (word_filter.py) and searched again only for a text that it may hold. Errors are ValueError, one sentence each.
 """
 
-import posixpath
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -35,11 +34,9 @@ _ENTRY_BYTES: Final = 200
 def check_leaks(bundle: Bundle) -> None:
     """ValueError if the agent could read the answer in its environment: the text of a solution or of the test script in one of its files, or in an
     object of a git repository, or objects that cannot be read."""
-    unchanged = _unchanged(bundle)
     secrets = [
         _Secret(path, text, inner_words(text))
         for path, file in bundle.files.items()
-        if path not in unchanged
         if (kind := HIDDEN.match(path)) is not None
         and (kind[2] == "solution" or path == kind[0] + "test.sh")
         and file.size <= MAX_MESSAGE_BYTES
@@ -49,25 +46,6 @@ def check_leaks(bundle: Bundle) -> None:
     for where, file in bundle.files.items():
         if SHOWN.match(where):
             left -= _search(where, file, secrets, left)
-
-
-def _unchanged(bundle: Bundle) -> set[str]:
-    """Files of a solution that are the environment's own, of the same name and bytes, in a solution that changes others of its files: it brings the
-    whole program, and the agent has these parts of it anyway."""
-    shown: dict[str, list[AnyFile]] = {}
-    for path, file in bundle.files.items():
-        if SHOWN.match(path):
-            shown.setdefault(posixpath.basename(path), []).append(file)
-    changes, same = False, set()
-    for path, file in bundle.files.items():
-        kind, name = HIDDEN.match(path), posixpath.basename(path)
-        if kind is None or kind[2] != "solution" or name == "solve.sh" or name not in shown:
-            continue
-        if any(file.size == each.size and file.data == each.data for each in shown[name]):
-            same.add(path)
-        else:
-            changes = True
-    return same if changes else set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,33 +54,42 @@ def leaks(found: Bundle) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("changed", "name", "found"),
+    ("shown", "solution", "held"),
     [
+        # The answer lies in another folder than the file that it mends.
         (
-            "main.py",
-            "lib.py",
-            False,
-        ),  # the whole program: one file is changed, and this one is as the agent has it
-        ("new.py", "lib.py", True),  # nothing that the agent has is changed, so the file may be the answer
-        ("main.py", "other.py", True),  # of another name: the environment has the answer's text
+            {"src/calc.py": "broken", "old/calc.py": ANSWER, "src/u.py": "u = 1"},
+            {"calc.py": ANSWER, "u.py": "u = 2"},
+            "old/calc.py holds the whole text of solution/calc.py",
+        ),
+        (
+            {"calc.py": ANSWER, "README.md": "to be mended"},
+            {"calc.py": ANSWER, "README.md": "mended"},
+            "calc.py holds the whole text of solution/calc.py",
+        ),
+        (
+            {"tests_data/expected.csv": ANSWER, "main.py": "broken"},
+            {"expected.csv": ANSWER, "main.py": "mended"},
+            "tests_data/expected.csv holds the whole text of solution/expected.csv",
+        ),
+        (
+            {"src/lib.py": ANSWER, "src/main.py": "broken"},
+            {"other.py": ANSWER, "main.py": "mended"},
+            "src/lib.py holds the whole text of solution/other.py",
+        ),
     ],
 )
-def test_a_file_that_a_whole_program_leaves_as_it_is_does_not_give_the_answer_away(
-    changed: str, name: str, found: bool
+def test_a_whole_file_of_the_solution_is_a_leak_whatever_else_the_solution_changes(
+    shown: dict[str, str], solution: dict[str, str], held: str
 ) -> None:
     files = {
-        "environment/src/main.py": b"print('what is to be mended')\n",
-        "environment/src/lib.py": ANSWER.encode(),
-        f"solution/{changed}": b"print('mended, and longer than before')\n",
-        f"solution/{name}": ANSWER.encode(),
-        "solution/solve.sh": b"cp /solution/*.py /app/src/ && echo copied\n",
+        **{f"environment/{path}": text for path, text in shown.items()},
+        **{f"solution/{path}": text for path, text in solution.items()},
+        "solution/solve.sh": "cp /solution/*.* /app/ && echo copied",
     }
-    held = Bundle(files={path: File(body) for path, body in files.items()})
-    if not found:
-        check_leaks(held)
-        return
-    with pytest.raises(ValueError, match=rf"src/lib.py holds the whole text of solution/{name}.*: remove it"):
-        check_leaks(held)
+    found = Bundle(files={path: File(text.encode()) for path, text in files.items()})
+    with pytest.raises(ValueError, match=rf"environment/{held}.*: remove it from one of them"):
+        check_leaks(found)
 
 
 @pytest.mark.parametrize("stored", [False, True])
