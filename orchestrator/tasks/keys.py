@@ -7,6 +7,7 @@ ignored. `[metadata]` is the author's own table. A refused key is accepted if it
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import date, time
 from difflib import get_close_matches
 from enum import StrEnum
 from itertools import islice
@@ -301,6 +302,15 @@ KEYS: Final[Mapping[str, Key]] = {
 _IN_METADATA: Final = (
     "author", "author_name", "author_email", "category", "description", "difficulty", "domain", "keywords", "license", "name", "tags", "url",
 )  # fmt: skip
+_DESCRIPTIONS: Final = frozenset(_IN_METADATA).union(
+    key.rpartition(".")[2] for key, of in KEYS.items() if of.treatment is Treatment.NO_EFFECT
+)
+_NAMES: Final = tuple(
+    # Keys of deeper tables have common names (args, url).
+    dict.fromkeys(
+        key.rpartition(".")[2] for key in KEYS if key.count(".") < 2 and not key.startswith("artifacts.")
+    )
+)
 
 
 def check_keys(toml: str) -> None:
@@ -355,16 +365,22 @@ def _of_key(name: str, value: Any) -> Iterator[str]:
 
 
 def _describes(name: str, value: Any) -> bool:
-    """Whether an unknown key is a text or number of `[task]`, which describes the task, and is not meant as a key of the format."""
+    """Whether an unknown key is a text, number or date of `[task]`, which describes the task, and is not meant as a key of the format."""
     table, _, key = name.partition(".")
-    known = {each.rpartition(".")[2] for each in KEYS}
     plain = value if isinstance(value, list) else [value]
     return (
         table == "task"
         and "." not in key
-        and all(isinstance(each, str | int | float) for each in plain)
-        and not get_close_matches(key, known, 1, SLIP)
+        and all(isinstance(each, str | int | float | date | time) for each in plain)
+        and resembles(key) is None
     )
+
+
+def resembles(key: str) -> str | None:
+    """The key of the format that an unknown one has as its name, or may be meant as; None for the name of a description."""
+    if key in _DESCRIPTIONS:
+        return None
+    return next(iter(get_close_matches(key, _NAMES, 1, SLIP)), None)
 
 
 def _of_tables(name: str, key: Key, value: Any) -> Iterator[str]:

@@ -32,6 +32,8 @@ def task(toml: str = "", **files: bytes) -> Task:
         'source = "x/y"',
         '[task]\nname = "a/b"\ndescription = "d"\nauthors = [{name = "n"}]\nkeywords = ["k"]\nversion = "3"',
         '[task]\nname = "a/b"\nformat = "single_turn"\nlanguages = ["c", "go"]\nid = 7',
+        '[task]\ntags = ["a"]\nurl = "https://a.org"\nservices = "db"\nauthor = "n"\nsource = "x"\nlicense = "MIT"',
+        "[task]\ncreated = 2026-01-01\nat = [2026-01-01T10:00:00Z, 10:00:00]",
         "[metadata]\nanything = {at = [1, 2]}",
         "[environment]\ncpus = 2\nmemory_mb = 2048\nstorage_mb = 1024\nbuild_timeout_sec = 600.0",
         '[environment]\nmemory = "2G"\nstorage = "512M"\ngpus = 0\nallow_internet = false\nos = "linux"',
@@ -60,6 +62,8 @@ def test_a_task_that_asks_for_nothing_else_is_taken(toml: str) -> None:
     [
         ('[task]\ntimeout = "600"', "[task].timeout is not known"),
         ('[task]\nnames = "a"', "[task].names is not known: write [task].name"),
+        ('[task]\nartifact = "/app/out"', "[task].artifact is not known: remove it, or keep it below [metadata]"),
+        ("[task]\nmin_reward = 0.5", "[task].min_reward is not known"),
         ("[task]\nscoring = {method = 1}", "[task].scoring is not known"),
         ('[environment]\ndocker_image = "a"', "[environment].docker_image = 'a': the sandbox's own system stands for debian:12, "),
         ('[environment]\ndocker_image = "a b"', "[environment].docker_image must be the name of an image, got 'a b'"),
