@@ -75,7 +75,8 @@ bash /tests/run-tests.sh > "$ran" 2>&1
 tail -c 100000 "$ran"
 mkdir -p /logs/verifier
 verdict= inside= found=
-while IFS= read -r line; do
+# The last line may end without a newline.
+while IFS= read -r line || [ -n "$line" ]; do
   case $line in
     *"SWEBench results starts here"*) inside=1 found= ;;
     *"SWEBench results ends here"*) [ -n "$inside" ] && verdict=$found; inside= ;;

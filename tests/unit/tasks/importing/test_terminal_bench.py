@@ -236,6 +236,8 @@ STARTS, ENDS = "echo SWEBench results starts here", "echo SWEBench results ends 
     [
         (f"{STARTS}; echo PASSED; {ENDS}", "1"),
         (f"{STARTS}; printf ' PASSED \\r\\n'; {ENDS}; exit 1", "1"),
+        (f"{STARTS}; echo PASSED; printf 'SWEBench results ends here'", "1"),
+        (f"{STARTS}; echo PASSED; {ENDS}; {STARTS}; echo FAILED; printf 'SWEBench results ends here'", "0"),
         (f"{STARTS}; echo FAILED; {ENDS}", "0"),
         (f"{STARTS}; echo PASSED; {ENDS}; {STARTS}; echo FAILED; {ENDS}", "0"),
         (f"{STARTS}; echo PASSED", "0"),
