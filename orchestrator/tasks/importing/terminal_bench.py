@@ -20,6 +20,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
+from datetime import date
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -31,6 +32,7 @@ from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.compose import document
 from orchestrator.tasks.importing import compose
 from orchestrator.tasks.importing.report import Found
+from orchestrator.tasks.keys import resembles
 from sandboxes.text_files import text_of
 
 FILE: Final = "task.yaml"
@@ -121,7 +123,7 @@ def _found(directory: Path, limits: BundleLimits) -> Found:
 def _write(directory: Path, staging: Path, limits: BundleLimits) -> None:
     task = document.mapping(_text(directory, FILE), FILE)
     instruction = _instruction(task)
-    _check(task)
+    _check(task, directory.resolve().name)
     service = compose.Service()
     if (directory / compose.FILE).exists():
         service = compose.read_compose(_text(directory, compose.FILE))
@@ -146,8 +148,8 @@ def _instruction(task: Mapping[str, Any]) -> str:
     return found
 
 
-def _check(task: Mapping[str, Any]) -> None:
-    """Refuse keys that would change agent or verdict and are not honoured."""
+def _check(task: Mapping[str, Any], name: str) -> None:
+    """Refuse keys that would change agent or verdict and are not honoured. `name`: the folder's, which names the task."""
     parser = task.get("parser_name", "pytest")
     if not isinstance(parser, str) or parser not in _PARSERS:
         raise ValueError(
@@ -163,6 +165,15 @@ def _check(task: Mapping[str, Any]) -> None:
     for key in _unread(task):
         if meant := get_close_matches(key, _READ, n=1, cutoff=_SLIP):
             raise ValueError(f"{FILE}: {quoted(key)} is not known: write {meant[0]}")
+        if key == "name" and task[key] not in (None, name):
+            raise ValueError(
+                f"{FILE}: name = {quoted(task[key])} is not honoured: the folder {quoted(name)} names the task; rename it, or remove the key"
+            )
+        if (of_format := resembles(key)) is not None:
+            raise ValueError(
+                f"{FILE}: {quoted(key)} has no effect in the older form: remove it; "
+                f"if {of_format} of task.toml is meant, write it there after the import"
+            )
         if not _is_plain(task[key]):
             raise ValueError(f"{FILE}: {quoted(key)} is not known: remove it")
 
@@ -173,23 +184,21 @@ def _unread(task: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it may be kept below [metadata]: what the older form does not read describes a task."""
+    """Whether it may be kept below [metadata], or is null: what the older form does not read describes a task."""
     inner = value if isinstance(value, list) else [value]
-    return all(isinstance(each, bool | int | float | str | None) for each in inner)
+    return value is None or all(isinstance(each, bool | int | float | str | date) for each in inner)
 
 
 def _settings(task: Mapping[str, Any], name: str, service: compose.Service) -> str:
     metadata: dict[str, Any] = {"name": name}
     for key in (*_DESCRIPTIVE, *_unread(task)):
         value = task.get(key)
-        if key == "name":
-            continue  # the folder's
-        if isinstance(value, list):
-            metadata[key] = [str(each) for each in value]
-        elif isinstance(value, bool | int | float | str):
-            metadata[key] = value
-        elif value is not None:
+        if not _is_plain(value):
             raise ValueError(f"{FILE}: {key} must be text, a number or a list of texts, got {quoted(value)}")
+        if isinstance(value, list) and key in _DESCRIPTIVE:
+            metadata[key] = [str(each) for each in value]
+        elif value is not None:
+            metadata[key] = value
     environment: dict[str, Any] = {}
     if service.image is not None:
         environment["docker_image"] = service.image

@@ -2,7 +2,9 @@
 
 import os
 import subprocess
+import tomllib
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -109,11 +111,22 @@ services:
 
 
 def test_what_the_older_form_does_not_read_is_kept_as_a_description(tmp_path: Path) -> None:
-    described = "instruction: Add.\nauthor: me\nlanguage: python\nname: other\nlevels: [1, two]\n"
+    described = (
+        "instruction: Add.\nauthor: me\nlanguage: python\nname: sum\nlevels: [1, two, true]\nversion: 2\n"
+        "created: 2026-01-01\nurl: https://a.org\nseen: null\ntags: [2024, a]\n"
+    )
     assert one(tmp_path, {"task.yaml": described}).code == 0
-    text = (tmp_path / "to" / "sum" / "task.toml").read_text()
-    assert 'author = "me"' in text and 'language = "python"' in text and 'levels = ["1", "two"]' in text
-    assert task(tmp_path).name == "sum"
+    kept = tomllib.loads((tmp_path / "to" / "sum" / "task.toml").read_text())["metadata"]
+    assert kept == {
+        "name": "sum",
+        "author": "me",
+        "language": "python",
+        "levels": [1, "two", True],
+        "version": 2,
+        "created": date(2026, 1, 1),
+        "url": "https://a.org",
+        "tags": ["2024", "a"],
+    }
 
 
 @pytest.mark.parametrize(
@@ -125,6 +138,15 @@ def test_what_the_older_form_does_not_read_is_kept_as_a_description(tmp_path: Pa
         ({"task.yaml": "a: &a [*a]\n"}, "task.yaml line 1 is not YAML: an alias names what holds it"),
         ({"task.yaml": "difficulty: easy\n"}, "task.yaml: instruction is missing, or not text"),
         ({"task.yaml": "instruction: a\ncolour: {red: 1}\n"}, "task.yaml: 'colour' is not known: remove it"),
+        ({"task.yaml": "instruction: a\ntimeout_sec: 5\n"}, "'timeout_sec' has no effect in the older form: remove it; if timeout_sec of"),
+        ({"task.yaml": "instruction: a\ntimeout: 5\n"}, "'timeout' has no effect in the older form"),
+        ({"task.yaml": "instruction: a\ndocker_image: x\n"}, "'docker_image' has no effect in the older form"),
+        ({"task.yaml": "instruction: a\nallow_internet: true\n"}, "'allow_internet' has no effect in the older form"),
+        ({"task.yaml": "instruction: a\nenvironment: 5\n"}, "'environment' has no effect in the older form"),
+        ({"task.yaml": "instruction: a\nname: other\n"}, "name = 'other' is not honoured: the folder 'sum' names the task"),
+        ({"task.yaml": "instruction: a\nx: [1, null]\n"}, "'x' is not known: remove it"),
+        ({"task.yaml": "instruction: a\ntags: [a, null]\n"}, "tags must be text, a number or a list of texts, got ['a', None]"),
+        ({"task.yaml": "instruction: a\ntags: [{a: 1}]\n"}, "tags must be text, a number or a list of texts"),
         ({"task.yaml": "instruction: a\nmax_agent_timeout: 9\n"}, "'max_agent_timeout' is not known: write max_agent_timeout_sec"),
         ({"task.yaml": "instruction: a\nparser_name: own\n"}, "parser_name = 'own' is not honoured: only pytest and swebench are"),
         ({"task.yaml": "instruction: a\nrun_tests_in_same_shell: true\n"}, "run_tests_in_same_shell is not honoured"),
