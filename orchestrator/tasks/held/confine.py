@@ -40,8 +40,8 @@ _X32 = 0x4000_0000
 # Name → numbers on x86_64 and aarch64. They create memory that process statistics do not show.
 ABSENT = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
 # Landlock restricts no watches: they tell the names of the judge's files in any directory. The answer is that of a machine without free watches,
-# Programs then go on without them, or look from time to time.
-WATCHES = {"inotify_add_watch": (254, 27)}
+# on which some programs look from time to time instead and others end.
+WATCHES = {"inotify_add_watch": (254, 27), "fanotify_init": (300, 262), "fanotify_mark": (301, 263)}
 # System V objects outlive their creators: refused if they cannot be distinguished from those of others.
 SHARED_OBJECTS = {"shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186)}
 # Before its third version, Landlock does not restrict truncation of a file by its path.
