@@ -22,8 +22,6 @@ class OwnWord:
 
     def __init__(self, tree: ast.Module, *, names: Names, texts: Texts, calls: Calls) -> None:
         self._tree, self._names, self._texts, self._calls = tree, names, texts, calls
-        self._kept: frozenset[str] = frozenset()
-        self._kept = frozenset(self._keeps())
 
     def found(self) -> Iterator[tuple[ast.expr, Rule]]:
         """The expressions that take the agent's word."""
@@ -75,55 +73,6 @@ class OwnWord:
             return None
         return node.func.value, node.args
 
-    def _keeps(self) -> Iterator[str]:
-        """The files in /tmp into which this source writes what is not the agent's, and nothing else."""
-        calls = [node for node in ast.walk(self._tree) if isinstance(node, ast.Call)]
-        written = [found for node in calls if (found := self._written(node)) is not None]
-        own, agents = set[str](), set[str]()
-        for target, values in written:
-            place = self._place(target)
-            if place is not None and (path := self._names.path(place)) is not None:
-                (agents if any(map(self._is_given, values)) else own).add(path)
-        copied = {
-            self._names.path(node.args[1])
-            for node in calls
-            if self._names.called(node.func) in _COPIES and len(node.args) > 1
-        }
-        yield from (path for path in own - agents - copied if path.startswith("/tmp/"))
-
-    def _place(self, target: ast.expr) -> ast.expr | None:
-        """The path behind an opened file; None: it keeps what the file held before."""
-        value = self._names.value(target)
-        if isinstance(value, ast.Call) and self._names.called(value.func) == "open" and value.args:
-            given = [*value.args[1:2], *(k.value for k in value.keywords if k.arg == "mode")]
-            mode = self._names.path(given[0]) if given else None
-            return value.args[0] if mode is not None and mode.startswith(("w", "x")) else None
-        return value
-
-    def _is_kept(self, node: ast.expr) -> bool:
-        """Whether a value is read from a file that only the tests write."""
-        value, deep = self._names.value(node), 0
-        while deep < 8:
-            deep += 1
-            match value:
-                case ast.Subscript(inner):
-                    value = self._names.value(inner)
-                case ast.Call(ast.Name("open"), [place, *_]):
-                    return self._names.path(place) in self._kept
-                case ast.Call(ast.Attribute(inner, attribute), []) if attribute in _READS:
-                    opened = self._names.value(inner)
-                    if isinstance(opened, ast.Call) and self._names.called(opened.func) == "open":
-                        value = opened
-                    else:
-                        return self._names.path(inner) in self._kept
-                case ast.Call(ast.Attribute(inner, "strip"), []):
-                    value = self._names.value(inner)
-                case ast.Call(func, [inner]) if self._names.called(func) in _KEEPS:
-                    value = self._names.value(inner)
-                case _:
-                    return False
-        return False
-
     def _is_reward(self, node: ast.expr) -> bool:
         value = self._names.value(node)
         if isinstance(value, ast.Call) and self._names.called(value.func) == "open" and value.args:
@@ -134,7 +83,7 @@ class OwnWord:
         """Whether a value is one that the agent wrote, perhaps as another type or within bounds."""
         value = self._names.value(node)
         if deep > 8 or self._texts.carries(value):
-            return deep <= 8 and not self._is_kept(value)
+            return deep <= 8
         match value:
             case ast.JoinedStr(values):
                 return any(

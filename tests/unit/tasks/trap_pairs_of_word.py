@@ -67,6 +67,22 @@ START = (
     "import csv, json, os, subprocess as sp\nfrom pathlib import Path\nimport pytest\n"
     "U = ['python3', '-I', os.environ['PENSTOCK_UNTRUSTED'], '10']\n"
 )
+OVERWRITES = [
+    "Path('/tmp/s').write_text('0')\nsp.run([*U, '/app/p'])",
+    "with open('/tmp/s', 'w') as f:\n    f.write('')\n    sp.run([*U, '/app/p'], stdout=f)",
+    "Path('/tmp/s').write_text('0')\nsp.run([*U, '/app/p'], stdout=open('/tmp/s', 'w'))",
+    "import shutil\nPath('/tmp/s').write_text('0')\nshutil.copy2('/app/s', '/tmp/s')",
+    "import shutil\nPath('/tmp/s').write_text('0')\nshutil.copy('/app/s', '/tmp/s')",
+    "Path('/tmp/s').write_text('0')\nos.replace('/app/s', '/tmp/s')",
+    "Path('/tmp/s').write_text('0')\nPath('/tmp/s').write_bytes(Path('/app/s').read_bytes())",
+    "Path('/tmp/s').write_text('0')\nopen('/tmp/s', 'w').writelines(open('/app/s'))",
+    "Path('/tmp/s').write_text('0')\nsp.run('cp /app/s /tmp/s', shell=True)",
+    "Path('/tmp/s').write_text(open('/app/s').read())",
+    "open('/tmp/s', 'a').write('0')",
+    "Path('/tmp/s').write_text('0')\nsp.run(['bash', '/tests/measure.sh'])",
+]
+"""Own writes of a file in /tmp that something else writes too."""
+
 PYTHON = [
     # Names of pytest and unittest: fixtures, attributes, defaults of the environment, functions that return text.
     ("@pytest.fixture\ndef prog():\n    return '/app/prog'\ndef test(prog):\n    sp.run([prog])", Rule.AGENT_PROGRAM,
@@ -135,20 +151,9 @@ PYTHON = [
      "n = sum(a == b for a, b in zip(open('/app/o'), ['a', 'b']))\nwith open('/logs/verifier/reward.txt', 'w') as f:\n    f.write(f'{n / 2}')"),
     ("with open('/logs/verifier/reward.json', 'w') as f:\n    json.dump({'style': float(open('/app/r').read())}, f)", Rule.PAID,
      "with open('/logs/verifier/reward.json', 'w') as f:\n    json.dump({'reward': 0.0, 'note': open('/app/r').read()}, f)"),
-    # A file that the tests write themselves holds their own number, unless it stands in the work directory or also holds the agent's.
-    ("score = Path('/tmp/score').read_text()\nPath('/logs/verifier/reward.txt').write_text(score)", Rule.PAID,
-     "Path('/tmp/score').write_text('0.5')\nscore = Path('/tmp/score').read_text()\nPath('/logs/verifier/reward.txt').write_text(score)"),
-    ("Path('/tmp/s').write_text(open('/app/s').read())\nn = Path('/tmp/s').read_text()\nPath('/logs/verifier/reward.txt').write_text(n)", Rule.PAID,
-     "with open('/tmp/s', 'w') as f:\n    json.dump({'r': 1}, f)\nwith open('/tmp/s') as g:\n    r = json.load(g)['r']\n"
-     "Path('/logs/verifier/reward.txt').write_text(str(r))"),
-    ("open('/tmp/s', 'a').write('0')\nn = open('/tmp/s').read()\nPath('/logs/verifier/reward.txt').write_text(n)", Rule.PAID,
-     "open('/tmp/s', 'w').write('0')\nn = open('/tmp/s').read().strip()\nPath('/logs/verifier/reward.txt').write_text(n)"),
-    ("Path('/app/s').write_text('0')\nsp.run([*U, '/app/p'])\nPath('/logs/verifier/reward.txt').write_text(Path('/app/s').read_text())", Rule.PAID,
-     "Path('/tmp/s').write_text('0')\nsp.run([*U, '/app/p'])\nPath('/logs/verifier/reward.txt').write_text(Path('/tmp/s').read_text())"),
-    ("import shutil\nPath('/tmp/s').write_text('0')\nshutil.copy('/app/s', '/tmp/s')\n"
-     "Path('/logs/verifier/reward.txt').write_text(Path('/tmp/s').read_text())", Rule.PAID,
-     "import shutil\nPath('/tmp/s').write_text('0')\nshutil.copy('/app/s', '/tmp/t')\n"
-     "Path('/logs/verifier/reward.txt').write_text(Path('/tmp/s').read_text())"),
+    # A file in /tmp that the tests wrote once: anything may have written it since, so the score stays in a variable.
+    *((f"{writes}\nPath('/logs/verifier/reward.txt').write_text(Path('/tmp/s').read_text())", Rule.PAID,
+       f"score = str(0.5)\n{writes}\nPath('/logs/verifier/reward.txt').write_text(score)") for writes in OVERWRITES),
     ("import shutil\nshutil.copy('/app/score', '/logs/verifier/reward.txt')", Rule.PAID,
      "import shutil\nshutil.copy('/app/score', '/logs/verifier/score.txt')"),
     ("with open('/logs/verifier/reward.json', 'w') as f:\n    json.dump({'reward': json.load(open('/app/r'))['x']}, f)", Rule.PAID,
