@@ -91,10 +91,14 @@ class Lists:
             case ast.Call(ast.Name("any"), [ast.GeneratorExp(elt, [part]) | ast.ListComp(elt, [part])]):
                 equal = any(map(_equals_constant, ast.walk(elt)))
                 derived = self._is_derived(part.iter) and not self._texts.carries(part.iter)
-                return (
-                    equal and derived and not self._texts.is_short(part.iter) and self._texts.is_wanted(node)
-                )
+                return equal and derived and not self._is_one(part.iter) and self._texts.is_wanted(node)
         return False
+
+    def _is_one(self, node: ast.expr) -> bool:
+        """Whether a list of JSON has one entry. Of what other libraries read, the length and a loop may count different things: rows, columns."""
+        value = self._names.value(node)
+        read = isinstance(value, ast.Call) and self._names.called(value.func) in ("json.load", "json.loads")
+        return read and self._texts.has_one(node)
 
     def _succeeds_at_one(self, loop: ast.For) -> bool:
         """`for row in rows: if row[0] == "x" and row[1] == "3": found = True`"""

@@ -2,10 +2,10 @@
 
 import ast
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Final
 
 from orchestrator.tasks.traps.python_names import Names, bindings, given_by_definition, known_as
+from orchestrator.tasks.traps.python_single import Singles
 from orchestrator.tasks.traps.tree import listed
 
 _READS: Final = frozenset({"read", "read_text", "read_bytes", "readlines", "readline"})
@@ -18,15 +18,13 @@ _COLLECTS: Final = frozenset({"str", "list", "set", "tuple", "sorted", "frozense
 _SEARCHES: Final = frozenset({"re.search", "re.findall", "re.match", "re.finditer", "regex.search"})
 _STARTS: Final = frozenset({"startswith", "endswith"})
 _COUNTS: Final = frozenset({"find", "rfind", "count", "index"})
-_FEW: Final = 10
-"""A list of so many entries cannot name every possible answer."""
 
 
 class Texts:
     """The expressions of one source that carry text of the agent, and the conditions on them."""
 
     def __init__(self, tree: ast.Module, names: Names) -> None:
-        self._names, self._tree = names, tree
+        self._names, self._tree, self._singles = names, tree, Singles(tree)
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         self._carrying: set[str] = set()
         bound = [
@@ -132,7 +130,7 @@ class Texts:
             equal = any(
                 isinstance(c, ast.Compare) and isinstance(c.ops[0], ast.Eq) for c in ast.walk(found.elt)
             )
-            own = any(self.carries(p.iter) and not self.is_short(p.iter) for p in found.generators)
+            own = any(self.carries(p.iter) and not self.has_one(p.iter) for p in found.generators)
             return equal and own and self.is_wanted(node)
         if isinstance(node.func, ast.Attribute) and arguments and self.carries(node.func.value):
             if short in ("issuperset", "intersection"):
@@ -173,54 +171,9 @@ class Texts:
             )
         ) and self.is_wanted(node)
 
-    def is_short(self, node: ast.expr) -> bool:
-        """Whether the tests also require, in the same function, that a list has a few entries: `assert len(lines) == 2`."""
-        return (self._function(node), ast.unparse(node)) in self._short
-
-    @cached_property
-    def _short(self) -> set[tuple[ast.AST, str]]:
-        found = set()
-        for node in ast.walk(self._tree):
-            match node:
-                case ast.Compare(ast.Call(ast.Name("len"), [own]), [sign], [right]):
-                    # `if len(a) != 2 or …: fail` and `assert len(a) == 2 and …` require it, with the other word they do not.
-                    equal, other = (True, ast.Or) if isinstance(sign, ast.Eq) else (False, ast.And)
-                    required = isinstance(sign, ast.Eq | ast.NotEq) and self.is_wanted(node, holds=equal)
-                    required = required and not any(
-                        isinstance(a, ast.BoolOp) and isinstance(a.op, other) for a in self._above(node)
-                    )
-                case ast.Call(
-                    ast.Attribute(attr="assertEqual"), [ast.Call(ast.Name("len"), [own]), right, *_]
-                ):
-                    required = True
-                case ast.Call(
-                    ast.Attribute(attr="assertEqual"), [right, ast.Call(ast.Name("len"), [own]), *_]
-                ):
-                    required = True
-                case _:
-                    continue
-            if required and self._is_few(right):
-                found.add((self._function(node), ast.unparse(own)))
-        return found
-
-    def _is_few(self, node: ast.expr) -> bool:
-        """Whether a length is a small number, or that of a list which is written out."""
-        match self._names.value(node):
-            case ast.Constant(int(number)):
-                return number <= _FEW
-            case ast.Call(ast.Name("len"), [inner]):
-                value = self._names.value(inner)
-                return isinstance(value, ast.List | ast.Tuple | ast.Set) and len(value.elts) <= _FEW
-        return False
-
-    def _above(self, node: ast.AST) -> Iterator[ast.AST]:
-        while (parent := self._parents.get(node)) is not None:
-            yield parent
-            node = parent
-
-    def _function(self, node: ast.AST) -> ast.AST:
-        functions = (a for a in self._above(node) if isinstance(a, ast.FunctionDef | ast.AsyncFunctionDef))
-        return next(functions, self._tree)
+    def has_one(self, node: ast.expr) -> bool:
+        """Whether the tests have failed before if a list has another number of entries than one."""
+        return self._singles.holds(node)
 
     def _is_required(self, node: ast.expr) -> bool:
         """Whether the tests fail if a condition does not hold."""

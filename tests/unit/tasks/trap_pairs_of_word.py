@@ -1,5 +1,7 @@
 """Lines that take the agent's word, or ask only whether nothing is missing, each with its rule and with a sound form for the same purpose."""
 
+from itertools import zip_longest
+
 from orchestrator.tasks.traps.rules import Rule
 
 UNTRUSTED = 'python3 -I "$PENSTOCK_UNTRUSTED" 10 '
@@ -67,6 +69,58 @@ START = (
     "import csv, json, os, subprocess as sp\nfrom pathlib import Path\nimport pytest\n"
     "U = ['python3', '-I', os.environ['PENSTOCK_UNTRUSTED'], '10']\n"
 )
+READ = "a = open('/app/o').read().split()\n"
+SEARCH = "assert any(x == '4' for x in a)"
+ONE = [
+    "assert len(a) == 1, f'{a}'",
+    "assert len(a) == 1 and len(a) < 3, a",
+    "if len(a) != 1:\n    print('too many', len(a))\n    raise SystemExit(1)",
+    "import sys\nif len(a) != 1 or len(a) > 2:\n    sys.exit(1)",
+]
+"""Requirements of exactly one entry."""
+METHOD = f"class T(unittest.TestCase):\n    def test(self):\n        {READ}        "
+SEVERAL = [
+    "if len(a) == 1:\n    a = a[0].split(',')",
+    "if len(a) == 0:\n    print('empty')",
+    "n = 1 if len(a) == 1 else 5",
+    "ok = len(a) == 1",
+    "try:\n    assert len(a) == 1\nexcept AssertionError:\n    pass",
+    "with pytest.raises(AssertionError):\n    assert len(a) == 1",
+    "if a[0] == 'x':\n    assert len(a) == 1",
+    "while a[0] == 'x':\n    assert len(a) == 1",
+    "assert len(a) == 1\na = open('/app/p').read().split()",
+    "assert len(a) == 1\na += open('/app/p').read().split()",
+    "assert len(a) == 1\na[:] = open('/app/p').read().split()",
+    "assert len(a) == 1\na.extend(open('/app/p').read().split())",
+    "assert len(a) == 1\nadd = a.extend\nadd(open('/app/p').read().split())",
+    "W = [*range(1000)]\nassert len(a) == len(W)",
+    "W = ['4']\nW += range(1000)\nassert len(a) == len(W)",
+    "assert len(a) == 2",
+    "assert len(a) == 1000",
+    "assert len(a) < 3",
+    "assert len(a) != 1",
+    "assert len(a) == 1 or len(a) > 5",
+    "if len(a) != 1 and a[0] != 'x':\n    raise SystemExit(1)",
+    "if len(a) != 1:\n    raise SystemExit(0)",
+    "if len(a) != 1:\n    print('fail')",
+    "ok = True\nif len(a) != 1:\n    ok = False",
+    "import sys\nif len(a) != 1:\n    sys.exit(0)\n    sys.exit(1)",
+    "if len(a) != 1:\n    raise pytest.skip.Exception('no')",
+    "if len(a) == 1:\n    raise ValueError",
+    "def test_n():\n    assert len(a) == 1",
+    "def test_n():\n    a = open('/app/n').read().split()\n    assert len(a) == 1",
+    "class T:\n    def test_n(self):\n        self.assertEqual(len(a), 1)",
+]
+"""What requires one entry not at all, not always, of another list, or of the list before it has grown."""
+ELSEWHERE = [
+    f"{READ}{SEARCH}\nassert len(a) == 1",
+    f"{READ}assert len(a) == 1\nassert any(x == '4' for a in [open('/app/p')] for x in a)",
+    f"{READ}assert len(a) == 1\nassert any(x == '4' for x in open('/app/p'))",
+    f"{READ}assert len(a) == 1\nassert any(y == '4' for x in a for y in x.split(','))",
+    f"def test():\n    global a\n    {READ}    assert len(a) == 1\n    more()\n    {SEARCH}",
+    f"{READ}assert len(a) == 1\ndef test():\n    {SEARCH}",
+]
+"""Searches in another place than the one before which the length is required."""
 OVERWRITES = [
     "Path('/tmp/s').write_text('0')\nsp.run([*U, '/app/p'])",
     "with open('/tmp/s', 'w') as f:\n    f.write('')\n    sp.run([*U, '/app/p'], stdout=f)",
@@ -114,20 +168,15 @@ PYTHON = [
      "rows = list(csv.DictReader(open('/app/o')))\nfound = [r for r in rows if r['k'] == 'x']\nassert len(found) == 1 and found[0]['v'] == '3'"),
     ("rows = json.load(open('/app/o'))\nrow = next((r for r in rows if r['id'] == 7), None)\nassert row is not None", Rule.SOMEWHERE,
      "rows = json.load(open('/app/o'))\nrow = next((r for r in rows if r['id'] == 7), None)\nassert row is not None\nassert row['v'] == 3"),
-    # Among a few entries, an answer that lists everything has no room.
-    ("a = open('/app/o').read().split()\nassert len(a) < 3\nassert any(x == '4' for x in a)", Rule.SOMEWHERE,
-     "a = open('/app/o').read().split()\nassert len(a) == 3\nassert any(x == '4' for x in a)"),
-    ("a = open('/app/o').read().split()\nassert len(a) == 1000\nassert any(x == '4' for x in a)", Rule.SOMEWHERE,
-     "W = ['3', '4']\na = open('/app/o').read().split()\nassert len(W) == 2 and len(a) == len(W)\nassert any(x == '4' for x in a)"),
-    ("a = open('/app/o').read().split()\nif len(a) != 2 and not any(x == '4' for x in a):\n    raise SystemExit(1)", Rule.SOMEWHERE,
-     "a = open('/app/o').read().split()\nif len(a) != 2 or not any(x == '4' for x in a):\n    raise SystemExit(1)"),
-    ("a = open('/app/o').read().split()\nassert len(a) == 2 or any(x == '4' for x in a)", Rule.SOMEWHERE,
-     "a = open('/app/o').read().split()\nassert len(a) == 2 and any(x == '4' for x in a)"),
+    # One entry that is right is the whole answer; the length must be required in every case, of the list as it is searched.
+    *((f"{READ}{before}\n{SEARCH}", Rule.SOMEWHERE, f"{READ}{one}\n{SEARCH}")
+      for before, one in zip_longest(SEVERAL, ONE, fillvalue=ONE[0])),
+    *((trap, Rule.SOMEWHERE, f"{READ}{ONE[0]}\n{SEARCH}") for trap in ELSEWHERE),
     ("a = json.load(open('/app/o'))\nb = json.load(open('/app/p'))\nassert len(a) == len(b)\nassert any(x['n'] == 'al' for x in a)", Rule.SOMEWHERE,
-     "a = json.load(open('/app/o'))\nassert len(a) == 2\nassert any(x['n'] == 'al' for x in a)"),
-    ("def test_n():\n    a = open('/app/n').read().split()\n    assert len(a) == 1\ndef test():\n    a = open('/app/o').read().split()\n"
-     "    assert any(x == '4' for x in a)", Rule.SOMEWHERE,
-     "def test():\n    a = open('/app/o').read().split()\n    assert len(a) == 1\n    assert any(x == '4' for x in a)"),
+     "a = json.load(open('/app/o'))\nassert len(a) == 1\nassert any(x['n'] == 'al' for x in a)"),
+    (f"{METHOD}self.assertEqual(len(a), 2)\n        {SEARCH}", Rule.SOMEWHERE, f"{METHOD}self.assertEqual(len(a), 1)\n        {SEARCH}"),
+    ("import pandas as pd\na = pd.read_csv('/app/o')\nassert len(a) == 1\nassert any(x == 'al' for x in a)", Rule.SOMEWHERE,
+     "import pandas as pd\na = pd.read_csv('/app/o')\nassert len(a) == 1\nassert list(a) == ['al']"),
     ("data = json.load(open('/app/o'))\nassert 'alice' in data['winners']", Rule.SOMEWHERE,
      "data = json.load(open('/app/o'))\nassert 'name' in data['user']\nassert data['user']['name'] == 'alice'"),
     ("got = set(open('/app/o').read().split())\nassert len(got & {'a', 'b'}) / 2 >= 0.9", Rule.SOMEWHERE,
