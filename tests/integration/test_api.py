@@ -175,7 +175,7 @@ async def mistakes_are_one_sentence(run: Run, task: Task) -> None:
         (run.trajectory(2**70), "rollout_id must be a whole number"),
         (anext(run.trajectories(limit=-1)), "limit must be a whole number"),
         (run.evaluate(task, suite="a b"), "suite 'a b' cannot be part of a submission id"),
-        (run.evaluate(task, suite="a" * 120), f"suite '{'a' * 120}' cannot be part of a submission id"),
+        (run.evaluate(task, suite="a" * 120), f"suite '{'a' * 80}…' cannot be part of a submission id"),
         (run.evaluate(task, suite="s", version=True), "version must be a whole number"),
         (run.evaluate(task, suite="s", rollouts=1.5), "rollouts must be a whole number"),  # type: ignore[arg-type]
         (run.evaluate(task, suite="s", greedy="no"), "greedy must be True or False"),  # type: ignore[arg-type]
