@@ -1,4 +1,4 @@
-"""Lists of which the tests require exactly one entry before they look for the right one: that entry is then the whole answer."""
+"""Lists that must have exactly one entry before the tests look for the right one: that entry is then the whole answer."""
 
 import ast
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _Place: TypeAlias = tuple[int, int]
 
 
 class Singles:
-    """The lists of one source that have one entry, or the tests have failed before. Any doubt means that a list may have more."""
+    """The lists of one source whose single entry the tests require before they read them. In doubt, a list may have more."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
@@ -75,7 +75,7 @@ class Singles:
 
 
 def _names(statement: ast.stmt) -> Iterator[str]:
-    """The lists of which a statement requires one entry, in every case."""
+    """The lists that must have one entry by a statement, in every case."""
     match statement:
         case ast.Assert(test):
             found = _lengths(test, ast.And, ast.Eq)
