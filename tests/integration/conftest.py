@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> "Policies":
-    """One version of a tiny policy."""
+def policies(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Policies":
+    """A tiny policy in as many versions as the module's `POLICY_VERSIONS` says, 1 without it."""
     from tests.integration.gateway.rig import make_policies
 
-    return make_policies(tmp_path_factory.mktemp("policies"), 1)
+    return make_policies(tmp_path_factory.mktemp("policies"), getattr(request.module, "POLICY_VERSIONS", 1))
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Fixtures of the tests that open a gateway in their own process. Only tests that use them import torch."""
 
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ import pytest
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 
 if TYPE_CHECKING:
-    from tests.integration.gateway.rig import OpenRig, Policies
+    from tests.integration.gateway.rig import OpenRig, Policies, Rig
 
 
 @pytest.fixture
@@ -20,3 +21,11 @@ def open_here(
     from tests.integration.gateway.rig import open_rig
 
     return partial(open_rig, database_url, nats_server.url, server_url, policies, tmp_path)
+
+
+@pytest.fixture
+async def rig(open_here: "OpenRig") -> AsyncIterator["Rig"]:
+    """A gateway with the settings of `open_rig`, and the published version 0."""
+    async with open_here() as rig:
+        await rig.publish(0)
+        yield rig

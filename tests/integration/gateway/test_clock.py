@@ -1,29 +1,17 @@
 """The gateway's wall clock is set again, by an hour and more: sessions live and expire as if nothing had happened."""
 
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway_client import NativeLlm, OpenSession, SessionBudget, SessionOver
 from orchestrator.settings.timeouts import Timeouts
-from tests.integration.gateway.rig import PATIENCE_S, Policies, Rig, open_rig
+from tests.integration.gateway.rig import PATIENCE_S, Rig
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
-
-
-@pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
-    async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path) as rig:
-        await rig.publish(0)
-        yield rig
 
 
 def user(text: str) -> dict[str, Any]:

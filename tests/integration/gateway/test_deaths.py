@@ -17,10 +17,11 @@ from orchestrator.gateway_client import GatewayAdmin, NativeLlm, OpenSession, Se
 from orchestrator.pool.engine import Role, open_engine
 from tests.integration.audit.audited import no_violations
 from tests.integration.gateway.gateway_process import gateway_process, settings_in
-from tests.integration.gateway.rig import Policies, Rig, make_policies, open_rig
+from tests.integration.gateway.rig import Policies, Rig, open_rig
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("faults")]
+POLICY_VERSIONS = 3
 
 LEASE_S = 12.0  # a gateway that lives keeps its servers on a busy machine, too
 # The checks on records that the gateway writes; rollouts are leased by hand here.
@@ -31,11 +32,6 @@ RECORDED = (
     "steps are of published versions",
     "ready rollout servers serve a published version",
 )
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 3)
 
 
 @pytest.fixture

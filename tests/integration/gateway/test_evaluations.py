@@ -15,17 +15,13 @@ from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.gateway_client import NativeLlm, OpenSession
 from orchestrator.settings.config import Config
 from tests.integration.gateway.killable_server import KillableServer, killable
-from tests.integration.gateway.rig import Policies, Rig, make_policies, open_rig
+from tests.integration.gateway.rig import Policies, Rig, open_rig
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
+POLICY_VERSIONS = 3
 
 OpenRig = Callable[[], AbstractAsyncContextManager[tuple[Rig, RolloutServer, RolloutServer]]]
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 3)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,6 @@ from tests.unit.gateway.driver import TEXTS, user
 from tests.unit.gateway.models import CHATML_DROPS
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
-
-
-@pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
-    async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path) as rig:
-        await rig.publish(0)
-        yield rig
 
 
 BASH: dict[str, Any] = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}

@@ -12,19 +12,15 @@ from orchestrator.gateway.server import Gateway
 from orchestrator.gateway_client import GatewayAdmin, NativeLlm, OpenSession, SessionBudget
 from orchestrator.pool.engine import Role, open_engine
 from tests.integration.gateway.gateway_process import settings_in
-from tests.integration.gateway.rig import OpenRig, Policies, Rig, make_policies
+from tests.integration.gateway.rig import OpenRig, Rig
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
+POLICY_VERSIONS = 2
 
 TOKENS = 1000  # the sync comes before its end
 # It seldom reads the owner's row, and never polls for a version by itself.
 UNAWARE = {"probe_s": 2.5, "version_poll_interval_s": 600.0, "drain_s": 0.1}
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 2)
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from orchestrator.deploy.embedded.ports import free_port
 from orchestrator.gateway.sessions.session import Session
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.gateway_client import BudgetExhausted, NativeLlm, SessionBudget, SessionOver
-from tests.integration.gateway.rig import OpenRig, Policies, Rig, make_policies, until_row
+from tests.integration.gateway.rig import OpenRig, Rig, until_row
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
+POLICY_VERSIONS = 3
 
 BASH: dict[str, Any] = {
     "type": "function",
@@ -30,18 +31,6 @@ BASH: dict[str, Any] = {
         },
     },
 }
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 3)
-
-
-@pytest.fixture
-async def rig(open_here: OpenRig) -> AsyncIterator[Rig]:
-    async with open_here() as rig:
-        await rig.publish(0)
-        yield rig
 
 
 def user(text: str) -> dict[str, Any]:

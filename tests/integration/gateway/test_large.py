@@ -2,31 +2,20 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import anyio
 import pytest
 
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway_client import SessionBudget
-from tests.integration.gateway.rig import Policies, Rig, open_rig
+from tests.integration.gateway.rig import Rig
 from tests.integration.gateway.wires_rig import PATHS, ask, bodies, message_of
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
 
 LONG_WORD = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo "  # one token
-
-
-@pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
-    async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path) as rig:
-        await rig.publish(0)
-        yield rig
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,11 @@ import pytest
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.gateway.servers.client import RolloutServerClient
 from orchestrator.gateway_client import NativeLlm
-from tests.integration.gateway.rig import OpenRig, Policies, Rig, make_policies, until_row
+from tests.integration.gateway.rig import OpenRig, Policies, Rig, until_row
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 3)
-
-
-@pytest.fixture
-async def rig(open_here: OpenRig) -> AsyncIterator[Rig]:
-    async with open_here() as rig:
-        await rig.publish(0)
-        yield rig
+POLICY_VERSIONS = 3
 
 
 def user(text: str) -> dict[str, Any]:

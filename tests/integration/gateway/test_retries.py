@@ -15,17 +15,13 @@ from orchestrator.gateway.completions.service import CompletionService
 from orchestrator.gateway.sessions.call import CompletionCall
 from orchestrator.gateway_client import OpenSession, SessionBudget
 from tests.contract.rollout_server import running_server
-from tests.integration.gateway.rig import OpenRig, Policies, Rig, make_policies, open_rig, until_row
+from tests.integration.gateway.rig import OpenRig, Policies, Rig, open_rig, until_row
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
+POLICY_VERSIONS = 2
 
 both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 2)
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ from tests.integration.gateway.test_servers import (
     ask,
     lives,
     open_pair,
-    policies,
     session_at,
     until,
 )
 from tests.integration.runner.test_draining import WATCHDOG, order, until_state
 
-__all__ = ["lives", "open_pair", "policies"]
+__all__ = ["lives", "open_pair"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
+POLICY_VERSIONS = 2
 
 
 async def test_a_server_that_drains_ends_its_call_gets_no_other_and_follows_the_weights(

@@ -19,17 +19,13 @@ from orchestrator.gateway.servers.pool import preferred
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.gateway_client import NativeLlm, OpenSession
 from tests.integration.gateway.killable_server import KillableServer, killable
-from tests.integration.gateway.rig import Policies, Proxy, Rig, make_policies, open_rig, until_row
+from tests.integration.gateway.rig import Policies, Proxy, Rig, open_rig, until_row
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
+POLICY_VERSIONS = 2
 
 OpenRig = Callable[..., AbstractAsyncContextManager[Rig]]
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 2)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.servers.client import RequestRefused, RolloutServerClient, SamplingParams
 from orchestrator.gateway_client import NativeLlm
 from tests.contract.rollout_server import running_server
-from tests.integration.gateway.rig import Policies, Rig, make_policies, open_rig
+from tests.integration.gateway.rig import Policies, Rig, open_rig
 from tests.waiting import eventually
 from trainer.model import load_model
 
@@ -28,14 +28,10 @@ pytestmark = [
     pytest.mark.services,
     pytest.mark.sglang,
 ]
+POLICY_VERSIONS = 2
 
 CANARY = 0.02
 PATIENCE_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 2)
 
 
 @pytest.fixture(scope="module")

@@ -1,30 +1,18 @@
 """A command in a sandbox finds a program's token: its calls of the gateway are marked, counted and bounded."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway_client import SessionBudget
-from tests.integration.gateway.rig import Policies, Rig, open_rig
+from tests.integration.gateway.rig import Rig
 from tests.integration.gateway.wires_rig import ask, user
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
 
 SYSTEM = {"role": "system", "content": "you fix things"}
 TASK = user("count the oaks")
-
-
-@pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
-    async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path) as rig:
-        await rig.publish(0)
-        yield rig
 
 
 async def test_a_conversation_that_begins_otherwise_is_marked_and_takes_turns(rig: Rig) -> None:

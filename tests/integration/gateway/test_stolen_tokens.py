@@ -1,27 +1,15 @@
 """The token of a session in other hands: it reaches that one session while it is open, and nothing else ever."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from sqlalchemy import text
 
-from orchestrator.deploy.embedded.nats import EmbeddedNats
-from tests.integration.gateway.rig import Policies, Rig, open_rig
+from tests.integration.gateway.rig import Rig
 from tests.integration.gateway.wires_rig import PATHS, ask, bodies, message_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
-
-
-@pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
-    async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path) as rig:
-        await rig.publish(0)
-        yield rig
 
 
 @pytest.mark.parametrize("path", PATHS)

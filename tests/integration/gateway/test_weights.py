@@ -19,20 +19,16 @@ from orchestrator.pool.runs import StoredRun
 from orchestrator.roles.relay import relay
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests.builders import Author, ready_groups
-from tests.integration.gateway.rig import OpenRig, Policies, Rig, make_policies
+from tests.integration.gateway.rig import OpenRig, Policies, Rig
 from tests.waiting import eventually
 from trainer.batch import make_parts
 from trainer.model import load_model
 from trainer.update import UpdateSettings, recompute_logprobs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
+POLICY_VERSIONS = 2
 
 TOKENS = 300
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 2)
 
 
 @pytest.fixture

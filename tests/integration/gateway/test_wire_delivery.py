@@ -20,15 +20,6 @@ wires = pytest.mark.parametrize("path", PATHS)
 
 
 @pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
-    async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path) as rig:
-        await rig.publish(0)
-        yield rig
-
-
-@pytest.fixture
 async def slow(
     database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
 ) -> AsyncIterator[Rig]:

@@ -1,7 +1,5 @@
 """Clients that refer to earlier answers (Responses): resolved from the session, after a restart of the gateway too; and wires as a whole."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -10,9 +8,8 @@ import anyio
 import openai
 import pytest
 
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway_client import OpenSession
-from tests.integration.gateway.rig import Policies, Rig, open_rig
+from tests.integration.gateway.rig import Rig
 from tests.integration.gateway.wires_rig import ask, gpt, message_of, user
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
@@ -29,15 +26,6 @@ SCRIPT = [
     {"content": "and one elm"},
     {"content": "no more"},
 ]
-
-
-@pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
-    async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path) as rig:
-        await rig.publish(0)
-        yield rig
 
 
 async def stored(rig: Rig, rollout: int, count: int) -> list[tuple[str, int | None]]:

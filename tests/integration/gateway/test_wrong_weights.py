@@ -12,19 +12,15 @@ from structlog.testing import capture_logs
 from orchestrator.audit.run import audit
 from orchestrator.gateway_client import NativeLlm, OpenSession
 from orchestrator.runtime.weights_digest import weights_digest
-from tests.integration.gateway.rig import OpenRig, Policies, Rig, make_policies
+from tests.integration.gateway.rig import OpenRig, Rig
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
+POLICY_VERSIONS = 2
 
 TOKENS = 200
 NEVER_S = 3600.0
 UNWATCHED: dict[str, Any] = {"probe_s": NEVER_S, "canary_interval_s": 0.0}
-
-
-@pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
-    return make_policies(tmp_path_factory.mktemp("policies"), 2)
 
 
 @pytest.fixture
