@@ -3,7 +3,6 @@ no-op. While answers arrive, nothing is published again: the orchestrator alread
 
 import itertools
 import json
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,7 +32,7 @@ LONGEST = 8  # times `timeouts.resend_s`: waits double while no answer arrives
 FULL_WAIT_S = 0.2
 Answer = tuple[SubmissionStatus, str | None]
 """The status of a submission, and the reason of a rejection."""
-LABEL = re.compile(r"(?=.{1,64}\Z)[A-Za-z0-9_:@+=/-]+(\.[A-Za-z0-9_:@+=/-]+)*")
+MAX_LABEL = 64  # characters; purpose, domain and digest take the rest of a submission id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +51,10 @@ class PublishOptions:
     domains: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.label is not None and not LABEL.fullmatch(self.label):
+        if self.label is not None and not subjects.is_submission(self.label, most=MAX_LABEL):
             raise ArgumentError(
                 "label",
-                f"{quoted(self.label)} cannot be part of a submission id: write at most 64 letters, digits or "
+                f"{quoted(self.label)} cannot be part of a submission id: write at most {MAX_LABEL} letters, digits or "
                 "'_:@+=/-', with single dots inside",
             )
         if self.group_size is not None and not 1 <= self.group_size <= INT2:

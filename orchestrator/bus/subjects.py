@@ -49,7 +49,8 @@ MAX_DELIVER = 20  # deliveries without an ack before the consumer dead-letters a
 _MIB = 1024 * 1024
 _NAME = re.compile(r"[a-z0-9_-]{1,32}")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_SUBMISSION = re.compile(r"(?=.{1,128}\Z)[A-Za-z0-9_:@+=/-]+(\.[A-Za-z0-9_:@+=/-]+)*")
+_SUBMISSION = re.compile(r"[A-Za-z0-9_:@+=/-]+(\.[A-Za-z0-9_:@+=/-]+)*")
+_MAX_SUBMISSION = 128
 
 
 class Retention(StrEnum):
@@ -170,9 +171,14 @@ def _check_id(kind: str, value: str) -> str:
     return value
 
 
+def is_submission(text: str, *, most: int = _MAX_SUBMISSION) -> bool:
+    """True if ``text`` can be a submission id, or a part of one with at most ``most`` characters."""
+    return len(text) <= most and _SUBMISSION.fullmatch(text) is not None
+
+
 def check_submission(submission: str) -> str:
     """Return ``submission`` if it is valid in a subject; otherwise raise ValueError with one sentence."""
-    if not _SUBMISSION.fullmatch(submission):
+    if not is_submission(submission):
         raise ValueError(
             f"the submission id {quoted(submission)} cannot be used: write 1 to 128 letters, digits or '_:@+=/-', "
             "with single dots inside if you like"
