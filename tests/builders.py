@@ -40,8 +40,9 @@ from orchestrator.contracts.ids import (
 from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan, flat
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState, StepKind
+from orchestrator.pool import batches, leases, results, submissions
 from orchestrator.pool import groups as pool_groups
-from orchestrator.pool import leases, results, submissions
+from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.dispatch import dispatch_train
 from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest
 from orchestrator.pool.leases import Lease
@@ -291,6 +292,12 @@ async def ready_groups(
     for group_id in made:
         await finish(engine, run, group_id, author)
     return made
+
+
+async def publish_first(connection: AsyncConnection, run: StoredRun) -> None:
+    """Publish policy version 0 of the run, as a trainer does before its first batch."""
+    first = NewVersion(version=0, parent=None, path="/v0", manifest_sha="00")
+    await batches.publish(connection, run.run_id, run.name, first, "policy.x", None)
 
 
 def _decoded(event: StepRecorded) -> Decoded:

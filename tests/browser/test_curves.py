@@ -55,8 +55,7 @@ async def trained(engine: AsyncEngine, name: str, **changes: Any) -> StoredRun:
     """A run with three committed batches of one train step each."""
     run = await builders.make_run(engine, small(name))
     async with engine.begin() as connection:
-        first = NewVersion(version=0, parent=None, path="/v0", manifest_sha="00")
-        await batches.publish(connection, run.run_id, name, first, "policy.x", None)
+        await builders.publish_first(connection, run)
     for n in range(3):
         await builders.ready_groups(engine, run, [f"{n}-{each}" for each in "ab"], builders.Author())
         async with engine.begin() as connection:

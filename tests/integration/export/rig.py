@@ -102,14 +102,7 @@ async def exported_run(database_url: str) -> AsyncIterator[ExportedRun]:
         for number, group in enumerate(made):
             await builders.finish(owner, run, group, author, marked=(2,) if number == 0 else ())
         async with owner.begin() as connection:
-            await batches.publish(
-                connection,
-                run.run_id,
-                run.name,
-                NewVersion(version=0, parent=None, path="/v0", manifest_sha="00"),
-                "policy.x",
-                None,
-            )
+            await builders.publish_first(connection, run)
             batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
             assert batch is not None and batch.digest is not None
             metrics = [

@@ -209,14 +209,7 @@ async def a_row_in_every_table(engine: AsyncEngine, name: str = "full") -> Store
     await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
     await builders.accepted(engine, run, ["e"], purpose=Purpose.EVAL)
     async with engine.begin() as connection:
-        await batches.publish(
-            connection,
-            run.run_id,
-            run.name,
-            NewVersion(version=0, parent=None, path="/v0", manifest_sha="00"),
-            "policy.x",
-            None,
-        )
+        await builders.publish_first(connection, run)
         batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
         assert batch is not None and batch.digest is not None
         new = replace(NewVersion(version=1, parent=0, path="/v1", manifest_sha="11"))

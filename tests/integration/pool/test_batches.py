@@ -347,14 +347,7 @@ async def test_the_views_explain_rewards_window_lineage_and_staleness(engine: As
     run, ids = await started(engine, 5)
     await finish(engine, run, ids[:2])
     async with engine.begin() as connection:
-        await batches.publish(
-            connection,
-            run.run_id,
-            run.name,
-            NewVersion(version=0, parent=None, path="/v0", manifest_sha="00"),
-            "policy.run",
-            None,
-        )
+        await builders.publish_first(connection, run)
     batch = await take(engine, run)
     assert batch is not None and await commit(engine, run, batch)
     await finish(engine, run, ids[3:4])

@@ -57,14 +57,7 @@ async def dispatched(engine: AsyncEngine, run: StoredRun) -> list[str]:
 
 async def commit_one(engine: AsyncEngine, run: StoredRun) -> None:
     async with engine.begin() as connection:
-        await batches.publish(
-            connection,
-            run.run_id,
-            run.name,
-            NewVersion(version=0, parent=None, path="/0", manifest_sha="0"),
-            "p",
-            None,
-        )
+        await builders.publish_first(connection, run)
         batch = await batches.take(connection, run.run_id, queue_policy("greedy", 20, 0.3), 2, 1)
         assert batch is not None
         new = NewVersion(version=1, parent=0, path="/1", manifest_sha="1")

@@ -468,14 +468,7 @@ async def test_each_process_can_do_its_work_with_its_role(
         )
         await transitions.count(runner, run.run_id, "assignments_stale")
     async with roles[Role.TRAINER].begin() as trainer:
-        await batches.publish(
-            trainer,
-            run.run_id,
-            run.name,
-            NewVersion(version=0, parent=None, path="/v0", manifest_sha="00"),
-            "policy.x",
-            None,
-        )
+        await builders.publish_first(trainer, run)
         batch = await batches.take(trainer, run.run_id, queue_policy("windowed", 6, 0.3), 2, 1)
         assert batch is not None
         assert await batches.commit(

@@ -30,8 +30,7 @@ async def test_the_tree_of_a_batch_has_as_many_tokens_as_the_trainers_own(engine
     for group_id in made:
         await builders.finish(engine, run, group_id, author, marked=[1])
     async with engine.begin() as connection:
-        first = NewVersion(version=0, parent=None, path="/v0", manifest_sha="00")
-        await batches.publish(connection, run.run_id, run.name, first, "policy.x", None)
+        await builders.publish_first(connection, run)
         batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 4, 1)
         assert batch is not None and batch.digest is not None
     async with engine.connect() as connection:
@@ -105,8 +104,7 @@ async def test_a_batch_in_the_list_is_all_of_its_train_steps(engine: AsyncEngine
         {"reward": 0.1, "performance": 0.05, "rollouts": 2, "tokens_naive": 100, "tokens_merged": 60, "action_tokens": 25, "merge_ratio": 5 / 3},
     ]  # fmt: skip
     async with engine.begin() as connection:
-        first = NewVersion(version=0, parent=None, path="/v0", manifest_sha="00")
-        await batches.publish(connection, run.run_id, run.name, first, "policy.x", None)
+        await builders.publish_first(connection, run)
         taken = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
         assert taken is not None
         new = NewVersion(version=1, parent=0, path="/v1", manifest_sha="11")

@@ -70,14 +70,7 @@ async def test_a_trained_rollout_its_group_and_its_batch(
 ) -> None:
     first, _ = await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
     async with engine.begin() as connection:
-        await batches.publish(
-            connection,
-            run.run_id,
-            run.name,
-            NewVersion(version=0, parent=None, path="/v0", manifest_sha="00"),
-            "policy.x",
-            None,
-        )
+        await builders.publish_first(connection, run)
         batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
         assert batch is not None
         metrics = [{"loss": 0.25, "entropy": 0.5, "cpu_s": 1.5}]

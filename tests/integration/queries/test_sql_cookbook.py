@@ -52,14 +52,7 @@ async def reader(engine: AsyncEngine, database_url: str) -> AsyncIterator[AsyncE
     first, second = await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
     await builders.accepted(engine, run, ["e"], purpose=Purpose.EVAL, pinned_version=0)
     async with engine.begin() as connection:
-        await batches.publish(
-            connection,
-            1,
-            run.name,
-            NewVersion(version=0, parent=None, path="/v0", manifest_sha="00"),
-            "policy.x",
-            None,
-        )
+        await builders.publish_first(connection, run)
         batch = await batches.take(connection, 1, queue_policy("greedy", 6, 0.3), 2, 1)
         assert batch is not None
         new = NewVersion(version=1, parent=0, path="/v1", manifest_sha="11")
@@ -208,14 +201,7 @@ async def test_a_rollout_is_trained_in_the_part_of_the_batch_that_its_group_fall
     run = await builders.make_run(engine, small("parts", batch_groups=5, capacity=9))
     made = await builders.ready_groups(engine, run, list("abcde"), builders.Author())
     async with engine.begin() as connection:
-        await batches.publish(
-            connection,
-            run.run_id,
-            run.name,
-            NewVersion(version=0, parent=None, path="/v0", manifest_sha="00"),
-            "policy.x",
-            None,
-        )
+        await builders.publish_first(connection, run)
         batch = await batches.take(connection, run.run_id, queue_policy("greedy", 9, 0.3), 5, 1)
         assert batch is not None
         new = NewVersion(version=1, parent=0, path="/v1", manifest_sha="11")

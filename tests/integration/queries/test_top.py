@@ -43,14 +43,7 @@ async def run(engine: AsyncEngine) -> AsyncIterator[StoredRun]:
     run = await builders.make_run(engine, small(f"r{secrets.token_hex(4)}", window_fraction=0.5))
     await builders.ready_groups(engine, run, ["a", "b"], builders.Author())
     async with engine.begin() as connection:
-        await batches.publish(
-            connection,
-            run.run_id,
-            run.name,
-            NewVersion(version=0, parent=None, path="/v0", manifest_sha="00"),
-            "policy.x",
-            None,
-        )
+        await builders.publish_first(connection, run)
         batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
         assert batch is not None
         metrics = [{"loss": 0.25, "performance": 0.5}]

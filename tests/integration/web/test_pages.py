@@ -73,14 +73,7 @@ async def trained(engine: AsyncEngine, run: StoredRun, first: int, n: int, *, ve
 async def started(engine: AsyncEngine, name: str = "run") -> StoredRun:
     run = await builders.make_run(engine, small(name))
     async with engine.begin() as connection:
-        await batches.publish(
-            connection,
-            run.run_id,
-            run.name,
-            NewVersion(version=0, parent=None, path="/v0", manifest_sha="00"),
-            "policy.x",
-            None,
-        )
+        await builders.publish_first(connection, run)
     return run
 
 
