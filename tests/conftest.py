@@ -4,11 +4,12 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import hypothesis
 import pytest
 import structlog
+from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests.contract.rollout_server import KINDS
 
@@ -24,11 +25,23 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("penstock")
 
+# Rich tracebacks show all locals: a chain of SQLAlchemy's errors takes seconds of CPU, during which the test's event loop stands still.
+structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
+
 
 @pytest.fixture
 def anyio_backend() -> str:
     """nats-py, aiohttp and asyncpg are asyncio-only, so anyio runs on asyncio."""
     return "asyncio"
+
+
+@pytest.fixture
+async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
+    """The owner's connections to a data pool of the test's own."""
+    from orchestrator.pool.engine import open_engine
+
+    async with open_engine(database_url, name="test") as engine:
+        yield engine
 
 
 @pytest.fixture(autouse=True)

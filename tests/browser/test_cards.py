@@ -9,9 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests.browser.alone import looking
 from tests.browser.visitor import LARGE, PHONE
-from tests.integration.pool.rig import a_row_in_every_table, engine
+from tests.integration.pool.rig import a_row_in_every_table
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 # One word without a break point, wherever a user or a program writes text.

@@ -14,10 +14,9 @@ from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
 from tests.browser.alone import looking
 from tests.browser.visitor import Visitor
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 from tests.integration.queries.evaluations_rig import evaluated
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 MEASURED = {

@@ -9,10 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ops.lab.benchmarks.web.paint import READABLE
 from tests import builders
-from tests.integration.pool.rig import engine, rollouts_of, small
+from tests.integration.pool.rig import rollouts_of, small
 from tests.integration.web.rig import configured, dashboard
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 

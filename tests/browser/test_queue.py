@@ -9,9 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests import builders
 from tests.browser.alone import looking
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 

@@ -10,11 +10,10 @@ from orchestrator.queries.signal import LEAST
 from tests import builders
 from tests.browser.alone import looking
 from tests.browser.visitor import LARGE, PHONE
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 from tests.integration.pool.test_no_signal import scored
 from tests.integration.queries.evaluations_rig import evaluated
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 CHART = "figure.chart:has(h2:text-is('Held-out success'))"

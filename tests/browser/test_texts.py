@@ -11,9 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.contracts.ids import logprobs_from_bytes, logprobs_to_bytes
 from tests import builders
 from tests.browser.alone import looking
-from tests.integration.pool.rig import Tree, a_row_in_every_table, engine, record, running, small
+from tests.integration.pool.rig import Tree, a_row_in_every_table, record, running, small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 LONG = 10_000_000

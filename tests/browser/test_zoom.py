@@ -9,11 +9,10 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests import builders
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 from tests.integration.queries.evaluations_rig import evaluated
 from tests.integration.web.rig import configured, dashboard
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("browser")]
 
 STEPS = 2_000

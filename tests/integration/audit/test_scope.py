@@ -6,9 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.audit.snapshot import RECONNECTS, Outside, take_snapshot
 from orchestrator.settings.config import Config
 from tests import builders
-from tests.integration.pool.rig import engine
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
 OWN = Config.model_validate(

@@ -33,12 +33,7 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifacts import limits_of
 from orchestrator.tasks.validate_results import check_result, check_verdict
 from tests.builders import a_lease
-from tests.integration.pool.rig import (
-    Tree,
-    ended,
-    engine,
-    running,
-)
+from tests.integration.pool.rig import Tree, ended, running
 from tests.integration.roles.rig import (
     TASK,
     Stage,
@@ -50,7 +45,6 @@ from tests.integration.roles.rig import (
     until,
 )
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 EXAMPLES = int(os.environ.get("PENSTOCK_FUZZ_EXAMPLES", "60"))

@@ -7,9 +7,8 @@ from orchestrator.pool.confirm import MessageKey, MessageKind, settled
 from orchestrator.pool.dead_letters import dead_messages, keep_unsendable
 from orchestrator.pool.engine import Role, open_engine
 from tests import builders
-from tests.integration.pool.rig import engine, running, small
+from tests.integration.pool.rig import running, small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 

@@ -16,10 +16,8 @@ from orchestrator.deploy.stack import upgrade
 from orchestrator.pool.engine import open_engine
 from orchestrator.settings.config import Config
 from tests import builders
-from tests.integration.pool.rig import engine
 from tests.integration.queries.evaluations_rig import evaluated
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
 

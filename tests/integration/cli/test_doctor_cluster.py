@@ -23,9 +23,8 @@ from orchestrator.pool.heartbeats import own_code
 from orchestrator.runtime.plugins import provider
 from orchestrator.settings.config import Config
 from tests import builders
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 

@@ -17,9 +17,7 @@ from orchestrator.deploy.home import Home, write_template
 from orchestrator.pool.runs import StoredRun
 from orchestrator.settings.config import load
 from tests import builders
-from tests.integration.pool.rig import engine
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
 URLS = ("http://10.0.0.1:30000", "http://10.0.0.2:30000")

@@ -16,14 +16,13 @@ from orchestrator.runner.rollout_runner import serve_rollouts
 from orchestrator.settings.config import load
 from tests import builders
 from tests.integration.cli.test_drain import penstock
-from tests.integration.pool.rig import engine
 from tests.integration.runner.fixtures import opens
 from tests.integration.runner.rig import Opens
 from tests.integration.runner.test_draining import SLOW, as_process
 from tests.integration.runner.test_runners import PASSES
 from tests.unit.cluster.rendered import CLUSTER
 
-__all__ = ["engine", "opens"]
+__all__ = ["opens"]
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
 

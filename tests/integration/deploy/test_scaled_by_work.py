@@ -13,9 +13,8 @@ from orchestrator.pool import leases
 from orchestrator.pool.engine import Role, open_engine
 from tests import builders
 from tests.integration.pool.rig import ended as end_of
-from tests.integration.pool.rig import engine, flow_of, report, rollouts_of, small
+from tests.integration.pool.rig import flow_of, report, rollouts_of, small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 TOPOLOGY = {

@@ -19,12 +19,6 @@ URL = "http://127.0.0.1:30000"
 
 
 @pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    async with open_engine(database_url) as engine:
-        yield engine
-
-
-@pytest.fixture
 async def gateway(database_url: str) -> AsyncIterator[AsyncEngine]:
     async with open_engine(database_url, Role.GATEWAY) as engine:
         yield engine

@@ -1,13 +1,12 @@
 """Shared by the tests of the data pool: an engine on the test's database, random trees of steps, and a row in every table."""
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import numpy as np
-import pytest
 from sqlalchemy import Row, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -30,7 +29,6 @@ from orchestrator.contracts.spans import VersionSpan, flat
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState, StepKind
 from orchestrator.pool import batches, leases, results, tables
 from orchestrator.pool.batches import NewVersion
-from orchestrator.pool.engine import open_engine
 from orchestrator.pool.ingest import Fate, decode_step, ingest
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import StoredRun
@@ -44,12 +42,6 @@ from tests import builders
 from tests.memory_bus import MemoryBus
 
 OWNER = "test"
-
-
-@pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    async with open_engine(database_url, name="test") as engine:
-        yield engine
 
 
 @dataclass(frozen=True, slots=True)

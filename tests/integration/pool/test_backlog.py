@@ -49,9 +49,8 @@ from orchestrator.runtime.watchdog import Watchdog, WatchdogSettings
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
-from tests.integration.pool.rig import engine, flow_of, running, small
+from tests.integration.pool.rig import flow_of, running, small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 LIMIT_S = 60.0

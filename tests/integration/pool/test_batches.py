@@ -23,9 +23,8 @@ from orchestrator.pool.tables import batches as batch_rows
 from orchestrator.scheduling.queue_policies import Policy, Windowed
 from orchestrator.scheduling.replay import Transition, replay
 from tests import builders
-from tests.integration.pool.rig import engine, group_state, small
+from tests.integration.pool.rig import group_state, small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 AUTHOR = builders.Author(turns=1)

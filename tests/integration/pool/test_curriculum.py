@@ -20,9 +20,8 @@ from orchestrator.roles.run_end import look
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
-from tests.integration.pool.rig import engine, flow_of, group_state, rollouts_of, small, take
+from tests.integration.pool.rig import flow_of, group_state, rollouts_of, small, take
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 STAGE: dict[str, Any] = {

@@ -11,9 +11,7 @@ from orchestrator.cli.processes import LONGEST_NAME
 from orchestrator.contracts import states
 from orchestrator.pool.counter_names import MEANINGS
 from orchestrator.roles.intake import MOST_LABEL
-from tests.integration.pool.rig import engine
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 MOST = 2_704

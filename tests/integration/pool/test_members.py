@@ -20,7 +20,6 @@ from tests.integration.pool.rig import (
     OWNER,
     counter,
     ended,
-    engine,
     flow_of,
     group_state,
     record,
@@ -32,7 +31,6 @@ from tests.integration.pool.rig import (
     verify,
 )
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 

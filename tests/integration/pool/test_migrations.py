@@ -42,10 +42,9 @@ from orchestrator.pool.engine import (
 from orchestrator.pool.tables import metadata, rollout_servers, sessions
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
-from tests.integration.pool.rig import a_row_in_every_table, engine, rollouts_of, small
+from tests.integration.pool.rig import a_row_in_every_table, rollouts_of, small
 from tests.services import REPOSITORY, alembic_config, upgrade_to_head
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 IMMUTABLE = [

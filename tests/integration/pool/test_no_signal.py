@@ -11,20 +11,9 @@ from orchestrator.pool.runs import StoredRun
 from orchestrator.queries import spending
 from orchestrator.queries.signal import LEAST, NEWEST, no_signal
 from tests import builders
-from tests.integration.pool.rig import (
-    ended,
-    engine,
-    flow_of,
-    record,
-    report,
-    rollouts_of,
-    small,
-    take,
-    verify,
-)
+from tests.integration.pool.rig import ended, flow_of, record, report, rollouts_of, small, take, verify
 from tests.integration.web.rig import configured, dashboard
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 

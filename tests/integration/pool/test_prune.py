@@ -31,10 +31,9 @@ from orchestrator.runtime import failpoints
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
 from tests.integration.audit.audited import no_violations
-from tests.integration.pool.rig import Tree, engine, record, running, small
+from tests.integration.pool.rig import Tree, record, running, small
 from tests.waiting import eventually
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 POLICY = queue_policy("greedy", 6, 0.3)

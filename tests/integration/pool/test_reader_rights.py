@@ -25,12 +25,11 @@ from orchestrator.pool.transact import transact
 from orchestrator.roles.readers import end_long_readers
 from orchestrator.settings.timeouts import Timeouts, use
 from tests import builders
-from tests.integration.pool.rig import a_row_in_every_table, engine, flow_of, small
+from tests.integration.pool.rig import a_row_in_every_table, flow_of, small
 from tests.integration.pool.test_migrations import NEXT, later_migrations
 from tests.services import upgrade_to_head
 from tests.waiting import eventually
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
 
 WRITES = [

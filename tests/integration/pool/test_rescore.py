@@ -29,9 +29,8 @@ from orchestrator.scheduling.queue_policies import Windowed
 from orchestrator.tasks.harbor import Task
 from tests import builders
 from tests.integration.audit.audited import no_violations
-from tests.integration.pool.rig import counter, engine, flow_of, owed, rollout_row, rollouts_of, small, verify
+from tests.integration.pool.rig import counter, flow_of, owed, rollout_row, rollouts_of, small, verify
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 AUTHOR = builders.Author(turns=1)

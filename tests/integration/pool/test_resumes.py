@@ -22,7 +22,6 @@ from tests.integration.pool.rig import (
     Tree,
     counter,
     ended,
-    engine,
     flow_of,
     owed,
     record,
@@ -32,7 +31,6 @@ from tests.integration.pool.rig import (
     small,
 )
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 

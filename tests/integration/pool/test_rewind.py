@@ -22,9 +22,8 @@ from orchestrator.pool.tables import groups, policy_versions, queue
 from orchestrator.scheduling.queue_policies import Windowed
 from tests import builders
 from tests.integration.audit.audited import no_violations
-from tests.integration.pool.rig import counter, engine, owed, small
+from tests.integration.pool.rig import counter, owed, small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
 AUTHOR = builders.Author(turns=1)

@@ -15,9 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.reader_login import LOGIN, reader_login
-from tests.integration.pool.rig import a_row_in_every_table, engine
+from tests.integration.pool.rig import a_row_in_every_table
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 NOT_ALLOWED = {"42501", "25006"}  # insufficient_privilege; read-only transaction

@@ -34,7 +34,6 @@ from tests.integration.pool.rig import (
     OWNER,
     counter,
     ended,
-    engine,
     flow_of,
     group_state,
     owed,
@@ -48,7 +47,6 @@ from tests.integration.pool.rig import (
     take,
 )
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 

@@ -17,9 +17,8 @@ from orchestrator.pool.steps import trajectories
 from orchestrator.pool.tables import step_routes
 from orchestrator.trajectory.routes import NOT_RECORDED, Routes
 from tests import builders
-from tests.integration.pool.rig import engine, record, running, small
+from tests.integration.pool.rig import record, running, small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 

@@ -22,9 +22,8 @@ from orchestrator.pool.steps import readings, trajectories
 from orchestrator.pool.tables import prompts, step_marks, steps
 from tests import builders
 from tests.builders import a_lease
-from tests.integration.pool.rig import Grown, Tree, counter, engine, resealed, running, small
+from tests.integration.pool.rig import Grown, Tree, counter, resealed, running, small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 

@@ -13,10 +13,9 @@ from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.trajectory.branch import Branch
 from orchestrator.trajectory.trie import Trie
 from tests import builders
-from tests.integration.pool.rig import a_row_in_every_table, engine, small
+from tests.integration.pool.rig import a_row_in_every_table, small
 from trainer.batch import read_parts
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 

@@ -7,10 +7,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.contracts.states import Purpose
 from orchestrator.queries.evaluations import LeftOut, evaluations, wilson
 from tests import builders
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 from tests.integration.queries.evaluations_rig import evaluated
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 

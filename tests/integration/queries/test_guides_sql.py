@@ -9,10 +9,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.pool.engine import Role, open_engine
 from tests import builders
 from tests.guides import PAGES, blocks, commands, inline
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 from tests.unit.cli.test_help import calls
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 QUERY = re.compile(r"\s*select\b[\s\S]*\bfrom\b|\s*select \w+\(")

@@ -6,9 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.languages import like, sql_text
 from orchestrator.queries.autoscaling import work_of_pool
-from tests.integration.pool.rig import engine
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 ODD = [

@@ -10,9 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.queries import search
 from orchestrator.queries.filters import FilterError, GroupFilters, RolloutFilters
 from tests import builders
-from tests.integration.pool.rig import Tree, a_row_in_every_table, engine, record, running, small
+from tests.integration.pool.rig import Tree, a_row_in_every_table, record, running, small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 

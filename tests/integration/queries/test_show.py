@@ -20,20 +20,8 @@ from orchestrator.pool.quarantine import quarantine
 from orchestrator.pool.runs import StoredRun
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
-from tests.integration.pool.rig import (
-    Tree,
-    ended,
-    engine,
-    flow_of,
-    record,
-    report,
-    resealed,
-    running,
-    small,
-    verify,
-)
+from tests.integration.pool.rig import Tree, ended, flow_of, record, report, resealed, running, small, verify
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 HOSTILE = "\x1b[2J\u202eevil\x9b [bold]x[/bold]"
 

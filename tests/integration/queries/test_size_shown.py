@@ -18,9 +18,7 @@ from orchestrator.deploy.cluster.measured import (
 from orchestrator.queries import workload as statements
 from orchestrator.queries.workload_figures import Span
 from orchestrator.scheduling.admission import QueueSettings
-from tests.integration.pool.rig import engine
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -8,9 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries import curves, spending
 from tests import builders
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 MEMBERS = 4

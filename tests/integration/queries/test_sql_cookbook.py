@@ -16,10 +16,9 @@ from orchestrator.pool.dispatch import dispatch_other
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 from tests.integration.queries.evaluations_rig import evaluated
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 PAGE = Path(__file__).resolve().parents[3] / "ops/guides/sql-cookbook.md"

@@ -28,10 +28,9 @@ from orchestrator.queries.changes import (
     StepRecord,
 )
 from tests import builders
-from tests.integration.pool.rig import Tree, ended, engine, flow_of, record, report, running, small, verify
+from tests.integration.pool.rig import Tree, ended, flow_of, record, report, running, small, verify
 from tests.processes import closing
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 

@@ -30,10 +30,9 @@ from orchestrator.top.app import Top
 from orchestrator.top.picture import picture
 from orchestrator.top.snapshot import Snapshot, snapshot
 from tests import builders
-from tests.integration.pool.rig import Tree, engine, record, running, small
+from tests.integration.pool.rig import Tree, record, running, small
 from tests.processes import closing
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 

@@ -32,7 +32,6 @@ from tests.integration.pool.rig import (
     Tree,
     a_row_in_every_table,
     ended,
-    engine,
     flow_of,
     record,
     report,
@@ -40,7 +39,6 @@ from tests.integration.pool.rig import (
     small,
 )
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m **bold** '; rm -rf / #\nEOF\n"

@@ -32,10 +32,7 @@ from orchestrator.roles.intake import Intake
 from orchestrator.runtime import failpoints
 from orchestrator.tasks.harbor import Task, load
 from tests.integration.audit.audited import no_violations
-from tests.integration.pool.rig import engine
 from tests.integration.roles.rig import Role, Stage, playing, staged, until
-
-__all__ = ["engine"]
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("roles")]
 

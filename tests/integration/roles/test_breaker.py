@@ -1,14 +1,11 @@
 """The circuit breaker: while the platform fails most attempts nothing is dispatched, nothing is lost, and admission opens again by itself."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.dispatch import ended_lately
-from orchestrator.pool.engine import open_engine
 from orchestrator.roles.dispatcher import Breaker, dispatcher
 from orchestrator.roles.intake import Intake
 from tests.integration.roles.rig import Stage, playing, staged
@@ -17,12 +14,6 @@ pytestmark = [pytest.mark.services, pytest.mark.anyio]
 
 WINDOW_S = 60.0  # as long as a test
 QUEUE: dict[str, object] = {"breaker_attempts": 6, "breaker_rate": 0.5, "breaker_window_s": WINDOW_S}
-
-
-@pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[AsyncEngine]:
-    async with open_engine(database_url) as opened:
-        yield opened
 
 
 async def attempts(stage: Stage, failure_class: str, count: int, *, seconds_ago: float = 0.0) -> None:

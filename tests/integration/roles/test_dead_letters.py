@@ -1,6 +1,5 @@
 """Dead letters are stored once, for any number of finders and arrivals, and `penstock dead` finds them."""
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +13,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.dead_letters import (
     DeadMessage,
     Letter,
@@ -27,17 +25,10 @@ from orchestrator.pool.tables import dead_letters
 from orchestrator.roles.dead_letters import store_dead_letters
 from orchestrator.roles.ingest import ingest_steps
 from tests import builders
-from tests.integration.pool.rig import counter, engine, small
-from tests.integration.roles.rig import Stage, playing, staged, until
+from tests.integration.pool.rig import counter, small
+from tests.integration.roles.rig import Stage, playing, until
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
-
-
-@pytest.fixture
-async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
-    async with staged(engine, nats_server.url) as stage:
-        yield stage
 
 
 async def test_a_letter_is_kept_once_by_each_of_its_bodies(engine: AsyncEngine, database_url: str) -> None:

@@ -36,11 +36,10 @@ from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.sources import admissible, each
 from tests import builders
 from tests.integration.cli.test_export import process
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 from tests.integration.queries.evaluations_rig import evaluated
 from tests.integration.roles.rig import TASK, Runners, Stage, playing, staged
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 

@@ -4,14 +4,12 @@ One by one, each with the sentence of its refusal.
 """
 
 import re
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
-from sqlalchemy.ext.asyncio import AsyncEngine
 from structlog.testing import capture_logs
 
 from orchestrator.bus import subjects
@@ -32,7 +30,6 @@ from orchestrator.contracts.ids import NO_PARENT, b64, chain_sha, ids_to_bytes, 
 from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import FailureClass, Left, StepKind
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.servers.weight_sync import PublishedVersions
 from orchestrator.pool.ingest import decode_step
@@ -42,24 +39,10 @@ from orchestrator.roles.stale_log import MOST, Stale
 from orchestrator.settings.timeouts import timeouts
 from tests import builders
 from tests.builders import a_lease
-from tests.integration.pool.rig import (
-    counter,
-    ended,
-    engine,
-    resealed,
-    running,
-    small,
-)
-from tests.integration.roles.rig import Stage, everything, has_counted, has_state, playing, staged, until
+from tests.integration.pool.rig import counter, ended, resealed, running, small
+from tests.integration.roles.rig import Stage, everything, has_counted, has_state, playing, until
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
-
-
-@pytest.fixture
-async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
-    async with staged(engine, nats_server.url) as stage:
-        yield stage
 
 
 SHA = "ab" * 32

@@ -3,38 +3,28 @@
 import errno
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.blobs.task_files import ReadTask, TaskFiles
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.roles import intake
 from orchestrator.roles.intake import Intake
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
-from tests.integration.pool.rig import engine
-from tests.integration.roles.rig import Stage, playing, staged
+from tests.integration.roles.rig import Stage, playing
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 TEST = "echo 1 > /logs/verifier/reward.txt"
 FILES = {"task.toml": "", "instruction.md": "count", "tests/test.sh": TEST}
 NUL = {**FILES, "environment/files/names.lst": "oak\0elm\0", "tests/want": "\0"}
-
-
-@pytest.fixture
-async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
-    async with staged(engine, nats_server.url) as stage:
-        yield stage
 
 
 def message(submission: str, files: dict[str, str] | None = None, **more: Any) -> bytes:

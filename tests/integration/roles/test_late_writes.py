@@ -25,10 +25,9 @@ from orchestrator.roles.reaper import reaper
 from orchestrator.runner.heartbeat import Heart
 from orchestrator.runtime import failpoints
 from tests import builders
-from tests.integration.pool.rig import counter, ended, engine, rollout_row, rollouts_of
+from tests.integration.pool.rig import counter, ended, rollout_row, rollouts_of
 from tests.integration.roles.rig import Stage, everything, playing, staged, until
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 TTL_S = 0.6

@@ -33,11 +33,10 @@ from orchestrator.settings.config import Config
 from orchestrator.settings.timeouts import Timeouts, use
 from tests.builders import make_run
 from tests.integration.audit.audited import no_violations
-from tests.integration.pool.rig import OWNER, counter, ended, engine, flow_of, report, rollout_row, running
+from tests.integration.pool.rig import OWNER, counter, ended, flow_of, report, rollout_row, running
 from tests.integration.roles.rig import AUTHOR, TASK, Role, Runners, Stage, playing, staged, until
 from tests.services import upgrade_to_head
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("faults")]
 
 

@@ -33,10 +33,9 @@ from orchestrator.roles.dead_letters import store_dead_letters
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.roles.intake import Intake
 from tests.integration.audit.audited import no_violations
-from tests.integration.pool.rig import OWNER, Tree, ended, engine, running
+from tests.integration.pool.rig import OWNER, Tree, ended, running
 from tests.integration.roles.rig import TASK, Stage, playing, staged, until
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("faults")]
 
 HEX = random.Random(7)

@@ -1,6 +1,6 @@
 """The relay and rebuilding: the messages in the outbox reach the bus, through crashes, refusals and wipes, without an open transaction in between."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -28,7 +28,7 @@ from orchestrator.roles.rebuild import REBUILT, rebuild, remind
 from orchestrator.roles.relay import relay, relay_page
 from orchestrator.settings.config import RunSection
 from tests import builders
-from tests.integration.pool.rig import engine, owed, running
+from tests.integration.pool.rig import owed, running
 from tests.integration.roles.rig import (
     STREAMS,
     TIMING,
@@ -38,14 +38,7 @@ from tests.integration.roles.rig import (
     staged,
 )
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
-
-
-@pytest.fixture
-async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
-    async with staged(engine, nats_server.url) as stage:
-        yield stage
 
 
 async def dispatched(stage: Stage, *, domain: str | None = None) -> int:

@@ -1,7 +1,6 @@
 """The orchestrator's roles on a real bus and a real database: repeats, nonsense, wipes and full streams change nothing."""
 
 import hashlib
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
@@ -37,7 +36,7 @@ from orchestrator.roles.intake import Intake
 from orchestrator.roles.reaper import reaper
 from orchestrator.roles.run_end import run_end
 from tests import builders
-from tests.integration.pool.rig import OWNER, Tree, counter, engine, owed, rollout_row, running, take
+from tests.integration.pool.rig import OWNER, Tree, counter, owed, rollout_row, running, take
 from tests.integration.roles.rig import (
     TASK,
     Stage,
@@ -46,14 +45,7 @@ from tests.integration.roles.rig import (
     until,
 )
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
-
-
-@pytest.fixture
-async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
-    async with staged(engine, nats_server.url) as stage:
-        yield stage
 
 
 def intake(stage: Stage) -> Intake:

@@ -1,6 +1,6 @@
 """Submissions around the end of a run: each has an answer and one terminal state, at whatever point the orchestrator or the end is held."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -8,12 +8,10 @@ from pathlib import Path
 import anyio
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus import subjects
 from orchestrator.contracts.events import TaskSubmitted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool import prune
 from orchestrator.pool.runs import begin_end
 from orchestrator.pool.transact import once
@@ -22,10 +20,8 @@ from orchestrator.roles.intake import Intake
 from orchestrator.roles.run_end import run_end
 from orchestrator.runtime import failpoints
 from tests.integration.audit.audited import no_violations
-from tests.integration.pool.rig import engine
-from tests.integration.roles.rig import TASK, Role, Runners, Stage, playing, staged, until
+from tests.integration.roles.rig import TASK, Role, Runners, Stage, playing, until
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 ACCEPTED = (SubmissionStatus.ACCEPTED, None)
@@ -60,12 +56,6 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
     monkeypatch.setattr(failpoints, "directory", tmp_path)
     monkeypatch.setattr(failpoints, "reach", reach)
     return lambda point: gates.setdefault(point, Gate())
-
-
-@pytest.fixture
-async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
-    async with staged(engine, nats_server.url) as stage:
-        yield stage
 
 
 @dataclass(slots=True)

@@ -17,10 +17,8 @@ from orchestrator.pool import speed_noise, tables
 from orchestrator.pool.leases import Lease
 from orchestrator.roles.speed_noise import LABEL
 from tests.integration.pool import rig as pool_rig
-from tests.integration.pool.rig import engine
 from tests.integration.roles.rig import Runners, Stage, playing, staged
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 TIMES = (4.0, 5.0, 4.5, 5.5, 4.2, 4.8, 5.1, 4.4)

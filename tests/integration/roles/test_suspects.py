@@ -1,20 +1,19 @@
 """One message, rollout or group can end only itself, whatever error it causes in our own code."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection
 from structlog.testing import capture_logs
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Delivery
 from orchestrator.contracts.events import SubmissionAnswered
 from orchestrator.contracts.states import SubmissionStatus
-from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.leases import Expired
 from orchestrator.roles import complete, intake, reaper
 from orchestrator.roles.consume import Outcome, consume
@@ -23,18 +22,11 @@ from orchestrator.roles.intake import Intake
 from orchestrator.roles.reward import reward_group
 from orchestrator.roles.suspects import TRIES
 from orchestrator.settings.timeouts import Timeouts, use
-from tests.integration.pool.rig import ended, engine, group_state, report, running, verify
-from tests.integration.roles.rig import Stage, has_counted, playing, staged, until
+from tests.integration.pool.rig import ended, group_state, report, running, verify
+from tests.integration.roles.rig import Stage, has_counted, playing, until
 from tests.waiting import eventually
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
-
-
-@pytest.fixture
-async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
-    async with staged(engine, nats_server.url) as stage:
-        yield stage
 
 
 class Breaking:

@@ -21,7 +21,6 @@ from tests.integration.pool.attempts import expire, fail, reaped, requeue, start
 from tests.integration.pool.rig import (
     OWNER,
     ended,
-    engine,
     flow_of,
     group_state,
     record,
@@ -33,7 +32,6 @@ from tests.integration.pool.rig import (
     verify,
 )
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 AUTHOR = builders.Author()

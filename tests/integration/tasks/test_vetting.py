@@ -39,11 +39,9 @@ from orchestrator.vetting.trials import Trials
 from sandboxes.base import SandboxError, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 from tests import builders
-from tests.integration.pool.rig import engine
 from tests.integration.roles.rig import Stage, playing, staged
 from tests.integration.tasks.vetting_faults import PLANTED
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("probes"), pytest.mark.timeout(200)]
 
 

@@ -30,11 +30,10 @@ from orchestrator.queries.evaluations import (
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.web.evaluation_cache import CountedEvaluations, EvaluationCache
 from tests import builders
-from tests.integration.pool.rig import engine, rollouts_of, small, take
+from tests.integration.pool.rig import rollouts_of, small, take
 from tests.integration.queries.evaluations_rig import evaluated
 from tests.integration.web.rig import configured, dashboard
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 

@@ -30,11 +30,10 @@ from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
 from tests.integration.audit.audited import no_violations
-from tests.integration.pool.rig import OWNER, engine, flow_of, group_state, rollout_row, running, small
+from tests.integration.pool.rig import OWNER, flow_of, group_state, rollout_row, running, small
 from tests.integration.web.rig import Dashboard, configured, dashboard
 from tests.waiting import eventually
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 TASK = {"files": {"task.toml": "", "instruction.md": "Say 7.", "tests/test.sh": "exit 0\n"}}

@@ -22,19 +22,9 @@ from orchestrator.queries.texts import visible
 from orchestrator.web.files import STATIC
 from orchestrator.web.standalone_page import STYLE, standalone_page
 from tests import builders
-from tests.integration.pool.rig import (
-    a_row_in_every_table,
-    ended,
-    engine,
-    flow_of,
-    record,
-    report,
-    running,
-    small,
-)
+from tests.integration.pool.rig import a_row_in_every_table, ended, flow_of, record, report, running, small
 from tests.integration.web.rig import configured, dashboard
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 HOSTILE = (

@@ -21,11 +21,10 @@ from orchestrator.web import server
 from orchestrator.web.api import ROUTES
 from orchestrator.web.requests import get
 from tests import builders
-from tests.integration.pool.rig import engine, small
+from tests.integration.pool.rig import small
 from tests.integration.web.rig import configured, dashboard
 from tests.waiting import eventually
 
-__all__ = ["engine"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
 PAGES = ("/", "/run", "/queue", "/system", "/groups/1", "/rollouts/1?step=3", "/no/such/page")

@@ -1,0 +1,16 @@
+"""Fixtures of the tests of the orchestrator's roles."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from tests.integration.roles.rig import Stage, staged
+
+
+@pytest.fixture
+async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
+    """The roles of a run with the settings of `staged`, on a data pool and a bus of their own."""
+    async with staged(engine, nats_server.url) as stage:
+        yield stage
