@@ -42,6 +42,20 @@ class _Redacted:
         return redact(str(self._renderer(logger, name, event)))
 
 
+_STAMP = structlog.processors.TimeStamper(fmt="iso", utc=True)
+
+
+def _processors(renderer: structlog.typing.Processor) -> list[structlog.typing.Processor]:
+    """From an event to a line. Tracebacks are plain: rich ones show all locals, secrets among them, and take seconds of the event loop's time."""
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        _STAMP,
+        structlog.processors.format_exc_info,
+        _Redacted(renderer),
+    ]
+
+
 class _Lines:
     """The sink of finished lines: a file, or nothing while the file cannot be written. Thread-safe; raises no error of the file."""
 
@@ -108,22 +122,15 @@ def configure(process: str, *, level: str | None = None, json: bool | None = Non
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=True)
     )
-    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
 
     def missing(lines: int) -> str:
         event = {"event": "log.lines_lost", "lines": lines, "level": "warning", "process": process}
-        return str(renderer(None, "warning", stamp(None, "warning", event)))
+        return str(renderer(None, "warning", _STAMP(None, "warning", event)))
 
     global _lines
     _lines = lines = _Lines(stderr, missing)
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            stamp,
-            structlog.processors.format_exc_info,
-            _Redacted(renderer),
-        ],
+        processors=_processors(renderer),
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, name, logging.INFO)),
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
@@ -145,7 +152,10 @@ def quiet() -> Iterator[None]:
     level = logging.getLevelNamesMapping().get(
         os.environ.get("PENSTOCK_LOG_LEVEL", "").upper(), logging.ERROR
     )
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(level))
+    structlog.configure(
+        processors=_processors(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+    )
     try:
         yield
     finally:

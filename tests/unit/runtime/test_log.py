@@ -40,6 +40,25 @@ def test_tokens_keys_and_passwords_are_cut_out_of_every_line_and_of_tracebacks(
     assert token not in output and output.count("***") >= 3 and "127.0.0.1:5432/penstock" in output
 
 
+def test_a_process_without_a_log_of_its_own_shows_plain_tracebacks_without_locals_and_secrets(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    token = new_token()
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    try:
+        with log.quiet():
+            try:
+                raise ValueError(f"no answer at http://127.0.0.1/s/{token}/v1")
+            except ValueError:
+                log.get("test").exception("b")
+    finally:
+        structlog.configure(**before)
+    output = capsys.readouterr().out
+    assert "ValueError: no answer at http://127.0.0.1/s/***/v1" in output
+    assert token not in output and len(output.splitlines()) < 10
+
+
 def test_a_text_without_secrets_stays_as_it_is() -> None:
     line = "http://127.0.0.1:30000/generate s/ab Bearer x /s/ (16:20:01) a@b c://d"
     assert log.redact(line) == line
