@@ -65,24 +65,24 @@ class _Lines:
         self._missing = missing
         self._lock = threading.Lock()
         self._torn = False  # the file ends with a partial line
-        self._untold = 0
+        self._unreported = 0
         self.lost = 0
 
     def msg(self, line: str) -> None:
         """Write one line."""
         with self._lock:
             prefix = "\n" if self._torn else ""
-            if self._untold:
-                prefix += self._missing(self._untold) + "\n"
+            if self._unreported:
+                prefix += self._missing(self._unreported) + "\n"
             head = prefix.encode("utf-8", "backslashreplace")
             data = head + line.encode("utf-8", "backslashreplace") + b"\n"
             written = self._put(data)
             if written:
                 self._torn = data[written - 1 : written] != b"\n"
             if written >= len(head):
-                self._untold = 0
+                self._unreported = 0
             if written < len(data):
-                self._untold += 1
+                self._unreported += 1
                 self.lost += 1
 
     debug = info = warning = error = critical = msg  # structlog calls the level's name
