@@ -11,6 +11,7 @@ import anyio
 import typer
 
 from orchestrator.cli import complete, tables
+from orchestrator.cli.answers import Answers
 from orchestrator.cli.bar import busy, progress, publishing
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
 from orchestrator.cli.reading import reading
@@ -18,7 +19,7 @@ from orchestrator.cli.task_limits import counting
 from orchestrator.cli.task_notes import notes as notes_of
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.numbers import INT2
-from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.contracts.states import Purpose
 from orchestrator.contracts.vetting import Level
 from orchestrator.deploy.home import Home
 
@@ -143,35 +144,21 @@ def publish(
     with publishing(f"publish {len(prepared)} tasks") as bars:
         answers = anyio.run(work)
     print_notes(notes)
-    rejected = {
-        submission: reason or ""
-        for submission, (status, reason) in answers.items()
-        if status is SubmissionStatus.REJECTED
-    }
-    unanswered = len({event.submission for _, event in prepared}) - len(answers)
-    accepted, already = len(answers) - len(rejected), len(stays - rejected.keys())
+    found = Answers.of(len({event.submission for _, event in prepared}), answers, stays)
     if as_json:
-        counts = {"accepted": accepted, "already": already, "rejected": rejected, "unanswered": unanswered}
-        typer.echo(json.dumps(counts))
+        typer.echo(json.dumps(found.counts()))
     else:
-        new = [f"{accepted - already} accepted"] * (accepted > already or not already)
-        earlier = [f"{already} accepted already"] * (already > 0)
-        typer.echo(", ".join([*new, *earlier, f"{len(rejected)} rejected", f"{unanswered} unanswered"]))
-        by_reason: dict[tuple[str, bool], list[str]] = {}
-        for submission, reason in rejected.items():
-            by_reason.setdefault((reason, submission in stays), []).append(submission)
-        for (reason, old), submissions in by_reason.items():
-            subject = submissions[0] if len(submissions) == 1 else f"{len(submissions)} tasks"
-            stays_note = " (answered earlier, and that stays: use another --label)" if old else ""
-            typer.echo(plain(f"  {subject}: {reason}{stays_note}"), err=True)
-        if already and (scaffold is not None or group_size):
+        typer.echo(found.summary())
+        for line in found.reasons():
+            typer.echo(plain(f"  {line}"), err=True)
+        if found.already and (scaffold is not None or group_size):
             note = "what was accepted already keeps its scaffold and group size: publish it again with another --label"
             typer.echo(note, err=True)
         if domain is None and (domain_note := renamed(tasks)):
             typer.echo(plain(domain_note), err=True)
         for note in notes_of(tasks, own.sandbox):
             typer.echo(plain(note), err=True)
-    if rejected or unanswered:
+    if not found.complete:
         raise typer.Exit(1)
 
 
