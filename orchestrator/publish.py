@@ -15,6 +15,7 @@ from scaffolds.find import file_of, is_path, known
 from orchestrator.blobs.send import Progress, send_blobs
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus, BusError, Notice, Outgoing, StreamFull
+from orchestrator.bus.feed import in_background
 from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, encode
 from orchestrator.contracts.ids import NAME_RULE, is_name, sha256
@@ -189,7 +190,7 @@ async def _until_answered(
     earlier: Callable[[str], object],
     upload: Callable[..., Awaitable[None]],
 ) -> BusError | None:
-    """Fill `answers`. Returns the error if the bus does not accept a message at all."""
+    """Fill `answers`. Returns the error if the bus does not accept a message at all. An error of a callback is raised as it is."""
     done = anyio.Event()
 
     async def receive_answers() -> None:
@@ -206,8 +207,7 @@ async def _until_answered(
                 if len(answers) == len(open_tasks):
                     done.set()
 
-    async with anyio.create_task_group() as group:
-        group.start_soon(receive_answers)
+    async with in_background(receive_answers):
         quiet_s = timeouts().resend_s
         for turn in itertools.count():
             # A new id each time: de-duplication of messages must not suppress a repeated answer.
@@ -226,9 +226,8 @@ async def _until_answered(
                     else min(2 * quiet_s, LONGEST * timeouts().resend_s)
                 )
             if refused is not None or done.is_set():
-                group.cancel_scope.cancel()
                 return refused
-    return None
+    raise AssertionError("turns never end")
 
 
 async def _silence(quiet_s: float, answers: Mapping[str, object], done: anyio.Event) -> None:

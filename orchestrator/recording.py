@@ -20,6 +20,7 @@ import anyio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus.base import Bus
+from orchestrator.bus.feed import in_background
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.events import TaskSubmitted
@@ -69,15 +70,13 @@ class Studio:
         PenstockError when one is refused, or when nothing progresses any more.
         """
         started = time.monotonic()
-        async with anyio.create_task_group() as tasks:
 
-            async def publish() -> None:
-                for start in range(0, len(demonstrations), PAGE):
-                    await self._publish(demonstrations[start : start + PAGE], label, start)
+        async def publish() -> None:
+            for start in range(0, len(demonstrations), PAGE):
+                await self._publish(demonstrations[start : start + PAGE], label, start)
 
-            tasks.start_soon(publish)
+        async with in_background(publish):
             progress = await self._wait(label, len(demonstrations), tick)
-            tasks.cancel_scope.cancel()
         good = sum(demonstration.good for demonstration in demonstrations)
         return RecordedDemonstrations(
             count=len(demonstrations), good=good, progress=progress, seconds=time.monotonic() - started

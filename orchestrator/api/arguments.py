@@ -1,6 +1,7 @@
 """Arguments of the public API, checked before a query or a message gets them. Each refusal is an ArgumentError that begins with the argument's
 name."""
 
+import inspect
 import math
 import numbers
 import operator
@@ -73,3 +74,12 @@ def place(name: str, value: Any) -> Path:
     if not isinstance(value, str | os.PathLike) or value == "":
         raise ArgumentError(name, f"must be a path, not {quoted(value)}")
     return Path(value)
+
+
+def callback(name: str, value: Any) -> Any:
+    """A function that is called without being awaited: a coroutine of it would never run."""
+    if not callable(value):
+        raise ArgumentError(name, f"must be a function, not {quoted(value)}")
+    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
+        raise ArgumentError(name, "must be an ordinary function: an async one would never run")
+    return value

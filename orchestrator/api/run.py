@@ -1,6 +1,6 @@
 """A run as a library user holds it."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,11 @@ import anyio
 import anyio.to_thread
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from orchestrator.api.arguments import flag, number, place, seconds, words
+from orchestrator.api.arguments import callback, flag, number, place, seconds, words
 from orchestrator.api.filters import TrajectoryFilters, attempt_filters
 from orchestrator.api.frame import FrameBuilder
 from orchestrator.api.published import Published, accepted_in
-from orchestrator.api.reading import as_service_error
+from orchestrator.api.reading import Callbacks, as_service_error
 from orchestrator.api.scaffolds import ScaffoldLike, reference
 from orchestrator.api.trajectory import Trajectory, trajectory_of
 from orchestrator.bus.base import Bus, BusError
@@ -23,7 +23,7 @@ from orchestrator.contracts.errors import ConfigurationError, NotFoundError, Ser
 from orchestrator.contracts.numbers import INT2, INT4
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
-from orchestrator.contracts.vetting import Level
+from orchestrator.contracts.vetting import Level, Vetting
 from orchestrator.deploy.home import UNKNOWN, Home
 from orchestrator.evaluation import EvaluationClient, EvaluationRequest
 from orchestrator.export.rows import STEPS, TRAJECTORIES, step_row, trajectory_row
@@ -93,7 +93,7 @@ class Run:
         `label`: a name for these submissions, part of their ids; the answer to an id is final, so the same task is published again under
         another label. `scaffold`: for all of them (None: the run's shares). `group_size`: rollouts per task (None: the run's for training,
         else 1). `domain`: for all of them (None: each task's). `timeout_s`: seconds without any answer after which the rest is given up.
-        `on_progress` receives answered and all tasks.
+        `on_progress` receives answered and all tasks; its error ends the call and is raised as it is.
 
         Raises ArgumentError for an option that cannot be used, ValueError if a task cannot be read or the run cannot take it; nothing is
         published then. ServiceError if NATS cannot be reached.
@@ -103,6 +103,7 @@ class Run:
         if domain is not None:
             words("domain", domain)
         seconds("timeout_s", timeout_s)
+        callback("on_progress", on_progress)
         options = PublishOptions(
             purpose=read_purpose(purpose),
             label=label,
@@ -113,12 +114,7 @@ class Run:
         )
         found = await self._read(tasks, "nothing is published")
         levels = filed(place("tasks", task) for task in tasks if not isinstance(task, Task))
-        required = self._config.tasks.require
-        if required is not Level.NONE:
-            async with self._connection() as connection:
-                rows = await kept(connection, self._stored.run_id, found)
-            if problems := below(found, required, levels, rows):
-                raise ValueError(together([(each,) for each in problems], "nothing is published"))
+        await self._check_vetted(found, levels)
         events = [options.event(task, levels.get(task.content_hash)) for task in found]
         earlier: set[str] = set()
         async with self._bus() as bus:
@@ -229,11 +225,15 @@ class Run:
 
         `suite`: its name in the results. `version`: the policy version (None: the newest). `rollouts` per task; `greedy`: temperature 0.
         `scaffold`: for all tasks (None: the run's shares). `on_progress` receives ended and all groups, `on_notice` a sentence about each
-        condition that delays or endangers the result. The same call continues an interrupted evaluation, and returns a finished one at once.
+        condition that delays or endangers the result; an error of either ends the call and is raised as it is. The same call continues an
+        interrupted evaluation, and returns a finished one at once.
 
         Raises ArgumentError for an argument that cannot be used, ValueError if a task cannot be read, ConfigurationError if the request cannot
         be fulfilled exactly, ServiceError if NATS or PostgreSQL cannot be reached, PenstockError when nothing progresses any more.
         """
+        callbacks = Callbacks()
+        tick = callbacks.own(callback("on_progress", on_progress))
+        waits = callbacks.own(callback("on_notice", on_notice))
         name = self._offered(scaffold)
         request = EvaluationRequest(
             suite=words("suite", suite),
@@ -252,8 +252,8 @@ class Run:
                 reserved=self._config.servers.evaluation,
                 domains=self._config.tasks.domains,
             )
-            with as_service_error():
-                return await client.evaluate(found, request, tick=on_progress, waits=on_notice)
+            with as_service_error(callbacks):
+                return await client.evaluate(found, request, tick=tick, waits=waits)
 
     async def evaluations(self, *, suite: str | None = None, version: int | None = None) -> list[Evaluation]:
         """The evaluations of this run, finished or not, ordered by suite and version; None selects all."""
@@ -302,6 +302,16 @@ class Run:
         if problems:
             raise ValueError(together(problems, otherwise))
         return found
+
+    async def _check_vetted(self, tasks: Sequence[Task], levels: Mapping[str, Vetting]) -> None:
+        """ValueError that names every task whose level is below the one that this run requires."""
+        required = self._config.tasks.require
+        if required is Level.NONE:
+            return
+        async with self._connection() as connection:
+            rows = await kept(connection, self._stored.run_id, tasks)
+        if problems := below(tasks, required, levels, rows):
+            raise ValueError(together([(each,) for each in problems], "nothing is published"))
 
     def _offered(self, scaffold: ScaffoldLike | None) -> str | None:
         """The run's name for a scaffold; None stays."""

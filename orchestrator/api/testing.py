@@ -26,7 +26,10 @@ from orchestrator.api.connection import connect
 from orchestrator.api.run import Run
 from orchestrator.api.scaffolds import ScaffoldLike, checked
 from orchestrator.app import orchestrate
+from orchestrator.bus.feed import in_background
 from orchestrator.bus.nats import NatsBus
+from orchestrator.contracts.errors import ArgumentError
+from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
 from orchestrator.deploy.preflight import check_config, check_sandbox
 from orchestrator.deploy.stack import create_run
@@ -89,8 +92,9 @@ async def start_run(
 
     `scaffolds`: registered names, paths, or classes with `@scaffold(…)` at the top of a file; rollouts are shared equally among them.
     `replies`: those of the policy in each conversation, in order, the last one again afterwards; or a function from the prompt, as text with
-    its special tokens, to the reply. `servers`: URLs of rollout servers that serve `model`, in place of the scripted one. `settings`: sections
-    of penstock.toml, such as {"queue": {"group_size": 4}}. `sandbox`: the provider. `services`: shared ones, of `start_services`.
+    its special tokens, to the reply; its error ends the context and is raised as it is. `servers`: URLs of rollout servers that serve `model`,
+    in place of the scripted one. `settings`: sections of penstock.toml, such as {"queue": {"group_size": 4}}. `sandbox`: the provider.
+    `services`: shared ones, of `start_services`.
 
     A group has two rollouts, speed is not rewarded, and an attempt is not tried again, so that a fault of the scaffold is seen at once: as
     failure_class "infra_failure" with its reason. Raises ValueError, one sentence, for a scaffold, provider or setting that cannot be used.
@@ -101,7 +105,7 @@ async def start_run(
         raise ValueError(
             "name the directory of the model that these servers serve: start_run(servers=…, model=…)"
         )
-    policy = replies if callable(replies) else by_turn(replies)
+    policy = _Policy(replies if callable(replies) else by_turn(replies))
     failed: BaseException | None = None
     try:
         async with AsyncExitStack() as stack:
@@ -114,6 +118,7 @@ async def start_run(
             if servers:
                 logprobs = await _logprobs(servers[0])
             else:
+                await stack.enter_async_context(in_background(policy.fail))
                 server = await stack.enter_async_context(ScriptedServer(services.model, policy).serving())
                 servers = (server.url,)
             await _start(stack, home, servers, services.model, logprobs)
@@ -129,6 +134,33 @@ async def start_run(
             raise _first(errors) from None
     if failed is not None:
         raise failed
+
+
+class _Policy:
+    """The function of a test that gives replies. It runs in a request of the rollout server, where its error would become a status of HTTP that the
+    gateway tries again."""
+
+    def __init__(self, replies: Callable[[str], Reply]) -> None:
+        self._replies = replies
+        self._error: BaseException | None = None
+        self._failed = anyio.Event()
+
+    def __call__(self, prompt: str) -> Reply:
+        try:
+            reply = self._replies(prompt)
+            if not isinstance(reply, Reply):
+                raise ArgumentError("replies", f"must give a Reply, not {quoted(reply)}")
+        except BaseException as error:
+            self._error = self._error or error
+            self._failed.set()
+            raise
+        return reply
+
+    async def fail(self) -> None:
+        """Raise the first error of the function, once there is one."""
+        await self._failed.wait()
+        assert self._error is not None
+        raise self._error
 
 
 def _write(services: Services, scaffolds: Sequence[str], sandbox: str, settings: Settings) -> Home:

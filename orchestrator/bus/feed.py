@@ -67,16 +67,25 @@ class Feed:
 async def in_background(background: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
     """Run ``background`` while the body runs, and cancel it at the end.
 
-    An error of the body is raised unchanged (a plain task group would wrap it). An error of ``background`` cancels the
-    body and is raised as an exception group.
+    An error of either is raised as it is (a plain task group would wrap it): that of the body, else that of ``background``, which cancels the body.
     """
-    failed: Exception | None = None
-    async with anyio.create_task_group() as group:
-        group.start_soon(background)
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  # raised again below, unwrapped
-            failed = error
-        group.cancel_scope.cancel()
+    failed: BaseException | None = None
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(background)
+            try:
+                yield
+            except (anyio.get_cancelled_exc_class(), GeneratorExit):
+                raise
+            except BaseException as error:  # noqa: BLE001  # raised again below; also pytest's skip and fail
+                failed = error
+            group.cancel_scope.cancel()
+    except BaseExceptionGroup as errors:
+        failed = failed or _first(errors)
     if failed is not None:
         raise failed
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of nested groups."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

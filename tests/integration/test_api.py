@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from scaffolds.base import Context, Llm, TaskView
@@ -104,6 +105,7 @@ async def test_a_task_is_published_run_read_and_evaluated(services: Services) ->
         with pytest.raises(NotFoundError, match="has accepted no submission 'x'"):
             await run.wait(["x"])
         await mistakes_are_one_sentence(run, task)
+        await errors_of_callbacks_arrive_unchanged(run, task)
         result = await run.evaluate(task, suite="heldout")
         assert (result.scored, result.version, result.points[-1].successes) == (1, 0, 1)
         assert await run.evaluations(suite="heldout") == [result] and await run.unscored(result) == []
@@ -196,6 +198,21 @@ async def mistakes_are_one_sentence(run: Run, task: Task) -> None:
         await anext(run.trajectories(purpose="play"))
 
 
+async def errors_of_callbacks_arrive_unchanged(run: Run, task: Task) -> None:
+    mine = ConnectionRefusedError("of my own server")
+
+    def fails(*_: object) -> None:
+        raise mine
+
+    for call in (
+        run.publish(task, label="fails", on_progress=fails),
+        run.evaluate(task, suite="fails", on_progress=fails),
+    ):
+        with pytest.raises(ConnectionRefusedError) as caught:
+            await call
+        assert caught.value is mine
+
+
 async def a_closed_run_says_why_it_refuses(run: Run, services: Services) -> None:
     async with open_engine(services.database_url, size=1) as engine, engine.begin() as connection:
         query = text("SELECT run_id FROM runs WHERE name = :name")
@@ -213,6 +230,23 @@ async def test_an_error_of_a_scaffold_is_data_and_one_of_the_test_arrives_unchan
             [first, *_] = [each async for each in run.trajectories()]
             assert (first.failure_class, first.reason) == ("infra_failure", "scaffold: RuntimeError")
             pytest.fail("mine")
+
+
+@pytest.mark.parametrize("wrong", ["raises", "gives another type"])
+async def test_an_error_of_the_function_that_gives_replies_ends_the_context_as_it_is(
+    services: Services, wrong: str
+) -> None:
+    mine = KeyError("the test's own")
+
+    def replies(prompt: str) -> Reply:
+        if wrong == "raises":
+            raise mine
+        return "hi"  # type: ignore[return-value]
+
+    with anyio.fail_after(120), pytest.raises(KeyError if wrong == "raises" else ArgumentError) as caught:
+        async with start_run(scaffolds=[Writer], replies=replies, services=services) as run:
+            await run.wait(await run.publish(Task.from_files(FILES)))
+    assert caught.value is mine or str(caught.value) == "replies must give a Reply, not 'hi'"
 
 
 async def test_a_trajectory_has_its_conversation_as_chat_messages(services: Services) -> None:

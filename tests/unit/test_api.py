@@ -14,9 +14,10 @@ from scaffolds.examples.white_box import Agent
 from sqlalchemy.exc import DBAPIError
 
 from orchestrator.api import Published, connect, register_scaffold
+from orchestrator.api.arguments import callback
 from orchestrator.api.filters import attempt_filters
 from orchestrator.api.frame import FrameBuilder
-from orchestrator.api.reading import as_service_error
+from orchestrator.api.reading import Callbacks, as_service_error
 from orchestrator.contracts.errors import ArgumentError, ConfigurationError, ServiceError
 from orchestrator.deploy.home import Home, write_template
 from orchestrator.export.rows import STEPS
@@ -154,6 +155,41 @@ def test_a_database_that_is_away_is_a_service_error_and_other_errors_stay() -> N
     with pytest.raises(DBAPIError) as caught, as_service_error():
         raise mistake
     assert caught.value is mistake
+
+
+def test_an_error_of_a_callers_callback_is_never_the_services() -> None:
+    mine, callbacks = ConnectionRefusedError("of my own server"), Callbacks()
+
+    def fails(*_: int) -> None:
+        raise mine
+
+    with pytest.raises(ConnectionRefusedError) as caught, as_service_error(callbacks):
+        callbacks.own(fails)(1, 2)
+    assert caught.value is mine
+    with pytest.raises(ServiceError), as_service_error(callbacks):
+        raise ConnectionRefusedError("of PostgreSQL")
+
+
+async def _later() -> None: ...
+
+
+class _Later:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (None, "on_progress must be a function, not None"),
+        ("print", "on_progress must be a function, not 'print'"),
+        (_later, "on_progress must be an ordinary function: an async one would never run"),
+        (_Later(), "on_progress must be an ordinary function"),
+    ],
+)
+def test_a_callback_that_would_not_run_is_refused(given: object, sentence: str) -> None:
+    with pytest.raises(ArgumentError, match="^" + sentence):
+        callback("on_progress", given)
+    assert callback("on_progress", print) is print
 
 
 def test_a_frame_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,3 +82,33 @@ async def test_a_submission_id_that_cannot_be_answered_is_refused_at_once_and_no
         ) as refused:
             await publish_tasks(bus, "run", tasks, 60.0)
     assert "\n" not in str(refused.value) and bus.turns == []
+
+
+OWN = [ValueError("mine"), TimeoutError("mine"), BusError("mine"), pytest.fail.Exception("mine")]
+
+
+@pytest.mark.parametrize("error", OWN, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("callback", ["tick", "earlier", "sent"])
+async def test_an_error_of_a_callback_comes_out_as_it_is(callback: str, error: BaseException) -> None:
+    bus = CountingBus()
+
+    async def answered_before() -> None:
+        await passes(0.3)
+        message = SubmissionAnswered(submission="s0", status=SubmissionStatus.ACCEPTED, earlier=True)
+        await bus.notify(subjects.accepted("run", "s0"), encode(message))
+
+    def fails(*_: object) -> None:
+        raise error
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(answered_before)
+        with pytest.raises(type(error)) as caught:
+            await publish_tasks(bus, "run", TASKS, 60.0, **{callback: fails})  # type: ignore[arg-type]
+    assert caught.value is error
+
+
+async def test_a_cancelled_publisher_ends_at_once_and_without_an_error() -> None:
+    began = anyio.current_time()
+    with anyio.move_on_after(0.5) as scope:
+        await publish_tasks(CountingBus(), "run", TASKS, 60.0)
+    assert scope.cancelled_caught and anyio.current_time() - began == pytest.approx(0.5)
