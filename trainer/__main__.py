@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.numbers import INT2, INT4, INT8, option, real, whole
 from orchestrator.runtime.gc_tuning import collect_seldom, keep_loaded
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.metrics import Target, measuring, served
@@ -31,6 +32,10 @@ from trainer.ranks.rank_env import Followers, Place, RankLost, fork, place_given
 if TYPE_CHECKING:
     from trainer.loop import TrainerSettings
 
+COUNT = option(whole, least=0, most=INT4)
+TOKENS = option(whole, least=0, most=INT8)
+SECONDS = option(real, least=0, most=1e9)
+
 
 def options() -> argparse.ArgumentParser:
     """The command line."""
@@ -39,16 +44,21 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--policies", required=True, type=Path, help="directory of the checkpoints")
     parser.add_argument("--subject", required=True, help="bus subject on which new versions are announced")
     parser.add_argument(
-        "--train-steps", type=int, default=0, help="stop after so many (default: run until done)"
+        "--train-steps", type=COUNT, default=0, help="stop after so many (default: run until done)"
     )
     parser.add_argument("--retry", action="store_true", help="go on although the last batches were bad")
-    parser.add_argument("--ranks", type=int, default=1, help="processes on this machine that train together")
     parser.add_argument(
-        "--pack-tokens", type=int, default=0, help="tokens of one forward pass (default: as the run began)"
+        "--ranks",
+        type=option(whole, least=1, most=INT2),
+        default=1,
+        help="processes on this machine that train together",
+    )
+    parser.add_argument(
+        "--pack-tokens", type=TOKENS, default=0, help="tokens of one forward pass (default: as the run began)"
     )
     parser.add_argument(
         "--pack-pairs",
-        type=int,
+        type=TOKENS,
         default=0,
         help="attention pairs of one forward pass (default: as the run began)",
     )
@@ -60,12 +70,12 @@ def options() -> argparse.ArgumentParser:
     patience = WatchdogSettings()
     parser.add_argument(
         "--no-progress-s",
-        type=float,
+        type=SECONDS,
         default=patience.no_progress_s,
         help="seconds after which a loop is stuck",
     )
     parser.add_argument(
-        "--lag-s", type=float, default=patience.lag_s, help="seconds after which the event loop is blocked"
+        "--lag-s", type=SECONDS, default=patience.lag_s, help="seconds after which the event loop is blocked"
     )
     parser.add_argument("--metrics", type=Path, help="file for the watchdog's metrics")
     parser.add_argument(
@@ -74,7 +84,12 @@ def options() -> argparse.ArgumentParser:
         help="file that says where all metrics are served (default: they are not)",
     )
     parser.add_argument("--metrics-host", default="127.0.0.1", help="address at which they are served")
-    parser.add_argument("--metrics-port", type=int, default=0, help="its port (default: a free one)")
+    parser.add_argument(
+        "--metrics-port",
+        type=option(whole, least=0, most=65535),
+        default=0,
+        help="its port (default: a free one)",
+    )
     return parser
 
 

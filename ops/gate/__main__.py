@@ -20,6 +20,7 @@ from ops.gate.part import Ended, end_leftovers, run, set_up
 from ops.gate.results import Result
 from ops.gate.verdict import Judged
 from ops.tiers import Change, Choice, Tier, Tiers
+from orchestrator.contracts.numbers import option, real
 
 ROOM = Path("var/gate")
 PATIENCE = 4.0  # times its budget: then a part hangs
@@ -147,7 +148,9 @@ def _options() -> argparse.ArgumentParser:
     )
     parser.add_argument("what", choices=["change", "everything", "plan"])
     parser.add_argument(
-        "--started", type=float, help="when .ci/run began, in seconds since 1970: its set-up counts"
+        "--started",
+        type=option(real, least=0, most=1e12),
+        help="when .ci/run began, in seconds since 1970: its set-up counts",
     )
     parser.add_argument(
         "--json",

@@ -17,7 +17,7 @@ from orchestrator.cli.bar import progress
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.cli.terminal import cell, plain
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
-from orchestrator.contracts.numbers import INT2
+from orchestrator.contracts.numbers import INT2, INT4, whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FilterReason
 from orchestrator.deploy.home import Home
@@ -194,11 +194,12 @@ async def _read(
 def _version(given: str) -> int | None:
     if given == NEWEST:
         return None
-    if not given.isascii() or not given.isdigit() or len(given) > 9:
+    try:
+        return whole(given)
+    except ValueError:
         raise ConfigurationError(
-            f"--policy {quoted(given)} is not a policy version: write a number, or newest"
-        )
-    return int(given)
+            f"--policy {quoted(given)} is not a policy version: write a number from 0 to {INT4}, or newest"
+        ) from None
 
 
 def _plain(found: "Evaluation") -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """The words of a command, before they count: an option that is given twice is refused, and so is an empty option or argument. Otherwise the later
-value would win, and an empty one, which is often a variable of the shell that is not set, would pass for one that was left out."""
+value would win, and an empty one, which is often a variable of the shell that is not set, would pass for one that was left out. A number has the
+digits 0 to 9 and lies within its bounds."""
 
+import math
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from orchestrator.cli.options import path
+from orchestrator.contracts.numbers import INT8, real, whole
 
 EMPTY = "it is empty: give a value{}; is a variable of your shell unset?"
 MAY_BE_EMPTY = ("label", "statement")
@@ -18,6 +21,19 @@ def _may_be_empty(param: Any) -> bool:
     # The parser of paths refuses it itself, with other advice.
     described = getattr(param.type_descriptor, "parameter_info", None)
     return param.name in MAY_BE_EMPTY or getattr(described, "parser", None) is path
+
+
+def _check_number(param: Any, text: str) -> None:
+    """Raise ValueError for a text that is not a number of this option or argument."""
+    described = param.type_descriptor
+    info = described.parameter_info
+    if getattr(info, "parser", None) is not None or described.annotation not in (int, float):
+        return
+    least, most = getattr(info, "min", None), getattr(info, "max", None)
+    if described.annotation is int:
+        whole(text, least=-INT8 if least is None else int(least), most=INT8 if most is None else int(most))
+    else:
+        real(text, least=-math.inf if least is None else least, most=math.inf if most is None else most)
 
 
 def _check(command: TyperCommand | TyperGroup, ctx: Any, words: list[str]) -> None:
@@ -39,6 +55,12 @@ def _check(command: TyperCommand | TyperGroup, ctx: Any, words: list[str]) -> No
             raise typer.BadParameter(
                 EMPTY.format("" if param.required else " or leave it out"), ctx=ctx, param=param
             )
+        for text in given if isinstance(given, list | tuple) else [given]:
+            try:
+                if isinstance(text, str):
+                    _check_number(param, text)
+            except ValueError as error:
+                raise typer.BadParameter(f"it {error}", ctx=ctx, param=param) from None
         if is_option and name in seen and not param.multiple and not param.count:
             raise typer.BadParameter(TWICE, ctx=ctx, param=param)
         seen.add(name)

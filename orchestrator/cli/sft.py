@@ -17,6 +17,7 @@ import typer
 from orchestrator.cli.bar import busy, progress
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.numbers import real
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose
 from orchestrator.deploy.home import Home
@@ -152,10 +153,14 @@ def read_shares(given: str) -> dict[str, float]:
     shares: dict[str, float] = {}
     for part in given.split(","):
         name, separator, share = part.strip().partition("=")
+        if name in shares:
+            raise ValueError(f"--scaffold: {quoted(name)} has two shares: give it one")
         try:
-            shares[name] = float(share) if separator else 1.0
-        except ValueError:
-            raise ValueError(f"--scaffold {quoted(part)} is not of the form name=share") from None
+            shares[name] = real(share, least=0) if separator else 1.0
+        except ValueError as error:
+            raise ValueError(
+                f"--scaffold {quoted(part)} is not of the form name=share: the share {error}"
+            ) from None
     return shares
 
 

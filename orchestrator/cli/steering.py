@@ -11,6 +11,7 @@ import typer
 from orchestrator.cli.dead import NO_REASON, ReasonOption, current_user
 from orchestrator.cli.options import HERE, ID, ConfigOption, JsonOption
 from orchestrator.cli.terminal import plain
+from orchestrator.contracts.numbers import real
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
 from orchestrator.settings.config import Config, effective
@@ -122,7 +123,7 @@ def mix(
 
 
 def read_weights(given: list[str]) -> dict[str, float]:
-    """`coding=2` as numbers. Raises ValueError, one sentence, for any other form.
+    """`coding=2` as numbers from 0. Raises ValueError, one sentence, for any other form.
 
     >>> read_weights(["coding=2", "general=0.5"])
     {'coding': 2.0, 'general': 0.5}
@@ -130,12 +131,12 @@ def read_weights(given: list[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for each in given:
         name, separator, number = each.partition("=")
-        try:
-            weight = float(number)
-        except ValueError:
-            separator = ""
         if not separator or not name:
             raise ValueError(f"{quoted(each)} is not of the form DOMAIN=WEIGHT, such as coding=2")
+        try:
+            weight = real(number, least=0)
+        except ValueError as error:
+            raise ValueError(f"the weight of {quoted(name)} {error}") from None
         if name in found:
             raise ValueError(f"the domain {quoted(name)} has two weights: give it one")
         found[name] = weight

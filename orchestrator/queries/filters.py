@@ -1,12 +1,11 @@
 """Filters of lists of rollouts and groups, as people write them in a URL or a command."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.contracts.numbers import INT4, INT8, whole
+from orchestrator.contracts.numbers import INT4, INT8, real, whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState
 
@@ -24,12 +23,9 @@ def _whole(name: str, value: str) -> int:
 
 def _number(name: str, value: str) -> float:
     try:
-        found = float(value)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise FilterError(f"the filter {name} must be a number, such as 0.5, not {quoted(value)}")
-    return found
+        return real(value)
+    except ValueError as error:
+        raise FilterError(f"the filter {name} {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

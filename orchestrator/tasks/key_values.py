@@ -14,14 +14,14 @@ from sandboxes.users import is_user
 
 ValueCheck = Callable[[Any], str | None]
 
-VERSIONS: Final = re.compile(r"1(\.\d{1,4}){0,2}")
+VERSIONS: Final = re.compile(r"1(\.[0-9]{1,4}){0,2}")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 ENV_TABLE_BYTES: Final = 64 * 1024
 WORD_BYTES: Final = 64 * 1024
 """Of a command, and of the arguments of a program together: Linux takes no argument of 128 KB."""
 HOUR: Final = 3600.0
 WEEK: Final = 7 * 86400.0
-_SIZE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([KMG])", re.IGNORECASE)
+_SIZE: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMG])", re.IGNORECASE)
 REWARD: Final = "reward"
 MOST_STEPS: Final = 32
 """Of one task."""

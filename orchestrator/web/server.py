@@ -115,7 +115,7 @@ def last_port(url_file: Path) -> int:
         port = url_file.read_text(encoding="ascii").partition("/?")[0].rpartition(":")[2]
     except (OSError, UnicodeDecodeError):
         return 0
-    return int(port) if port.isdigit() and int(port) < 65536 else 0
+    return int(port) if port.isascii() and port.isdigit() and int(port) < 65536 else 0
 
 
 def write_private(file: Path, text: str) -> None:

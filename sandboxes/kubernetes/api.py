@@ -106,7 +106,11 @@ class Api:
                 if answer.status not in AGAIN:
                     raise error
                 retry_after = answer.headers.get("Retry-After", "")
-                wait_s = max(wait_s, float(retry_after)) if retry_after.isdigit() else wait_s
+                wait_s = (
+                    max(wait_s, float(retry_after))
+                    if retry_after.isascii() and retry_after.isdigit()
+                    else wait_s
+                )
             except (aiohttp.ClientError, TimeoutError, OSError) as failure:
                 error = failure
             if time.monotonic() + wait_s > deadline:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class KubernetesSettings:
             raise ValueError(
                 f"active_s: {self.active_s:g} is less than start_s, {self.start_s:g}: no pod could ever be used"
             )
-        if self.gateway and not self.gateway.rpartition(":")[2].isdigit():
+        if self.gateway and not _PORT.fullmatch(self.gateway.rpartition(":")[2]):
             raise ValueError(f"gateway: must be host:port, not {self.gateway!r}")
         if self.api_server and not self.api_server.startswith("https://"):
             raise ValueError(f"api_server: must begin with https://, not {self.api_server!r}")

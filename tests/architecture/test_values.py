@@ -274,3 +274,20 @@ def test_the_fourth_rule_finds(field: str, wrong: bool) -> None:
 def test_the_fifth_rule_finds(arguments: str, wrong: bool) -> None:
     source = f"class C:\n    def __init__(self, {arguments}): pass\n"
     assert bool(by_position(iter([("x.py", ast.parse(source))]))) is wrong
+
+
+def bare_numbers(sources: Iterator[tuple[str, ast.Module]]) -> list[str]:
+    """Arguments of argparse that Python's own readers of numbers take: they accept `1_0`, `+5` and `nan`."""
+    return [
+        f"{path}:{node.lineno}"
+        for path, tree in sources
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument"
+        for keyword in node.keywords
+        if keyword.arg == "type" and ast.unparse(keyword.value) in ("int", "float")
+    ]
+
+
+def test_a_number_of_a_command_line_is_read_by_the_one_parser_with_bounds() -> None:
+    assert bare_numbers(iter([("x.py", ast.parse("p.add_argument('--n', type=float)"))])) == ["x.py:1"]
+    assert not bare_numbers(parsed(*PRODUCT, "ops"))

@@ -16,6 +16,8 @@ import argparse
 import json
 import os
 
+from orchestrator.contracts.numbers import option, real
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import time
@@ -196,7 +198,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("case", choices=LONG)
-    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--scale", type=option(real, least=0.001, most=100), default=1.0)
     options = parser.parse_args()
     print(json.dumps(asdict(measure(options.case, options.scale))))
 

@@ -8,6 +8,8 @@ import argparse
 import json
 import os
 
+from orchestrator.contracts.numbers import INT4, option, real, whole
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
@@ -59,9 +61,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("shape", type=int, choices=range(len(shapes(1.0))), help="its place in the table")
+    parser.add_argument(
+        "shape",
+        type=option(whole, least=0, most=INT4),
+        choices=range(len(shapes(1.0))),
+        help="its place in the table",
+    )
     parser.add_argument("method", choices=METHODS)
-    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--scale", type=option(real, least=0.001, most=100), default=1.0)
     options = parser.parse_args()
     print(json.dumps(peak(options.shape, options.method, options.scale)))
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import aiohttp
 
+from orchestrator.contracts.numbers import option, real
 from trainer.benchmarks.random_model import write_random_model
 
 VOCAB = 640
@@ -194,7 +195,7 @@ async def measure(seconds: float) -> tuple[list[ServerTarget], list[str]]:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.benchmarks.server", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=5.0, help="per load")
+    parser.add_argument("--seconds", type=option(real, least=1, most=3600), default=5.0, help="per load")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     bars, lines = asyncio.run(measure(arguments.seconds))

@@ -11,6 +11,7 @@ from pathlib import Path
 import anyio
 
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.numbers import INT4, option, whole
 from orchestrator.runtime.unreachable import named_url
 
 
@@ -18,10 +19,22 @@ def main() -> int:
     """Parse and draw; report an error in one sentence."""
     parser = argparse.ArgumentParser(prog="python -m trainer.picture", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name in the data pool")
-    parser.add_argument("--batch", required=True, type=int, help="the batch's number")
+    parser.add_argument(
+        "--batch", required=True, type=option(whole, least=0, most=INT4), help="the batch's number"
+    )
     parser.add_argument("--svg", required=True, type=Path, help="the file to write")
-    parser.add_argument("--train-step", type=int, default=1, help="which train step of the batch, from 1")
-    parser.add_argument("--groups", type=int, default=0, help="only the first so many groups of it")
+    parser.add_argument(
+        "--train-step",
+        type=option(whole, least=1, most=INT4),
+        default=1,
+        help="which train step of the batch, from 1",
+    )
+    parser.add_argument(
+        "--groups",
+        type=option(whole, least=0, most=INT4),
+        default=0,
+        help="only the first so many groups of it",
+    )
     options = parser.parse_args()
     url = named_url("DATABASE_URL")
     if not url:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from orchestrator.contracts.numbers import INT8, option, whole
 from trainer.policy.init import make_policy
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trainer.policy", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="model directory to write")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=option(whole, least=-INT8, most=INT8), default=0)
     options = parser.parse_args()
     make_policy(options.out, seed=options.seed)
     with safe_open(options.out / "model.safetensors", framework="numpy") as weights:

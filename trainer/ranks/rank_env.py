@@ -18,6 +18,7 @@ from typing import NoReturn
 import anyio
 
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.numbers import whole
 
 POLL_INTERVAL_S = 0.1
 END_S = 3.0
@@ -47,9 +48,10 @@ def place_given(environment: Mapping[str, str]) -> Place | None:
     if missing:
         raise ValueError(f"$WORLD_SIZE is set, but not ${missing[0]}: start ranks with torchrun, or unset it")
     rank, size = environment["RANK"], environment["WORLD_SIZE"]
-    if not (rank.isdigit() and size.isdigit() and int(rank) < int(size)):
-        raise ValueError(f"$RANK is {rank!r} and $WORLD_SIZE {size!r}: that rank does not exist")
-    return Place(int(rank), int(size))
+    try:
+        return Place(whole(rank, most=whole(size, least=1) - 1), int(size))
+    except ValueError:
+        raise ValueError(f"$RANK is {rank!r} and $WORLD_SIZE {size!r}: that rank does not exist") from None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.contracts.numbers import INT4, INT8, option, real, whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
@@ -32,23 +34,42 @@ def parse_arguments(argv: Sequence[str]) -> ServerSettings:
     )
     parser.add_argument("--model-path", required=True, type=Path, help="a Hugging Face model directory")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=30000, help="0 takes a free one and logs it")
+    parser.add_argument(
+        "--port",
+        type=option(whole, least=0, most=65535),
+        default=30000,
+        help="0 takes a free one and logs it",
+    )
     parser.add_argument("--weight-version", default="default", help="label of the weights at start")
-    parser.add_argument("--max-running-requests", type=int, default=256)
-    parser.add_argument("--max-total-tokens", type=int, default=None, help="tokens of KV, running and cached")
-    parser.add_argument("--context-length", type=int, default=None, help="default: the model's own")
-    parser.add_argument("--seed", type=int, default=0, help="seeds requests that bring no sampling_seed")
-    parser.add_argument("--health-timeout", type=float, default=20.0, help="seconds until /health says 503")
+    parser.add_argument("--max-running-requests", type=option(whole, least=1, most=INT4), default=256)
+    parser.add_argument(
+        "--max-total-tokens",
+        type=option(whole, least=1, most=INT8),
+        default=None,
+        help="tokens of KV, running and cached",
+    )
+    parser.add_argument(
+        "--context-length",
+        type=option(whole, least=1, most=INT4),
+        default=None,
+        help="default: the model's own",
+    )
+    parser.add_argument(
+        "--seed",
+        type=option(whole, least=-INT8, most=INT8),
+        default=0,
+        help="seeds requests that bring no sampling_seed",
+    )
+    parser.add_argument(
+        "--health-timeout",
+        type=option(real, least=0.001, most=1e6),
+        default=20.0,
+        help="seconds until /health says 503",
+    )
     parser.add_argument(
         "--key-file", type=Path, help="a file with the bearer token that every POST must have"
     )
     arguments = parser.parse_args(argv)
-    for option in ("max_running_requests", "max_total_tokens", "context_length", "health_timeout"):
-        value = getattr(arguments, option)
-        if value is not None and value <= 0:
-            raise ValueError(f"--{option.replace('_', '-')} must be positive, not {value}")
-    if not 0 <= arguments.port <= 65535:
-        raise ValueError(f"--port must lie in 0 … 65535, not {arguments.port}")
     return ServerSettings(
         model_path=arguments.model_path,
         host=arguments.host,

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from orchestrator.contracts.numbers import INT4, INT8, option, real, whole
 from orchestrator.runtime.streams import guard
 
 
@@ -18,10 +19,10 @@ def main() -> int:
     parser.add_argument("--corpus", type=Path, required=True, help="file of demonstrations")
     parser.add_argument("--model", type=Path, required=True, help="model directory to start from")
     parser.add_argument("--out", type=Path, required=True, help="model directory to write")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help="train steps")
-    parser.add_argument("--learning-rate", type=float)
-    parser.add_argument("--rows", type=int, help="demonstrations in a batch")
+    parser.add_argument("--seed", type=option(whole, least=-INT8, most=INT8), default=0)
+    parser.add_argument("--steps", type=option(whole, least=1, most=INT4), help="train steps")
+    parser.add_argument("--learning-rate", type=option(real, least=0, most=1))
+    parser.add_argument("--rows", type=option(whole, least=1, most=INT4), help="demonstrations in a batch")
     options = parser.parse_args()
 
     import torch

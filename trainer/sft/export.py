@@ -17,6 +17,7 @@ import anyio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.numbers import option, real
 from orchestrator.contracts.states import Purpose
 from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.runs import get_run
@@ -90,7 +91,9 @@ def main() -> int:
     parser.add_argument("--domain", help="only this domain")
     parser.add_argument("--scaffold", help="only this scaffold")
     parser.add_argument(
-        "--min-performance", type=float, help="only rollouts with at least this performance, 0–1"
+        "--min-performance",
+        type=option(real, least=0, most=1),
+        help="only rollouts with at least this performance, 0–1",
     )
     options = parser.parse_args()
     url = named_url("DATABASE_URL")

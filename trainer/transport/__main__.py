@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from orchestrator.contracts.numbers import INT2, INT8, option, real, whole
+
 
 def options() -> argparse.ArgumentParser:
     """The command line."""
@@ -21,13 +23,25 @@ def options() -> argparse.ArgumentParser:
     )
     parser.add_argument("--path", required=True, type=Path, help="directory of the checkpoint")
     parser.add_argument("--name", required=True, help="name of the process group")
-    parser.add_argument("--receivers", required=True, type=int, help="ranks of the rollout server")
+    parser.add_argument(
+        "--receivers",
+        required=True,
+        type=option(whole, least=1, most=INT2),
+        help="ranks of the rollout server",
+    )
     parser.add_argument(
         "--address", default="127.0.0.1", help="of this machine, as the rollout server reaches it"
     )
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
-    parser.add_argument("--part-bytes", type=int, default=2**30, help="most bytes of one part")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds that a member may be silent")
+    parser.add_argument(
+        "--part-bytes", type=option(whole, least=1, most=INT8), default=2**30, help="most bytes of one part"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=option(real, least=0.001, most=1e6),
+        default=600.0,
+        help="seconds that a member may be silent",
+    )
     return parser
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.numbers import INT4, option, whole
 from orchestrator.runtime.unreachable import named_url
 
 
@@ -22,9 +23,16 @@ def main() -> int:
     """Parse and verify; report an error in one sentence."""
     parser = argparse.ArgumentParser(prog="python -m trainer.verify", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name in the data pool")
-    parser.add_argument("--batch", required=True, type=int, help="the batch's number")
+    parser.add_argument(
+        "--batch", required=True, type=option(whole, least=0, most=INT4), help="the batch's number"
+    )
     parser.add_argument("--dtype", choices=["float64", "float32"], default="float64")
-    parser.add_argument("--groups", type=int, default=0, help="only the first so many groups of a train step")
+    parser.add_argument(
+        "--groups",
+        type=option(whole, least=0, most=INT4),
+        default=0,
+        help="only the first so many groups of a train step",
+    )
     parser.add_argument("--bf16", action="store_true", help="also what bfloat16 rounds, merged and alone")
     options = parser.parse_args()
     url = named_url("DATABASE_URL")

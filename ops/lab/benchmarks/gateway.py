@@ -50,6 +50,7 @@ from ops.lab.benchmarks.targets import (
     quantile,
     show,
 )
+from orchestrator.contracts.numbers import option, real
 from orchestrator.gateway_client import OpenSession
 from orchestrator.runtime.log import configure
 
@@ -409,7 +410,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ops/bench gateway", description=__doc__.partition("\n")[0] if __doc__ else None
     )
-    parser.add_argument("--seconds", type=float, default=FULL.seconds, help="per load")
+    parser.add_argument(
+        "--seconds", type=option(real, least=1, most=3600), default=FULL.seconds, help="per load"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="3 s per load, histories up to 32k tokens, not 256 sessions"
     )

@@ -17,6 +17,8 @@ import uvloop
 from aiohttp import web
 from tokenizers import Tokenizer
 
+from orchestrator.contracts.numbers import INT4, option, real, whole
+
 VERSION = "0"
 
 
@@ -86,9 +88,9 @@ async def serve(model: Path, delay_s: float, tokens: int, port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m ops.lab.benchmarks.stub_server", description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--delay-ms", type=float, default=0.0)
-    parser.add_argument("--tokens", type=int, default=50)
+    parser.add_argument("--port", type=option(whole, least=0, most=65535), required=True)
+    parser.add_argument("--delay-ms", type=option(real, least=0, most=1e6), default=0.0)
+    parser.add_argument("--tokens", type=option(whole, least=1, most=INT4), default=50)
     arguments = parser.parse_args()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # like real servers
         runner.run(serve(arguments.model, arguments.delay_ms / 1000, arguments.tokens, arguments.port))

@@ -29,7 +29,9 @@ from ops.lab.chaos.prepare import make_policy, set_clocks, write_run
 from ops.lab.chaos.results import FaultOutcome
 from ops.lab.chaos.scenario import ChaosRun, Results, leaves
 from orchestrator.bus.base import BusError
+from orchestrator.cli.given import checked
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.numbers import whole
 from orchestrator.deploy.embedded.identity import ProcessId
 from orchestrator.deploy.home import Home
 from orchestrator.runtime.gc_tuning import collect_seldom
@@ -65,9 +67,11 @@ def _chosen(
     if not only:
         return plan.take(seed, kills, least, without, lengths)
     first, _, last = only.partition("-")
-    if not first.isdigit() or not (last or first).isdigit():
-        raise ValueError(f"--faults is like 17-23, not {only!r}")
-    return plan.between(seed, int(first), int(last or first), without, lengths)
+    try:
+        bounds = whole(first), whole(last or first)
+    except ValueError:
+        raise ValueError(f"--faults is like 17-23, not {only!r}") from None
+    return plan.between(seed, *bounds, without, lengths)
 
 
 async def _run(
@@ -101,11 +105,13 @@ def main(
     ] = 60,
     seed: Annotated[int, typer.Option(help="Seed of the faults, and of the run.")] = 0,
     time_scale: Annotated[
-        float, typer.Option(help="Divide every duration by this; 1 is the release gate.", min=0.1)
+        float, typer.Option(help="Divide every duration by this; 1 is the release gate.", min=0.1, max=1000)
     ] = 20.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one final line of JSON on stdout.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run.")] = False,
-    patience: Annotated[float, typer.Option(help="Seconds after which what must happen hangs.")] = 180.0,
+    patience: Annotated[
+        float, typer.Option(help="Seconds after which what must happen hangs.", min=1, max=86400)
+    ] = 180.0,
     faults: Annotated[str, typer.Option(help="Only these of the seed's faults, like 17-23: a replay.")] = "",
     length: Annotated[
         list[str] | None,
@@ -202,4 +208,7 @@ def left_behind(directory: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    APP = typer.Typer(add_completion=False)
+    APP.command()(main)
+    checked(APP)
+    APP()

@@ -18,6 +18,7 @@ from ops.lab.demo import policy, rollout_servers
 from ops.lab.demo.keep import keep
 from ops.lab.demo.prepare import SCAFFOLDS, prune, write_run
 from orchestrator.bus.base import BusError
+from orchestrator.cli.given import checked
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.deploy.embedded.spawn import spawn
 from orchestrator.runtime.gc_tuning import collect_seldom
@@ -101,7 +102,7 @@ def main(
         int, typer.Option(help="How many train steps the loop takes, two to a batch.", min=0)
     ] = TRAIN_STEPS,
     minutes: Annotated[
-        float, typer.Option(help="How long the loop may run at most, evaluations apart.")
+        float, typer.Option(help="How long the loop may run at most, evaluations apart.", min=0.1, max=1440)
     ] = MOST_MINUTES,
     start: Annotated[
         Path | None,
@@ -189,4 +190,7 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    APP = typer.Typer(add_completion=False)
+    APP.command()(main)
+    checked(APP)
+    APP()

@@ -28,8 +28,8 @@ from orchestrator.gateway.sessions.call import CompletionCall
 from orchestrator.gateway.sessions.node import Node
 from orchestrator.gateway.sessions.session import Session
 
-_RESPONSE = re.compile(r"resp_([0-9a-f]{32})_(\d{1,6})")
-_ITEM = re.compile(r"(msg|rs|fc|ctc|lsh|sh|apc)_s(\d{1,9})(?:_(\d{1,6}))?")
+_RESPONSE = re.compile(r"resp_([0-9a-f]{32})_([0-9]{1,6})")
+_ITEM = re.compile(r"(msg|rs|fc|ctc|lsh|sh|apc)_s([0-9]{1,9})(?:_([0-9]{1,6}))?")
 Message = dict[str, Any]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from orchestrator.contracts.numbers import whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.http.base import json_response, problem_response, token_of
 from orchestrator.gateway.http.dialects.errors import openai_error
@@ -78,11 +79,13 @@ class StoredRoutes:
             raise Problem(
                 404, "not_found", f"the text before {quoted(identifier)} was too large to be recorded"
             )
-        order, limit = request.query.get("order", "desc"), request.query.get("limit", str(USUAL))
+        order = request.query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise bad_request("order must be asc or desc", "order")
-        if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= MOST):
-            raise bad_request(f"limit must be a number from 1 to {MOST}", "limit")
+        try:
+            limit = whole(request.query.get("limit", str(USUAL)), least=1, most=MOST)
+        except ValueError as error:
+            raise bad_request(f"limit {error}", "limit") from None
         if order == "desc":
             found.reverse()
         if (after := request.query.get("after")) is not None:
@@ -90,7 +93,7 @@ class StoredRoutes:
             if at is None:
                 raise bad_request("after must be the id of an item of this list", "after")
             found = found[at + 1 :]
-        page = found[: int(limit)]
+        page = found[:limit]
         return {
             "object": "list",
             "data": page,

@@ -24,8 +24,8 @@ DEEPEST = 64  # levels of objects and arrays in a call or a tool: their readers 
 STEP_KEY = "penstock_step"  # key of a chat-form assistant message: the step that a dialect recognised in the wire's own ids
 INSTRUCTIONS_KEY = "penstock_instructions"  # key of the first message: it applies to this request only
 _RESULTS = ("tool", "function")  # roles of tool results
-_MINTED = re.compile(r"(?:call|fc|ctc|lsh|sh|apc|msg|rs)_s(\d{1,9})(?:_\d+)?")
-_WHOLE = re.compile(r"\d(?:\.0|[eE])")  # a place where a number may be an integer in another spelling
+_MINTED = re.compile(r"(?:call|fc|ctc|lsh|sh|apc|msg|rs)_s([0-9]{1,9})(?:_[0-9]+)?")
+_WHOLE = re.compile(r"[0-9](?:\.0|[eE])")  # a place where a number may be an integer in another spelling
 
 
 class CanonicalCall(msgspec.Struct, frozen=True, gc=False):

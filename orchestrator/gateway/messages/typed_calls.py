@@ -21,7 +21,7 @@ PREFIXES: Final = {"local_shell": "lsh", "shell": "sh", "apply_patch": "apc"}
 """Prefixes of the ids of their items."""
 CALLS: Final = {f"{tool}_call": tool for tool in PREFIXES}
 OUTPUTS: Final = {f"{tool}_call_output": tool for tool in PREFIXES}
-_ID = re.compile(rf"(?:{'|'.join(PREFIXES.values())})_s(\d{{1,9}})_(\d{{1,6}})")
+_ID = re.compile(rf"(?:{'|'.join(PREFIXES.values())})_s([0-9]{{1,9}})_([0-9]{{1,6}})")
 _KEYS: Final[Mapping[str, tuple[str, Mapping[str, type]]]] = {
     "local_shell": ("command", {"timeout_ms": int, "working_directory": str}),
     "shell": ("commands", {"timeout_ms": int, "max_output_length": int}),

@@ -17,7 +17,7 @@ HTTP, HTTPS = 80, 443
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _TARGET: Final = re.compile(rb"[\x21-\x7e]+")
-_AUTHORITY: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/\\?#%\s]+)(?::(\d{1,5}))?")
+_AUTHORITY: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@/\\?#%\s]+)(?::([0-9]{1,5}))?")
 _OF_CONNECTION: Final = frozenset(
     {
         b"connection",

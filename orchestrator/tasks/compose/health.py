@@ -9,7 +9,7 @@ from orchestrator.tasks.compose.document import words_of
 from sandboxes.base import ServiceHealth
 
 _DURATION: Final = re.compile(
-    r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6}(?:\.\d{1,6})?)s)?(?:(\d{1,9})ms)?(?:(\d{1,9})us)?"
+    r"(?:([0-9]{1,6})h)?(?:([0-9]{1,6})m)?(?:([0-9]{1,6}(?:\.[0-9]{1,6})?)s)?(?:([0-9]{1,9})ms)?(?:([0-9]{1,9})us)?"
 )
 _UNITS: Final = (3600.0, 60.0, 1.0, 1e-3, 1e-6)
 _SECONDS: Final = {

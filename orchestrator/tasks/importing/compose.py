@@ -38,7 +38,7 @@ _REMEDIES: Final = {
 }
 _DEFAULT_REMEDY: Final = "write it into the Dockerfile, or remove it"
 _HIDDEN: Final = ("tests", "run-tests.sh", "solution.sh", "solution.yaml", "task.yaml")
-_MEMORY: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([bkmgt]?)b?", re.IGNORECASE)
+_MEMORY: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([bkmgt]?)b?", re.IGNORECASE)
 _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 

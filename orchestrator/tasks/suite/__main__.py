@@ -5,6 +5,7 @@ import json
 import sys
 from pathlib import Path
 
+from orchestrator.contracts.numbers import INT4, INT8, option, whole
 from orchestrator.tasks.suite.generator import Split, generate
 
 
@@ -26,10 +27,20 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m orchestrator.tasks.suite", description=__doc__)
     parser.add_argument("directory", type=Path, help="where to write; made if it does not exist")
-    parser.add_argument("--train", type=int, default=400, help="number of training tasks (400)")
-    parser.add_argument("--heldout", type=int, default=100, help="number of held-out tasks (100)")
     parser.add_argument(
-        "--seed", type=int, default=0, help="other seeds give other tasks, never across the split"
+        "--train", type=option(whole, least=0, most=INT4), default=400, help="number of training tasks (400)"
+    )
+    parser.add_argument(
+        "--heldout",
+        type=option(whole, least=0, most=INT4),
+        default=100,
+        help="number of held-out tasks (100)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=option(whole, least=-INT8, most=INT8),
+        default=0,
+        help="other seeds give other tasks, never across the split",
     )
     parser.add_argument(
         "--jsonl", action="store_true", help="write train.jsonl and heldout.jsonl, not directories"

@@ -110,7 +110,13 @@ async def test_the_mix_is_shown_set_and_taken_back(home: Path, run: StoredRun, e
         (["nosuch=1"], "takes no domain 'nosuch'"),
         ([f"{sorted(domains)[0]}=0"], "above 0"),
         (["coding"], "'coding' is not of the form DOMAIN=WEIGHT, such as coding=2"),
-        (["coding=many"], "is not of the form DOMAIN=WEIGHT"),
+        *(
+            (
+                [f"coding={weight}"],
+                f"the weight of 'coding' must be a number from 0, such as 0.5, not {weight!r}",
+            )
+            for weight in ("many", "1_0", "+5", " 5", "\uff11", "\u0663", "nan", "inf", "1e400", "-1", "")
+        ),
         (["coding=1", "coding=2"], "has two weights"),
         (["coding=1", "--configured"], "not both"),
     ):

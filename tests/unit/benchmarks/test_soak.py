@@ -192,4 +192,4 @@ def test_a_time_under_load_that_no_soak_can_have_is_refused(
     monkeypatch.setattr(sys, "argv", ["soak", f"--minutes={minutes}"])
     with pytest.raises(SystemExit):
         soak()
-    assert "bench: --minutes is" in capsys.readouterr().err
+    assert "argument --minutes: must be a number from 0.01 to " in capsys.readouterr().err

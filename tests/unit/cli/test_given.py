@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from orchestrator.cli import main
+from orchestrator.cli.given import _check_number
 from orchestrator.cli.log_lines import since
 
 APP: Any = sys.modules[main.__module__].app
@@ -109,6 +110,37 @@ def test_an_import_over_its_own_source_is_refused_and_writes_nothing(
     done = CliRunner().invoke(APP, ["tasks", "import", form, source, "--to", to])
     assert ("is the source, or lies in its task" in str(done.exception)) == wrong
     assert not wrong or sorted(tmp_path.rglob("*")) == before
+
+
+WHOLE, REAL = ["tasks", "vet", "x", "--times"], ["scaffold", "check", "shell", "--timeout-s"]
+UNMEANT = ["1_0", "+5", " 5 ", "\uff15", "\u0665", "1e400", "nan", "inf", "-inf", "five", "0x5", "5.5.5"]
+
+
+@pytest.mark.parametrize("given", [*UNMEANT, "0", "101", "5.0", "9" * 5000])
+def test_a_whole_number_is_read_as_people_write_it_and_within_its_bounds(given: str) -> None:
+    assert "'--times': it must be a whole number from 1 to 100, not '" in refused([*WHOLE, given])
+
+
+@pytest.mark.parametrize("given", [*UNMEANT, "0", "0.5", "-3"])
+def test_a_number_is_read_as_people_write_it_and_within_its_bounds(given: str) -> None:
+    assert "'--timeout-s': it must be a number from 1, such as 0.5, not '" in refused([*REAL, given])
+
+
+def numbers_of(command: Any) -> list[Any]:
+    """The options and arguments of a command, and of those below it, that take numbers."""
+    below = [each for name in getattr(command, "commands", {}) for each in numbers_of(command.commands[name])]
+    own = [p for p in command.params if p.type_descriptor.annotation in (int, float)]
+    return own + below
+
+
+def test_every_number_of_the_command_line_is_checked() -> None:
+    found = numbers_of(ROOT)
+    assert len(found) > 15
+    for param in found:
+        if param.type_descriptor.parameter_info.parser is None:
+            for given in UNMEANT:
+                with pytest.raises(ValueError, match=r"must be a (whole )?number"):
+                    _check_number(param, given)
 
 
 @pytest.mark.parametrize("given", ["\u0663m", "1x5m", "\u0663", "\uff11h"])

@@ -24,6 +24,7 @@ from ops.lab.chaos.scenario import leaves
 from ops.lab.demo.main import running_stack
 from orchestrator.bus.base import BusError
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.numbers import option, real
 from orchestrator.runtime.log import configure
 
 VAR = Path("var")
@@ -107,16 +108,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="ops/bench soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=MINUTES, help="under load (default: 20)")
+    parser.add_argument(
+        "--minutes",
+        type=option(real, least=0.01, most=MOST_MINUTES),
+        default=MINUTES,
+        help="under load (default: 20)",
+    )
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument("--series", type=Path, help="write every reading to this file, as JSON")
     options = parser.parse_args()
     configure("bench", level="error")
     try:
-        if not 0 < options.minutes <= MOST_MINUTES:
-            raise ValueError(
-                f"--minutes is {options.minutes:g}: write how many minutes, above 0, at most {MOST_MINUTES:g}"
-            )
         table = Report()
         bars, figures = measure(options.minutes, table)
     except* (PenstockError, BusError, ValueError, OSError) as group:

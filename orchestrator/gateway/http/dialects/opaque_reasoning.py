@@ -11,7 +11,7 @@ import hashlib
 import re
 
 _PREFIX = "penstock1"
-_SIGNATURE = re.compile(rf"{_PREFIX}\.s(\d{{1,9}})\.([A-Za-z0-9_-]{{22}})")
+_SIGNATURE = re.compile(rf"{_PREFIX}\.s([0-9]{{1,9}})\.([A-Za-z0-9_-]{{22}})")
 
 
 def keep_reasoning(step: int, text: str) -> str:
