@@ -4,12 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec
 
-import asyncpg
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-
 from orchestrator.contracts.errors import ServiceError
-from orchestrator.pool.transact import passing
+from orchestrator.pool.transact import DRIVER_ERRORS, passing
 
 P = ParamSpec("P")
 
@@ -42,7 +38,7 @@ def as_service_error(callbacks: Callbacks | None = None) -> Iterator[None]:
     """Raises ServiceError in place of an error that says that PostgreSQL is away, unless one of `callbacks` raised it."""
     try:
         yield
-    except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
+    except DRIVER_ERRORS as error:
         if (callbacks is not None and callbacks.raised(error)) or not passing(error):
             raise
         raise ServiceError("PostgreSQL is away, or took too long: try again") from error

@@ -38,6 +38,8 @@ def _sentence(error: BaseException) -> str | None:
     if isinstance(error, BaseExceptionGroup):
         return next(filter(None, map(_sentence, error.exceptions)), None)
     cause = getattr(error, "orig", None) or error
+    if isinstance(cause, sys.modules["asyncpg"].InternalClientError):
+        return f"the connection to PostgreSQL broke ({str(cause).partition(chr(10))[0]}): look whether this was done, and try again if it was not"
     state = str(getattr(cause, "sqlstate", None) or "")
     if state not in _STATES and state[:2] not in _CLASSES:
         return None

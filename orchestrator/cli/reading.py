@@ -29,20 +29,20 @@ class Reader:
 
     async def ask(self, work: "Callable[[AsyncConnection], Awaitable[T]]") -> T:
         """The result of `work`. Raises PenstockError, one sentence, if Postgres is away or refuses."""
-        import asyncpg
-        from sqlalchemy.exc import DBAPIError
-        from sqlalchemy.exc import TimeoutError as PoolTimeout
+        from sqlalchemy.exc import DBAPIError, StatementError
 
         from orchestrator.pool.engine import limit_statements
-        from orchestrator.pool.transact import passing, sentence
+        from orchestrator.pool.transact import DRIVER_ERRORS, passing, sentence
 
         try:
             async with self.engine.connect() as connection:
                 await limit_statements(connection, STATEMENT_S)
                 return await work(connection)
-        except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
+        except DRIVER_ERRORS as error:
             if passing(error):
                 raise Away("PostgreSQL is away, or took too long") from error
+            if isinstance(error, StatementError) and not isinstance(error, DBAPIError):
+                raise  # a mistake of ours
             raise PenstockError(sentence(error) if isinstance(error, DBAPIError) else str(error)) from error
 
     async def ask_until_answered(

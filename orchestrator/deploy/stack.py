@@ -12,8 +12,6 @@ from pathlib import Path
 
 import anyio
 import anyio.to_thread
-import asyncpg
-from sqlalchemy.exc import DBAPIError
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
@@ -47,7 +45,7 @@ from orchestrator.deploy.preflight import (
 from orchestrator.deploy.stack_processes import Route, StackProcesses, direct, rollout_servers
 from orchestrator.pool.engine import MIGRATIONS, REVISION, check_revision, open_engine, revision_of
 from orchestrator.pool.runs import ensure_run
-from orchestrator.pool.transact import passing, transact
+from orchestrator.pool.transact import DRIVER_ERRORS, passing, transact
 from orchestrator.runtime.plugins import names
 from orchestrator.settings.config import (
     Config,
@@ -238,7 +236,7 @@ async def migrate(config: Config, *, own: bool) -> None:
             if not newer:
                 try:
                     await anyio.to_thread.run_sync(upgrade, config.services.database_url)
-                except (OSError, DBAPIError, asyncpg.PostgresError) as error:
+                except DRIVER_ERRORS as error:
                     if not passing(error):
                         raise
                     raise ServiceError(

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.pool.address import Address, address_of
 from orchestrator.pool.rights import check_schema
-from orchestrator.pool.transact import passing
+from orchestrator.pool.transact import broken_client, passing
 from orchestrator.runtime.unreachable import cause_of
 from orchestrator.settings.timeouts import timeouts
 
@@ -142,6 +142,10 @@ def refusal(error: BaseException, address: Address, role: Role = Role.OWNER) -> 
     """One sentence for a connection that Postgres, or the network, refused."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     message = _first_line(cause)
+    if broken_client(error):
+        return ServiceError(
+            f"the connection to PostgreSQL at {address.place} broke while it was opened ({message}): try again"
+        )
     if role is not Role.OWNER and role.value in message:
         if "does not exist" in message:
             return ServiceError(

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import anyio
 import asyncpg
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -33,6 +33,8 @@ CONTENT = (
     "23",
     "54",
 )  # data exception, constraint violation, a value over a limit of Postgres (of an index row, of nesting)
+DRIVER_ERRORS = (OSError, PoolTimeout, StatementError, asyncpg.PostgresError, asyncpg.InternalClientError)
+"""What a statement or a connection may raise for reasons of the server, the network, the client or the values: `passing` tells them apart."""
 
 
 class TransactionEnded(Exception):
@@ -41,13 +43,22 @@ class TransactionEnded(Exception):
 
 def _state(error: BaseException) -> str:
     """The SQLSTATE of the driver's error, wrapped by SQLAlchemy or not; empty if Postgres sent none."""
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return str(getattr(cause, "sqlstate", None) or "")
+    return str(getattr(_cause(error), "sqlstate", None) or "")
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.orig if isinstance(error, StatementError) else error
+
+
+def broken_client(error: BaseException) -> bool:
+    """Whether the client has lost track of its connection ("cannot switch to state …; another operation is in progress"): what a cancellation or a
+    broken connection leaves. The connection is lost; values and configuration are not at fault."""
+    return isinstance(_cause(error), asyncpg.InternalClientError)
 
 
 def passing(error: BaseException) -> bool:
-    """Whether the same transaction may succeed later: the server or the network is at fault."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
+    """Whether the same transaction may succeed later: the server, the network or the connection is at fault."""
+    if broken_client(error) or (isinstance(error, DBAPIError) and error.connection_invalidated):
         return True
     state = _state(error)
     return isinstance(error, (OSError, PoolTimeout)) or state[:2] in PASSING or state == IDLE_ENDED
@@ -108,7 +119,7 @@ async def once(engine: AsyncEngine, work: Callable[[AsyncConnection], Awaitable[
     during it."""
     try:
         return await _attempt(engine, work, at)
-    except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
+    except DRIVER_ERRORS as error:
         if not passing(error):
             raise
         raise ServiceError(
@@ -149,7 +160,7 @@ async def _until_committed(
         started = time.monotonic()
         try:
             return await _attempt(engine, work, at)
-        except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
+        except DRIVER_ERRORS as error:
             if not passing(error):
                 raise
             idle_ends += _ended_idle(error, time.monotonic() - started)

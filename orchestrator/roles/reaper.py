@@ -21,7 +21,7 @@ from orchestrator.contracts.no_verdict import NoVerdict
 from orchestrator.contracts.states import RolloutState
 from orchestrator.pool import leases, transitions
 from orchestrator.pool.leases import LEASED, Expired
-from orchestrator.pool.transact import of_content, transact, when_committed
+from orchestrator.pool.transact import of_content, passing, transact, when_committed
 from orchestrator.roles.complete import complete_reported, give_up, run_again
 from orchestrator.roles.context import Flow
 from orchestrator.roles.ingest import verify_again
@@ -85,7 +85,7 @@ async def reap(
             async with connection.begin_nested():
                 await _take_back(connection, flow, lease)
         except Exception as error:  # counted and logged; what is not this rollout's fault is raised
-            if isinstance(error, DBAPIError) and not of_content(error):
+            if passing(error) or (isinstance(error, DBAPIError) and not of_content(error)):
                 raise
             await _failed(connection, flow, lease, error, failures)
 

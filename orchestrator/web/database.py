@@ -9,14 +9,12 @@ from contextlib import AsyncExitStack
 from typing import TypeVar
 
 import anyio
-import asyncpg
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.errors import PenstockError, ServiceError
 from orchestrator.pool.engine import Role, check_revision, limit_statements, open_engine
-from orchestrator.pool.transact import once, passing
+from orchestrator.pool.transact import DRIVER_ERRORS, once, passing
 
 T = TypeVar("T")
 PATIENCE_S = 8.0
@@ -73,7 +71,7 @@ class Database:
                     return await work(connection)
         except TimeoutError:
             raise ServiceError(f"PostgreSQL has not answered within {PATIENCE_S:g} s") from None
-        except (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError) as error:
+        except DRIVER_ERRORS as error:
             if _state(error) == CANCELED:
                 raise TooSlow(f"this takes PostgreSQL longer than {STATEMENT_S:g} s: ask for less") from None
             if not passing(error):
