@@ -25,6 +25,7 @@ from orchestrator.deploy.embedded.own_urls import embedded_nats, embedded_postgr
 from orchestrator.pool.address import address_of
 from orchestrator.runtime.environment import named
 from orchestrator.runtime.metrics import SUFFIX, Target
+from orchestrator.runtime.unreachable import name_of
 from orchestrator.settings.config import FILE, Config, load
 from sandboxes.owned import sockets_root
 
@@ -157,9 +158,13 @@ class Home:
             if url:
                 parse(url)
         except (PenstockError, BusError) as error:
-            origin = variable if named(variable) == url else f"{self.file}: services.{key}"
-            fault = str(error).removeprefix(f"{variable} ").removeprefix(f"{origin} ")
-            between = " " if str(error).startswith(variable) else ": "
+            known, option = name_of(url, variable), f"--set services.{key}"
+            in_file = option if known == option else f"{self.file}: services.{key}"
+            origin = variable if named(variable) == url else in_file
+            fault = str(error)
+            for name in (known, variable, origin):
+                fault = fault.removeprefix(f"{name} ")
+            between = ": " if fault == str(error) else " "
             raise ConfigurationError(f"{origin}{between}{fault}") from None
 
     def connected(self) -> Config:

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlencode
 
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.quote import quoted
-from orchestrator.runtime.unreachable import Origin, origin_of, remember
+from orchestrator.runtime.unreachable import Origin, name_of, origin_of, remember
 from sandboxes.text_files import read_text
 
 DRIVERS: Final = ("postgresql", "postgres")
@@ -143,7 +143,7 @@ def address_of(url: str) -> Address:
     scheme, mark, rest = url.partition("://")
     if not mark or scheme.partition("+")[0] not in DRIVERS:
         raise ServiceError(
-            f"DATABASE_URL is not a PostgreSQL URL (it begins with {quoted(scheme.partition(':')[0].partition('=')[0], 20)}): "
+            f"{name_of(url, 'DATABASE_URL')} is not a PostgreSQL URL (it begins with {quoted(scheme.partition(':')[0].partition('=')[0], 20)}): "
             "use postgresql://user:password@host:port/database"
         )
     if "%00" in rest or "\0" in rest:

@@ -52,6 +52,12 @@ def origin_of(url: str) -> Origin | None:
     return _origins.get(url)
 
 
+def name_of(url: str, variable: str) -> str:
+    """What names the URL, as a person wrote it: `--set KEY`, a key of a file, or `variable` for the environment and for a caller in Python."""
+    origin = _origins.get(url)
+    return variable if origin is None or origin.source.startswith(f"{variable} ") else origin.source
+
+
 def fix_of(url: str, variable: str) -> str:
     """What to do about a service that does not answer, as an order."""
     origin = _origins.get(url)

@@ -6,8 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.deploy.home import Home
+from orchestrator.pool.address import address_of
+from orchestrator.runtime.unreachable import of_key, remember
 
 BAD = [
     ("database_url", "postgres//x@db/x", "is not a PostgreSQL URL"),
@@ -40,3 +42,18 @@ def test_a_wrong_url_of_the_environment_is_refused_by_its_variable(
     monkeypatch.setenv(key.upper(), url)
     with pytest.raises(ConfigurationError, match=rf"^{key.upper()} {fault}"):
         Home.at(tmp_path).config()
+
+
+@pytest.mark.parametrize(("key", "url", "fault"), BAD)
+def test_a_wrong_url_of_an_option_is_refused_by_that_option(
+    tmp_path: Path, key: str, url: str, fault: str
+) -> None:
+    (tmp_path / "penstock.toml").write_text("[services]\ndatabase_url = 'postgresql://u@h/d'\n")
+    with pytest.raises(ConfigurationError, match=rf"^--set services\.{key} {fault}"):
+        Home.at(tmp_path, (f"services.{key}={url}",)).config()
+
+
+def test_a_wrong_url_of_alembics_configuration_is_refused_by_its_key() -> None:
+    url = remember("postgres//x@alembic/x", of_key("sqlalchemy.url", "own.ini"))
+    with pytest.raises(ServiceError, match=r"^sqlalchemy\.url of own\.ini is not a PostgreSQL URL"):
+        address_of(url)
