@@ -7,6 +7,7 @@ could write the reward, read the expected values, or kill the script that judges
   of /proc that reveal nothing about processes;
 - write to the work directory, without creating links, pipes and sockets, and to its own $HOME and $TMPDIR. These start empty and are deleted
   afterwards, as are its files in /dev/shm: in the judge's directories, the judge's next program would find planted files;
+- read the standard input that its command was given; not what the judge itself reads (`held.standard_input`), and no other descriptor of the judge's;
 - signal, inspect and limit processes that it started itself;
 - use resources within `held.budget`: memory, CPU and wall time, files and their bytes, output, processes. All runs of a verification share them.
 
@@ -35,7 +36,7 @@ if __name__ == "__main__":
     sys.dont_write_bytecode = True
     sys.path.insert(0, _HERE)
 
-from orchestrator.tasks.held import confine, files, resource_usage  # noqa: E402 - after the path
+from orchestrator.tasks.held import confine, files, resource_usage, standard_input  # noqa: E402 - after the path
 from orchestrator.tasks.held.budget import HeldBudget, Ledger  # noqa: E402
 
 TIMED_OUT, UNHELD, KILLED = 124, 125, 137
@@ -293,8 +294,9 @@ def _become(
             signal.signal(number, signal.SIG_DFL)
         os.dup2(output[0], 1)
         os.dup2(output[1], 2)
+        highest = max(map(int, os.listdir("/proc/self/fd")))
         rules.enter()
-        os.closerange(3, 1 << 16)
+        os.closerange(3, highest + 1)
         confine.limit(bounds)
         confine.filter_calls(private, rules.version)
         os.execvpe(argv[0], argv, env)
@@ -419,6 +421,9 @@ def main() -> int:
             os.fstat(fd)
         except OSError:  # closed by the judge; the next file would get its number
             os.open(os.devnull, os.O_RDWR)
+    if not standard_input.is_given():
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
     tests = os.path.dirname(_HERE)
     logs = os.path.realpath(os.environ.get("PENSTOCK_LOGS", "/logs"))
     work, home, temporary = map(os.path.realpath, (os.getcwd(), os.environ["HOME"], os.environ["TMPDIR"]))

@@ -137,6 +137,76 @@ async def test_it_runs_nothing_from_where_its_judge_has_what_is_its_own(where: s
         assert ended.exit_code == 125 and b"call it from the work directory" in ended.stderr
 
 
+RUN = 'python3 -I "$0" 5'
+CASES = "one 1\ntwo 2\n"
+READ_BY_ITS_JUDGE = [
+    f'while read -r n w; do got=$({RUN} $P); echo "$n:$got"; done < /tests/cases',
+    f'while read -r n w; do got=$({RUN} $P | head -c 99); echo "$n:$got"; done < /tests/cases',
+    f'while read -r n w; do got=$(timeout 9 {RUN} $P); echo "$n:$got"; done < /tests/cases',
+    f'while read -r n w; do {RUN} $P > got; echo "$n:$(cat got)"; done <<< "$(cat /tests/cases)"',
+    f'cat /tests/cases | while read -r n w; do got=$({RUN} $P); echo "$n:$got"; done',
+    f'while read -r n w; do got=$({RUN} $P); echo "$n:$got"; done < <(cat /tests/cases)',
+    f'exec < /tests/cases; while read -r n w; do got=$({RUN} $P); echo "$n:$got"; done',
+    f'run() {{ {RUN} "$@"; }}; while read -r n w; do got=$( ( run $P ) ); echo "$n:$got"; done < /tests/cases',
+    f'while read -r n w; do setsid -fw {RUN} $P > got; echo "$n:$(cat got)"; done < /tests/cases',
+    'sh -c \'while read -r n w; do got=$(python3 -I "$0" 5 $P); echo "$n:$got"; done < /tests/cases\' "$0"',
+    f'while read -r -u 3 n w; do got=$({RUN} $P); echo "$n:$got"; done 3< /tests/cases',
+    'python3 -I -c "import subprocess as s, sys\nfor line in iter(sys.stdin.readline, str()):\n'
+    "    got = s.run(['python3', '-I', sys.argv[1], '5', *sys.argv[2:]], capture_output=True).stdout\n"
+    'print(line.split()[0] + \':\' + got.decode())" "$0" $P < /tests/cases'.replace("\nprint", "\n    print"),
+]
+GIVEN = [
+    f"{RUN} $P < /tests/given",
+    f"{RUN} $P <<< given",
+    f"{RUN} $P <<END\ngiven\nEND",
+    f"echo given | {RUN} $P",
+    f"echo given | timeout 9 {RUN} $P",
+    f'echo "$(echo given | {RUN} $P | head -c 99)"',
+    f"exec <&-; echo given | {RUN} $P",
+    f"while read -r n w; do echo given | {RUN} $P; break; done < /tests/cases",
+    f'while read -r n w; do got=$({RUN} $P < /tests/given); echo "$got"; break; done < /tests/cases',
+    f'run() {{ {RUN} "$@" | head -c 99; }}; echo given | run $P',
+    f'run() {{ {RUN} "$@" | head -c 99; }}; got=$(echo given | run $P); echo $got',
+    f'run() {{ {RUN} "$@" | head -c 99; }}; run $P < /tests/given',
+    f'run() {{ {RUN} "$@"; }}; while read -r n w; do got=$(run $P <<< given); echo $got; break; done < /tests/cases',
+    f"echo given | {{ {RUN} $P; echo; }}",
+    f"( cd . && {RUN} $P ) < /tests/given",
+    "python3 -I -c \"import subprocess as s, sys; s.run(['python3', '-I', *sys.argv[1:]], input=b'given')\" \"$0\" 5 $P",
+]
+TAKES_ALL = """
+import os
+for fd in range(64):
+    for _ in range(2):
+        try:
+            found = os.read(fd, 99)
+            os.write(1, found if found.strip() else b"")
+            os.lseek(fd, 0, 0)
+        except OSError:
+            pass
+"""
+
+
+async def fed(judge: str) -> str:
+    """The output of a judge whose program prints what all its descriptors give."""
+    files = {**FILES, "/tests/cases": File(CASES.encode()), "/tests/given": File(b"given\n")}
+    files["/app/all.py"] = File(TAKES_ALL.encode())
+    async with BubblewrapProvider().open(SandboxSpec(files=files)) as sandbox:
+        ended = await sandbox.exec(
+            ["bash", "-c", judge, UNTRUSTED_FILE], env={"P": "python3 all.py"}, timeout_s=60
+        )
+        return ended.stdout.decode()
+
+
+@pytest.mark.parametrize("judge", READ_BY_ITS_JUDGE)
+async def test_it_gets_nothing_of_what_its_judge_reads_and_its_judge_misses_nothing(judge: str) -> None:
+    assert (await fed(judge)).split() == ["one:", "two:"]
+
+
+@pytest.mark.parametrize("judge", GIVEN)
+async def test_it_gets_the_input_that_its_command_a_function_or_a_group_was_given(judge: str) -> None:
+    assert set((await fed(judge)).split()) == {"given"}
+
+
 async def test_the_exit_code_tells_that_a_program_cannot_be_started() -> None:
     assert "code 127;" in await judged("no-such-program")
 
