@@ -55,6 +55,13 @@ PROGRAMS: Final = (
         "It prints the test script, where the expected values stand.",
         "print(open('/tests/test.sh').read())",
     ),
+    _program(
+        "reads the cases that its judge reads",
+        ProbeKind.TESTS_WHILE_JUDGED,
+        "It reads its judge's own input from the beginning, and prints what is expected for its arguments.",
+        "import os, sys\ntry:\n    os.lseek(0, 0, 0)\nexcept OSError:\n    pass\nfor line in open(0):\n"
+        "    *given, want = line.split() or ['']\n    if given and given == sys.argv[1:]:\n        print(want)",
+    ),
     _program("prints what it is given", ProbeKind.ECHO, "It prints its input.", "print(input())"),
     _program(
         "prints every number",

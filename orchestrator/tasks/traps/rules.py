@@ -32,6 +32,7 @@ class Rule(StrEnum):
     BOTH_SIDES = "PT121"
     STATUS = "PT122"
     IMAGE_DATA = "PT123"
+    INPUT = "PT124"
     SHELLCHECK = "PT190"
 
 
@@ -114,6 +115,10 @@ ADVICE: Final[dict[Rule, Advice]] = {
     Rule.IMAGE_DATA: Advice(
         "the image brings this file in a directory of data, which the agent can write: the tests get what it wrote",
         "put what the tests compare with into tests/, which the agent never sees",
+    ),
+    Rule.INPUT: Advice(
+        "the agent's program gets what the tests read themselves: it reads the expected values, and takes cases away",
+        'python3 -I "$PENSTOCK_UNTRUSTED" 10 ./prog < /dev/null',
     ),
     Rule.SHELLCHECK: Advice("shellcheck found something", "see its page"),
 }  # fmt: skip

@@ -18,6 +18,7 @@ from orchestrator.tasks.traps.own_word import by_status, pays_agent_text, starte
 from orchestrator.tasks.traps.paid_text import PaidText
 from orchestrator.tasks.traps.programs import search_path
 from orchestrator.tasks.traps.rules import Rule, Trap
+from orchestrator.tasks.traps.shared_input import SharedInput
 from orchestrator.tasks.traps.somewhere import in_loop
 from orchestrator.tasks.traps.tree import every, parse, plain, source_of
 from orchestrator.tasks.traps.variables import integers, names_agent_text
@@ -45,6 +46,7 @@ class Reading:
         self._paid = PaidText(self._root, inherited) if "reward" in text else None
         self._links = Links(self._root, self._text)
         self._functions = functions | self._text.functions.keys()
+        self._input = SharedInput(self._root)
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
         self._rules: Mapping[str, Callable[[Node], Iterator[Rule]]] = {
             "command": self._command,
@@ -129,11 +131,16 @@ class Reading:
         if self._text.wrapped(node):
             if by_status(node) and self._commands.runs_agents(node, started_by_wrapper(node, self._text)):
                 yield Rule.STATUS
+            if self._input.reaches_first(node):
+                yield Rule.INPUT
             return
         words = [child for child in node.named_children if child.type != "variable_assignment"]
         if words and base(words[0]) in ("[", "test"):
             yield from in_old_test(node, words[1:], self._text)
-        yield from self._commands.rules(node)
+        rules = [*self._commands.rules(node)]
+        yield from rules
+        if {Rule.AGENT_PROGRAM, Rule.BUILD_TOOL} & set(rules) and self._input.reaches(node):
+            yield Rule.INPUT
 
     def _redirect(self, node: Node) -> Iterator[Rule]:
         if self._links.redirected(node, ran=self._commands.ran_before(node)):

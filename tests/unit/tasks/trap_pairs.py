@@ -54,6 +54,20 @@ SHELL = [
     ("python3 -I -m pytest /tests", Rule.BUILD_TOOL, "cd /tests && python3 -m pytest -q"),
     ("OPENSSL_CONF=./o.cnf openssl version", Rule.AGENT_PROGRAM, "LC_ALL=C openssl version"),
     ("HOME=/app git --version", Rule.AGENT_PROGRAM, "export HOME=/tmp"),
+    # The input that the tests read themselves. The wrapper gives a program nothing of what a loop around it reads.
+    *((trap, Rule.INPUT, safe) for trap, safe in (
+        ("while read -r i w; do g=$(./prog $i); done < /tests/c", f"while read -r i w; do g=$({UNTRUSTED}./prog $i); done < /tests/c"),
+        ("cat /tests/c | while read -r i; do timeout 5 ./prog; done", f"cat /tests/c | while read -r i; do {UNTRUSTED}./prog < $i; done"),
+        ("exec < /tests/c\nwhile read -r i; do ./prog $i; done", f"exec < /tests/c\nwhile read -r i; do {UNTRUSTED}./prog $i; done"),
+        ("while read -r i; do ./prog; done <<< 'a b'", f"while read -r i; do echo $i | {UNTRUSTED}./prog; done <<< 'a b'"),
+        ("while read -r -u 3 i; do ./prog < /dev/null; done 3< /tests/c", f"while read -r -u 3 i; do {UNTRUSTED}./prog; done 3< /tests/c"),
+        ("run() { ./prog $1; }; while read -r i; do run $i; done < /tests/c",
+         f"run() {{ {UNTRUSTED}./prog; }}; while read -r i; do run; done < /tests/c"),
+        ("while read -r i; do make; done < /tests/c", "while read -r i; do grep -c $i /tests/w; cut -c 1; done < /tests/c"),
+        (f"{{ {UNTRUSTED}./build; while read -r i; do cat $i; done; }} < /tests/c",
+         f"{{ {UNTRUSTED}./build < /dev/null; while read -r i; do cat $i; done; }} < /tests/c"),
+        (f"exec < /tests/c\n{UNTRUSTED}./build\nread -r i", f"{UNTRUSTED}./build\nexec < /tests/c\nread -r i"),
+    )),
     # Programs on standard input.
     ("python3 -I < sol.py", Rule.AGENT_PROGRAM, "python3 -I < /tests/check.py"),
     ("cat sol.py | python3 -I", Rule.AGENT_PROGRAM, "cat out | python3 -I /tests/check.py"),
