@@ -16,20 +16,23 @@ _SHELLS = frozenset({"bash", "rbash", "sh", "dash", "ash", "zsh", "ksh", "ksh93"
 
 def is_given() -> bool:
     """Whether standard input was given to this command: by a redirection or a pipe of its own, or of a function or group around it that has read
-    nothing of it. A file has not been read as long as it is at its start; a pipe, as long as the shell that has it has read nothing at all."""
+    nothing of it. A file has not been read as long as it is at its start; a pipe, as long as the shell that has it has read nothing at all.
+
+    Only the processes that started this one, and theirs, are looked at: an input comes from them, and programs that run at the same time may have
+    opened the same file themselves.
+    """
     own = os.fstat(0)
     if stat.S_ISCHR(own.st_mode):
         return True  # /dev/null, a terminal
-    parent = os.getppid()
-    others = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
-    for pid in others | {parent}:
-        try:
+    pid = parent = os.getppid()
+    try:
+        while pid > 0:
             if _has(pid, own) and _may_read(pid, own):
                 return False
-        except (OSError, ValueError, StopIteration):
-            if pid == parent:  # it cannot be seen, so it may read
-                return False
-    return True
+            pid = _number(f"/proc/{pid}/status", "PPid:")
+    except (OSError, ValueError, StopIteration):
+        return pid != parent  # a judge that cannot be seen may read
+    return parent > 0
 
 
 def _has(pid: int, own: os.stat_result) -> bool:

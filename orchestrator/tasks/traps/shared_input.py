@@ -66,8 +66,8 @@ class SharedInput:
 
     def _readers(self, found: _Source, command: Node) -> Iterator[Node]:
         """The commands of the tests that read the same input."""
-        untold = found.node == self._root and not self._is_opened(command)
-        if found.own or untold or found.node.type == "function_definition":
+        unknown = found.node == self._root and not self._is_opened(command)
+        if found.own or unknown or found.node.type == "function_definition":
             return
         yield from (read for read in self._own_reads if self._source(read).node == found.node)
 

@@ -171,6 +171,7 @@ GIVEN = [
     f'run() {{ {RUN} "$@"; }}; while read -r n w; do got=$(run $P <<< given); echo $got; break; done < /tests/cases',
     f"echo given | {{ {RUN} $P; echo; }}",
     f"( cd . && {RUN} $P ) < /tests/given",
+    f"for n in 1 2 3; do {RUN} $P < /tests/given & done; wait",
     "python3 -I -c \"import subprocess as s, sys; s.run(['python3', '-I', *sys.argv[1:]], input=b'given')\" \"$0\" 5 $P",
 ]
 TAKES_ALL = """
