@@ -171,9 +171,13 @@ class DirectorySandbox(ABC):
         if self._tasks is None:
             raise ValueError(f"sandbox {self.id} is closed")
         bounds = ProgramBounds(
-            limits=self.limits, timeout_s=self.limits.wall_s if timeout_s is None else timeout_s, disk=self._disk, cgroup=self.cgroup,
-            lasting=self.spec.background, together=self.living,
-        )  # fmt: skip
+            limits=self.limits,
+            timeout_s=self.limits.wall_s if timeout_s is None else timeout_s,
+            disk=self._disk,
+            cgroup=self.cgroup,
+            lasting=self.spec.background,
+            together=self.living,
+        )
         await self.prepare()
         if self._tasks is None:
             raise ValueError(f"sandbox {self.id} is closed")

@@ -42,8 +42,14 @@ time.sleep(60)
 _CAPABILITIES = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _SECCOMP = {"0": "off", "1": "strict", "2": "filter"}
 _GROUP_FILES = (
-    "memory.max", "memory.swap.max", "pids.max", "cpu.max", "cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"
-)  # fmt: skip
+    "memory.max",
+    "memory.swap.max",
+    "pids.max",
+    "cpu.max",
+    "cpu.cfs_quota_us",
+    "memory.limit_in_bytes",
+    "memory.memsw.limit_in_bytes",
+)
 _NEEDED = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 
 

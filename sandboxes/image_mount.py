@@ -139,9 +139,12 @@ def _fuse(task: dict[str, Any], base: Path, names: Names, owner: tuple[int, int]
     if owner[0] >= 0:
         options += f",allow_other,squash_to_uid={owner[0]},squash_to_gid={owner[1]}"
     daemon = subprocess.Popen(
-        [task["fuse"], "-f", "-o", options, str(base / names.merged)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        [task["fuse"], "-f", "-o", options, str(base / names.merged)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
-    )  # fmt: skip
+    )
     deadline = time.monotonic() + _MOUNTED_S
     while daemon.poll() is None and time.monotonic() < deadline:
         if f" {base / names.merged} " in Path("/proc/self/mountinfo").read_text():

@@ -69,9 +69,13 @@ class _Joiner:
         self._socket, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with peer_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-m", "sandboxes.join"], stdin=peer_end.fileno(), stdout=subprocess.DEVNULL, cwd="/",
-                env={"PYTHONPATH": _HOME}, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-S", "-m", "sandboxes.join"],
+                stdin=peer_end.fileno(),
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                env={"PYTHONPATH": _HOME},
+                start_new_session=True,
+            )
 
     @property
     def holds(self) -> bool:

@@ -42,9 +42,14 @@ DENIED: Mapping[str, tuple[int, int]] = {
     "nfsservctl": (180, 42), "iopl": (172, 0), "ioperm": (173, 0), "modify_ldt": (154, 0), "uselib": (134, 0),
 }  # fmt: skip
 ABSENT: Mapping[str, tuple[int, int]] = {
-    "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
-    "clone3": (435, 435),  # its flags are behind a pointer, which no filter can follow; libraries fall back to clone
-}  # fmt: skip
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "clone3": (
+        435,
+        435,
+    ),  # its flags are behind a pointer, which no filter can follow; libraries fall back to clone
+}
 CHECKED: Mapping[str, tuple[int, int]] = {"clone": (56, 220), "socket": (41, 198), "ioctl": (16, 29)}
 """Refused depending on their arguments: namespaces, address families, input into a terminal."""
 NEW_NAMESPACES = 0x7E02_0000
@@ -79,8 +84,11 @@ def numbers(machine: str | None = None) -> dict[str, int]:
     if found is None:
         return {}
     return {
-        name: pair[found[0]] for table in (DENIED, ABSENT, CHECKED) for name, pair in table.items() if pair[found[0]]
-    }  # fmt: skip
+        name: pair[found[0]]
+        for table in (DENIED, ABSENT, CHECKED)
+        for name, pair in table.items()
+        if pair[found[0]]
+    }
 
 
 @functools.cache

@@ -32,9 +32,15 @@ class Launch:
         """Spawn it in its own session: the terminal's Ctrl-C is for us, not for the sandbox."""
         try:
             return subprocess.Popen(
-                self.argv, stdin=stdin, stdout=stdout, stderr=stderr, env=self.env, cwd=self.cwd, pass_fds=self.pass_fds,
+                self.argv,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=self.env,
+                cwd=self.cwd,
+                pass_fds=self.pass_fds,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         finally:
             for fd in self.pass_fds:
                 os.close(fd)

@@ -59,12 +59,17 @@ SMALL: Settings = {
     "stage": {"max_turns": 40, "max_context": 32_768},
     "sampling": {"max_new_tokens": 4096},
     "rollout": {
-        "slots": 4, "verify_slots": 2, "lease_ttl_s": 10.0, "retry_delay_s": 0.1, "timeout_s": 300.0,
-        "completion_s": 300.0, "tool_timeout_s": 60.0,
+        "slots": 4,
+        "verify_slots": 2,
+        "lease_ttl_s": 10.0,
+        "retry_delay_s": 0.1,
+        "timeout_s": 300.0,
+        "completion_s": 300.0,
+        "tool_timeout_s": 60.0,
     },
     "reward": {"speed_weight": 0.0},  # else replays that measure the noise of times run, too
     "sandbox": {"memory_mb": 512, "processes": 64, "cpu_s": 60, "disk_mb": 64},
-}  # fmt: skip
+}
 
 
 @asynccontextmanager

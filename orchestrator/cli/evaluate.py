@@ -121,9 +121,15 @@ def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
     for each in found:
         overall = next((point for point in each.points if point.domain == "all"), None)
         table.add_row(
-            cell(each.suite), str(each.version), str(each.groups), str(each.scored), str(each.unscored), str(each.open),
-            f"{each.judged} of {each.rollouts}", _percent(overall) if overall else "-",
-        )  # fmt: skip
+            cell(each.suite),
+            str(each.version),
+            str(each.groups),
+            str(each.scored),
+            str(each.unscored),
+            str(each.open),
+            f"{each.judged} of {each.rollouts}",
+            _percent(overall) if overall else "-",
+        )
     tables.print_table(table)
 
 

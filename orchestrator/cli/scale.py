@@ -147,16 +147,26 @@ def _as_json(changed: "Change", found: Sequence["CommandStep"], written: bool) -
 
     def shown(process: Any) -> dict[str, Any]:
         return {
-            "name": process.name, "role": process.role, "host": process.host, "node": process.node,
-            "ports": dict(process.ports), "gpus": list(process.gpus),
-        }  # fmt: skip
+            "name": process.name,
+            "role": process.role,
+            "host": process.host,
+            "node": process.node,
+            "ports": dict(process.ports),
+            "gpus": list(process.gpus),
+        }
 
     old, new = changed.bridges
     return {
-        "counts": [{"key": spelt(each.key), "before": each.before, "after": each.after} for each in changed.counts],
+        "counts": [
+            {"key": spelt(each.key), "before": each.before, "after": each.after} for each in changed.counts
+        ],
         "window": {
-            "slots": [old.slots, new.slots], "verify_slots": [old.verify_slots, new.verify_slots],
-            "n": new.capacity, "w": new.window, "reach": new.reach, "needed": [old.needed, new.needed],
+            "slots": [old.slots, new.slots],
+            "verify_slots": [old.verify_slots, new.verify_slots],
+            "n": new.capacity,
+            "w": new.window,
+            "reach": new.reach,
+            "needed": [old.needed, new.needed],
         },
         "settings": [
             {"key": each.key, "before": each.before, "after": each.after, "read_by": list(each.read_by)}
@@ -167,4 +177,4 @@ def _as_json(changed: "Change", found: Sequence["CommandStep"], written: bool) -
         "moves": [{"from": shown(before), "to": shown(after)} for before, after in changed.moved],
         "steps": [{"why": each.why, "argv": list(each.argv), "shell": each.shell} for each in found],
         "written": written,
-    }  # fmt: skip
+    }

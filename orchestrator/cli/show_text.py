@@ -101,9 +101,11 @@ def rollout_head(found: "Rollout") -> Iterator[str]:
     for verdict in found.verdicts:
         passed = sum(check.passed for check in verdict.checks)
         yield joined(
-            f"verdict {verdict.revision}: {number(verdict.reward)}", f"{passed} of {len(verdict.checks)} tests passed" if verdict.checks else None,
-            f"exit {verdict.exit_code}" if verdict.exit_code is not None else None, seconds(verdict.verify_s),
-        )  # fmt: skip
+            f"verdict {verdict.revision}: {number(verdict.reward)}",
+            f"{passed} of {len(verdict.checks)} tests passed" if verdict.checks else None,
+            f"exit {verdict.exit_code}" if verdict.exit_code is not None else None,
+            seconds(verdict.verify_s),
+        )
         if verdict.components:
             yield f"  components: {', '.join(f'{name} {number(value)}' for name, value in verdict.components.items())}"
         for line in "" if verdict.log is None else verdict.log.text.splitlines():

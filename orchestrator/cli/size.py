@@ -154,10 +154,14 @@ def _as_json(work: "Workload", plan: "Plan", found: "Sizing", held: list["Held"]
 
 def _print(found: "Sizing", held: list["Held"]) -> None:
     rows = [
-        (stage.name + (" ← binds" if stage.name == found.binds else ""), 3600 * stage.most,
-         f"{100 * stage.utilisation:.0f} %", stage.why)
+        (
+            stage.name + (" ← binds" if stage.name == found.binds else ""),
+            3600 * stage.most,
+            f"{100 * stage.utilisation:.0f} %",
+            stage.why,
+        )
         for stage in found.stages
-    ]  # fmt: skip
+    ]
     tables.print_rows(("stage", "groups/h at most", "at work", "because"), rows, upright=False)
     typer.echo()
     outage = "any" if math.isinf(found.outage_s) else f"{found.outage_s / 60:.3g} min"

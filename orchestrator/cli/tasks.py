@@ -216,11 +216,16 @@ def check(
     if as_json:
         warnings = [
             {
-                "task": name, "file": trap.file, "line": trap.line, "rule": trap.rule,
-                "says": trap.says, "safe": trap.safe, "text": trap.text,
+                "task": name,
+                "file": trap.file,
+                "line": trap.line,
+                "rule": trap.rule,
+                "says": trap.says,
+                "safe": trap.safe,
+                "text": trap.text,
             }
             for name, trap in traps
-        ]  # fmt: skip
+        ]
         typer.echo(json.dumps({"tasks": len(tasks), "warnings": warnings, "problems": [*chain(*problems)]}))
     else:
         for name, trap in traps:

@@ -150,9 +150,14 @@ async def _of_run(config: "Config | None") -> "AsyncIterator[RunRecords | None]"
 
 def _print(reports: "Sequence[TaskReport]", until: Level) -> None:
     rows = [
-        (report.name, "undecided" if report.undecided else report.level, ", ".join(report.faults), f"{report.seconds:.0f}")
+        (
+            report.name,
+            "undecided" if report.undecided else report.level,
+            ", ".join(report.faults),
+            f"{report.seconds:.0f}",
+        )
         for report in reports
-    ]  # fmt: skip
+    ]
     tables.print_rows(["task", "level", "faults", "s"], rows)
     for report in reports:
         if report.undecided:

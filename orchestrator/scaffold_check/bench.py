@@ -155,8 +155,13 @@ async def open_bench(
         await publish_version(flow.engine, flow.run_id, directory / "version")
         tasks = await stack.enter_async_context(anyio.create_task_group())
         roles: list[Callable[[Flow], Coroutine[Any, Any, None]]] = [
-            dispatcher, relay, reaper, ingest_steps, ingest_results, ingest_verdicts,
-        ]  # fmt: skip
+            dispatcher,
+            relay,
+            reaper,
+            ingest_steps,
+            ingest_results,
+            ingest_verdicts,
+        ]
         for role in roles:
             tasks.start_soon(role, flow)
         settings = GatewaySettings(

@@ -39,7 +39,10 @@ def shortages(
                     f"task.toml: {name}.{key_name} = {quoted(table[key_name])} is more than a sandbox of this run may have: "
                     f"lower it to {_as(most, older=key_name == older)}, or begin a new run with a larger sandbox.{maximum}"
                 )
-    cores = {"container": ("container.cpus", section.container.cpus), "kubernetes": ("kubernetes.cpu", section.kubernetes.cpu)}  # fmt: skip
+    cores = {
+        "container": ("container.cpus", section.container.cpus),
+        "kubernetes": ("kubernetes.cpu", section.kubernetes.cpu),
+    }
     setting, has = cores.get(section.provider, ("", 0.0))
     if "cpus" in table and has and table["cpus"] > has:
         yield (

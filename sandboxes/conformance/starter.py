@@ -103,9 +103,15 @@ def _elsewhere() -> None:
 
 def _limits() -> None:
     for number, soft in (
-        (resource.RLIMIT_NOFILE, 300), (resource.RLIMIT_STACK, 1 << 20), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_MEMLOCK, 1 << 16),
-        (resource.RLIMIT_SIGPENDING, 900), (resource.RLIMIT_MSGQUEUE, 4096), (resource.RLIMIT_FSIZE, 1 << 40), (resource.RLIMIT_CPU, 3600),
-    ):  # fmt: skip
+        (resource.RLIMIT_NOFILE, 300),
+        (resource.RLIMIT_STACK, 1 << 20),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 1 << 16),
+        (resource.RLIMIT_SIGPENDING, 900),
+        (resource.RLIMIT_MSGQUEUE, 4096),
+        (resource.RLIMIT_FSIZE, 1 << 40),
+        (resource.RLIMIT_CPU, 3600),
+    ):
         resource.setrlimit(number, (soft, resource.getrlimit(number)[1]))
 
 

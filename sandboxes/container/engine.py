@@ -117,7 +117,12 @@ class Engine:
         options = [
             *("--rm", "--detach", f"--name={run.name}", "--pull=never", "--log-driver=none"),
             *(*self._network(run.shares), "--ipc=private", "--cgroupns=private", "--no-healthcheck"),
-            *("--read-only", "--cap-drop=all", "--security-opt=no-new-privileges", "--security-opt=label=disable"),
+            *(
+                "--read-only",
+                "--cap-drop=all",
+                "--security-opt=no-new-privileges",
+                "--security-opt=label=disable",
+            ),
             *(f"--security-opt=seccomp={run.seccomp}", f"--user={run.user}", "--workdir=/"),
             *(f"--memory={memory}", f"--memory-swap={memory}", f"--shm-size={memory}"),
             *(f"--pids-limit={pids_limit}", *_fixed_limits()),
@@ -125,7 +130,7 @@ class Engine:
             f"--ulimit=nproc={max_processes}:{max_processes}",
             f"--ulimit=fsize={limits.disk_mb << 20}:{limits.disk_mb << 20}",
             f"--ulimit=cpu={math.ceil(limits.cpu_s) + 1}:{math.ceil(limits.cpu_s) + 1}",
-        ]  # fmt: skip
+        ]
         # The real /sys describes the machine's hardware.
         options += ["--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555"]
         if self.podman:
@@ -193,9 +198,13 @@ class Engine:
         return ["exec", *options, "/bin/sh", "-c", script, "sh", *argv]
 
     async def call(
-        self, *words: str, timeout_s: float = CALL_S, stdin: bytes | None = None, env: Mapping[str, str] | None = None,
+        self,
+        *words: str,
+        timeout_s: float = CALL_S,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
         cwd: str | Path = "/",
-    ) -> subprocess.CompletedProcess[bytes]:  # fmt: skip
+    ) -> subprocess.CompletedProcess[bytes]:
         """Run a subcommand to its end, with `env` or our own variables; any exit code is returned. Only the last MiB of its output is kept, since
         an image build may print without limit. `cwd`: podman's monitor of a container stays there, and creates a file `oom` when memory runs
         out. `SandboxError` if it cannot be run or does not end."""
@@ -320,17 +329,23 @@ def profile() -> dict[str, Any] | None:
     low = 0xFFFF_FFFF
     checked = [
         *(("clone", 0, "SCMP_CMP_MASKED_EQ", bit, bit) for bit in namespace_bits),
-        *(("socket", 0, "SCMP_CMP_MASKED_EQ", low, each) for each in range(max(seccomp.FAMILIES)) if each not in seccomp.FAMILIES),
+        *(
+            ("socket", 0, "SCMP_CMP_MASKED_EQ", low, each)
+            for each in range(max(seccomp.FAMILIES))
+            if each not in seccomp.FAMILIES
+        ),
         ("socket", 0, "SCMP_CMP_GT", max(seccomp.FAMILIES), 0),
         *(("ioctl", 1, "SCMP_CMP_MASKED_EQ", low, request) for request in seccomp.TERMINAL),
-    ]  # fmt: skip
+    ]
     arguments = [
         {
-            "names": [name], "action": "SCMP_ACT_ERRNO", "errnoRet": 1,
+            "names": [name],
+            "action": "SCMP_ACT_ERRNO",
+            "errnoRet": 1,
             "args": [{"index": index, "op": op, "value": value, "valueTwo": second_value}],
         }
         for name, index, op, value, second_value in checked
-    ]  # fmt: skip
+    ]
     return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [*refused, *arguments]}
 
 

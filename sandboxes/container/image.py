@@ -150,9 +150,14 @@ async def _build(
         tasks.start_soon(_end_programs, mark, timeout_s)
         with anyio.move_on_after(timeout_s + GRACE_S) as scope:
             result = await engine.call(
-                "build", f"--tag={name}", *engine.settings.build_options, "-", timeout_s=2 * BUILD_S, stdin=packed.getvalue(),
+                "build",
+                f"--tag={name}",
+                *engine.settings.build_options,
+                "-",
+                timeout_s=2 * BUILD_S,
+                stdin=packed.getvalue(),
                 env={**os.environ, MARK: mark},
-            )  # fmt: skip
+            )
         tasks.cancel_scope.cancel()
     if scope.cancelled_caught or (result.returncode and time.monotonic() > deadline):
         raise ImageRefused(

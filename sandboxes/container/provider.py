@@ -247,9 +247,14 @@ class ContainerSandbox(DirectorySandbox):
         return self.files_of or (os.geteuid(), os.geteuid())
 
     async def start(
-        self, argv: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None,
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
         stdin: bytes | None = None,
-    ) -> Process:  # fmt: skip
+    ) -> Process:
         if (reason := unstartable(argv)) is not None:
             return Unstartable(reason)
         # One at a time: a process that is in the container but in no part of its control group belongs to the newest program.

@@ -197,9 +197,13 @@ class SideServices:
         )
         try:
             async with await anyio.open_process(
-                [*self._engine.command, *self._engine.serve(run)], stdin=subprocess.DEVNULL,
-                stderr=subprocess.STDOUT, env=placed.env, cwd=placed.directory, start_new_session=True,
-            ) as process:  # fmt: skip
+                [*self._engine.command, *self._engine.serve(run)],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.STDOUT,
+                env=placed.env,
+                cwd=placed.directory,
+                start_new_session=True,
+            ) as process:
                 assert process.stdout is not None
                 async for part in process.stdout:
                     service.output += part

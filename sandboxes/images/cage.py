@@ -118,9 +118,13 @@ def _network(pid: int) -> subprocess.Popen[bytes]:
         "tap0",
     ]
     network = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, pass_fds=(made, leash),
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(made, leash),
         preexec_fn=lambda: libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
-    )  # fmt: skip
+    )
     os.close(made)
     os.close(leash)
     if not os.read(ready, 1):

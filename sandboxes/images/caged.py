@@ -142,9 +142,14 @@ async def run(task: Caged, log: Log | None = None) -> str:
     tail = bytearray()
     ended_by = ""
     process = await anyio.open_process(
-        [sys.executable, "-m", "sandboxes.images.cage"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment,
-        start_new_session=True, cwd="/",
-    )  # fmt: skip
+        [sys.executable, "-m", "sandboxes.images.cage"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+        cwd="/",
+    )
 
     def end(reason: str) -> None:
         nonlocal ended_by

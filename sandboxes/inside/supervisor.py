@@ -171,8 +171,10 @@ class Supervisor:
 
     async def files(self, message: dict[str, Any], body: bytes) -> None:
         operations: dict[str, Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes]]] = {
-            "put": self.put, "get": self.get, "changed": self.changed,
-        }  # fmt: skip
+            "put": self.put,
+            "get": self.get,
+            "changed": self.changed,
+        }
         try:
             if message["op"] == "changed":
                 await self.end_programs(GRACE_S)
@@ -237,11 +239,15 @@ class Supervisor:
             for pairs in (found.refused, found.lost)
         )
         rest = {
-            "deleted": found.deleted, "left": refused, "complete": found.complete,
+            "deleted": found.deleted,
+            "left": refused,
+            "complete": found.complete,
             "counts": {reason.name: count for reason, count in found.counts.items()},
-            "links": dict(found.links), "directories": dict(found.directories), "lost": lost,
+            "links": dict(found.links),
+            "directories": dict(found.directories),
+            "lost": lost,
             "lost_counts": {lost.name: count for lost, count in found.lost_counts.items()},
-        }  # fmt: skip
+        }
         return {"files": entries, **rest}, b"".join(data)
 
     async def start(self, message: dict[str, Any], body: bytes) -> None:
@@ -293,10 +299,14 @@ class Supervisor:
             # SIGKILL comes from the kernel, for lack of memory: no program inside may end it.
             if code == -signal.SIGKILL:
                 program.result = {
-                    "code": 137, "signal": 9, "killed_by": "memory", "truncated": False,
-                    "wall_s": time.monotonic() - program.began, "cpu_s": program.cpu_s,
+                    "code": 137,
+                    "signal": 9,
+                    "killed_by": "memory",
+                    "truncated": False,
+                    "wall_s": time.monotonic() - program.began,
+                    "cpu_s": program.cpu_s,
                     "sizes": [len(stream) for stream in program.kept],
-                }  # fmt: skip
+                }
             await self.say({"program": name, "result": program.result})
 
     def sweep(self) -> None:

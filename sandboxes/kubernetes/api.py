@@ -84,9 +84,15 @@ class Api:
         return {"Authorization": f"Bearer {self.settings.token()}", "Accept": "application/json"}
 
     async def request(
-        self, method: str, path: str, what: str, *, body: Object | None = None, query: dict[str, str] | None = None,
+        self,
+        method: str,
+        path: str,
+        what: str,
+        *,
+        body: Object | None = None,
+        query: dict[str, str] | None = None,
         patience_s: float | None = None,
-    ) -> Object:  # fmt: skip
+    ) -> Object:
         """Send a request and return the answer. `ApiError` for a refusal, `SandboxError` without an answer for `patience_s` (default: `start_s`)."""
         deadline = time.monotonic() + (self.settings.start_s if patience_s is None else patience_s)
         pause = _FIRST_S
@@ -95,9 +101,13 @@ class Api:
             try:
                 async with self._slots:
                     async with self.session.request(
-                        method, self.url(path), json=body, params=query, headers=self.headers(),
+                        method,
+                        self.url(path),
+                        json=body,
+                        params=query,
+                        headers=self.headers(),
                         timeout=aiohttp.ClientTimeout(total=_ANSWER_S),
-                    ) as answer:  # fmt: skip
+                    ) as answer:
                         content = await _object(answer)
                         self._clock(answer)
                 if answer.status < 400:

@@ -98,8 +98,13 @@ class Channel:
         url = self._api.url(f"pods/{self._pod}/exec")
         try:
             socket = await self._api.session.ws_connect(
-                url, params=query, protocols=PROTOCOLS, headers=self._api.headers(), max_msg_size=0, heartbeat=_BEAT_S
-            )  # fmt: skip
+                url,
+                params=query,
+                protocols=PROTOCOLS,
+                headers=self._api.headers(),
+                max_msg_size=0,
+                heartbeat=_BEAT_S,
+            )
         except aiohttp.WSServerHandshakeError as error:
             if error.status == 403:
                 raise SandboxError(

@@ -71,9 +71,13 @@ def metadata(identity: Identity, settings: KubernetesSettings) -> Object:
         "penstock.dev/attempt": str(work.attempt), "penstock.dev/epoch": str(work.epoch), "penstock.dev/kind": work.kind,
     }  # fmt: skip
     labels = {
-        **settings.labels, "app.kubernetes.io/name": "penstock", "app.kubernetes.io/component": "sandbox",
-        SANDBOX: identity.name, "penstock.dev/owner": label(identity.owner), **work_labels,
-    }  # fmt: skip
+        **settings.labels,
+        "app.kubernetes.io/name": "penstock",
+        "app.kubernetes.io/component": "sandbox",
+        SANDBOX: identity.name,
+        "penstock.dev/owner": label(identity.owner),
+        **work_labels,
+    }
     return {"name": identity.name, "labels": labels, "annotations": {OPENING: identity.opening}}
 
 
@@ -107,10 +111,14 @@ def pod(identity: Identity, spec: SandboxSpec, settings: KubernetesSettings) -> 
         "workingDir": "/",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
-            "runAsUser": 0, "runAsGroup": 0, "privileged": False, "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"], "add": _RIGHTS},
+            "runAsUser": 0,
+            "runAsGroup": 0,
+            "privileged": False,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"], "add": _RIGHTS},
         },
-    }  # fmt: skip
+    }
     body: Object = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": int(settings.active_s),

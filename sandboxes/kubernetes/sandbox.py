@@ -76,15 +76,25 @@ class PodSandbox:
         self._tasks = tasks
 
     async def exec(
-        self, argv: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None,
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
         stdin: bytes | None = None,
-    ) -> ExecResult:  # fmt: skip
+    ) -> ExecResult:
         return await to_its_end(await self.start(argv, timeout_s=timeout_s, env=env, cwd=cwd, stdin=stdin))
 
     async def start(
-        self, argv: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None,
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
         stdin: bytes | None = None,
-    ) -> Process:  # fmt: skip
+    ) -> Process:
         cwd = self.spec.cwd if cwd is None else cwd
         if not argv or not cwd.startswith("/"):
             raise ValueError(f"a program needs arguments and an absolute directory, not {argv!r} in {cwd!r}")
@@ -223,11 +233,14 @@ class PodSandbox:
                 else:
                     links.append([inside, parts, found])
         message = {
-            "op": "put", "files": entries, "links": links, "bound": list((binds or {}).values()),
+            "op": "put",
+            "files": entries,
+            "links": links,
+            "bound": list((binds or {}).values()),
             "directories": [_locate(inside) for inside in directories],
             "modes": [[*_locate(inside), mode] for inside, mode in (modes or {}).items()],
             "work_links": [[*_locate(inside), target] for inside, target in (work_links or {}).items()],
-        }  # fmt: skip
+        }
         reply, _ = await self._request(message, b"".join(data))
         del reply
 

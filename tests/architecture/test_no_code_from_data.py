@@ -93,9 +93,15 @@ def test_the_look_leaves_alone_what_is_harmless(source: str) -> None:
 def test_every_process_takes_the_database_role_of_its_kind() -> None:
     """Every file that opens the data pool as its owner is on this list; gateway, runners, trainer and readers are not."""
     owners = {
-        "orchestrator/app.py", "orchestrator/deploy/stack.py", "orchestrator/cli", "orchestrator/deploy/cluster/wait.py", "migrations",
-        "ops/lab/benchmarks", "ops/lab/chaos", "orchestrator/deploy/embedded/configured.py",
-    }  # fmt: skip
+        "orchestrator/app.py",
+        "orchestrator/deploy/stack.py",
+        "orchestrator/cli",
+        "orchestrator/deploy/cluster/wait.py",
+        "migrations",
+        "ops/lab/benchmarks",
+        "ops/lab/chaos",
+        "orchestrator/deploy/embedded/configured.py",
+    }
 
     def role(call: ast.Call) -> str:
         given = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "role")]

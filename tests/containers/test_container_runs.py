@@ -118,7 +118,12 @@ async def test_a_service_keeps_its_state_over_the_steps_of_a_task_and_the_steps_
 
 async def test_a_service_that_never_becomes_healthy_fails_the_attempt_by_its_name(runs: Runs) -> None:
     compose = COMPOSE.replace("8000), 1", "8001), 1").replace("retries: 50", "retries: 2")
-    files = {**SERVICE, "environment/docker-compose.yaml": compose, "tests/test.sh": "true\n", "solution/solve.sh": "true\n"}  # fmt: skip
+    files = {
+        **SERVICE,
+        "environment/docker-compose.yaml": compose,
+        "tests/test.sh": "true\n",
+        "solution/solve.sh": "true\n",
+    }
     async with runs() as rig:
         found = await verdict(rig, a_task(files))
         assert (found.reward, found.failure_class) == (None, "infra_failure")

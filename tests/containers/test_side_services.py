@@ -162,9 +162,15 @@ async def test_a_service_starts_after_those_that_it_waits_for_are_healthy() -> N
 
 
 async def test_user_work_directory_variables_and_volumes_of_a_service_are_those_of_the_spec() -> None:
-    teller = script("teller", "id -u >/tmp/a; pwd >>/tmp/a; echo $A >>/tmp/a; python3 -c \"$STORE\" 8000",
-                  user="1234", work_dir="/usr", env={"A": "a\nb", "STORE": TELLING},
-                  volumes=("/data/kept",), health=store("teller").health)  # fmt: skip
+    teller = script(
+        "teller",
+        'id -u >/tmp/a; pwd >>/tmp/a; echo $A >>/tmp/a; python3 -c "$STORE" 8000',
+        user="1234",
+        work_dir="/usr",
+        env={"A": "a\nb", "STORE": TELLING},
+        volumes=("/data/kept",),
+        health=store("teller").health,
+    )
     async with ContainerProvider().open(SandboxSpec(services=(teller,))) as sandbox:
         assert (await answer_of(sandbox, "http://teller:8000/")).split() == ["1234", "/usr", "a", "b"]
         [volume] = [
@@ -240,7 +246,9 @@ async def test_a_service_that_ends_later_stays_ended_and_the_sandbox_goes_on() -
 
 async def test_the_limits_of_a_sandbox_are_those_of_each_service_and_a_service_has_few_rights() -> None:
     report = "cat /proc/self/status /sys/fs/cgroup/memory.max 2>/dev/null; ulimit -f"
-    teller = script("db", f"({report}) >/tmp/a; python3 -c \"$STORE\" 8000", env={"STORE": TELLING}, health=store().health)  # fmt: skip
+    teller = script(
+        "db", f'({report}) >/tmp/a; python3 -c "$STORE" 8000', env={"STORE": TELLING}, health=store().health
+    )
     limits = Limits(memory_mb=200, processes=40, disk_mb=64)
     async with ContainerProvider().open(SandboxSpec(services=(teller,), limits=limits)) as sandbox:
         found = await answer_of(sandbox, "http://db:8000/")

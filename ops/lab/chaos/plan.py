@@ -36,9 +36,14 @@ class FaultKind(StrEnum):
 
 
 PROCESSES: Final = (
-    ProcessRole.ORCHESTRATOR, ProcessRole.GATEWAY, *WORKERS, ProcessRole.TRAINER, ProcessRole.ROLLOUT_SERVER,
-    ProcessRole.NATS, ProcessRole.POSTGRES,
-)  # fmt: skip
+    ProcessRole.ORCHESTRATOR,
+    ProcessRole.GATEWAY,
+    *WORKERS,
+    ProcessRole.TRAINER,
+    ProcessRole.ROLLOUT_SERVER,
+    ProcessRole.NATS,
+    ProcessRole.POSTGRES,
+)
 SANDBOX: Final = "sandbox"
 HARNESS: Final = "harness"
 # (process, service) of each connection: each process has its own relay in front of each service.

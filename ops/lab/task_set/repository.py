@@ -31,10 +31,16 @@ def largest(lines):
 def _git(directory: Path, *words: str, at: int = 0) -> None:
     when = f"{1_700_000_000 + at * 3600} +0000"
     environment = {
-        "PATH": os.environ["PATH"], "HOME": str(directory), "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_AUTHOR_NAME": "Ada", "GIT_AUTHOR_EMAIL": "ada@example.org", "GIT_AUTHOR_DATE": when,
-        "GIT_COMMITTER_NAME": "Ada", "GIT_COMMITTER_EMAIL": "ada@example.org", "GIT_COMMITTER_DATE": when,
-    }  # fmt: skip
+        "PATH": os.environ["PATH"],
+        "HOME": str(directory),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_AUTHOR_NAME": "Ada",
+        "GIT_AUTHOR_EMAIL": "ada@example.org",
+        "GIT_AUTHOR_DATE": when,
+        "GIT_COMMITTER_NAME": "Ada",
+        "GIT_COMMITTER_EMAIL": "ada@example.org",
+        "GIT_COMMITTER_DATE": when,
+    }
     subprocess.run(["git", *words], cwd=directory, env=environment, check=True, stdout=subprocess.DEVNULL)
 
 

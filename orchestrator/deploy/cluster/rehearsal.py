@@ -126,10 +126,16 @@ class _Run:
     def until(self, batches: int) -> Rehearsal:
         first: tuple[float, float, float, float, int] | None = None
         handlers = {
-            "admitted": self._admitted, "queued": self._queued, "left_slot": self._left_slot, "reported": self._reported,
-            "settled": self._settled, "verified": self._verified, "verdict_reported": self._verdict_reported,
-            "concluded": self._concluded, "trained": self._trained,
-        }  # fmt: skip
+            "admitted": self._admitted,
+            "queued": self._queued,
+            "left_slot": self._left_slot,
+            "reported": self._reported,
+            "settled": self._settled,
+            "verified": self._verified,
+            "verdict_reported": self._verdict_reported,
+            "concluded": self._concluded,
+            "trained": self._trained,
+        }
         self._dispatch()
         while self._committed < batches:
             self._clock, _, event, seq = heapq.heappop(self._events)

@@ -66,7 +66,9 @@ SIDE: Final[Mapping[str, ComposeKey]] = {
     "networks": _honoured("with `aliases`: more names"),
     "volumes": _honoured("named ones of one service alone; they end with it"),
     "expose": _no_effect("all ports of a service can be reached"),
-    "ports": _no_effect("they are for users of the machine, where no port is opened; agent and tests reach every port by the service's name"),
+    "ports": _no_effect(
+        "they are for users of the machine, where no port is opened; agent and tests reach every port by the service's name"
+    ),
     "labels": _no_effect(),
     "init": _no_effect("ended processes are always collected"),
     "stop_signal": _no_effect("services are killed"),
@@ -97,7 +99,7 @@ SIDE: Final[Mapping[str, ComposeKey]] = {
     "extends": _refused("write the keys into the service"),
     "profiles": _refused("every service is started: remove it", []),
     "platform": _refused("services run on this machine's processors: remove it"),
-}  # fmt: skip
+}
 
 _MAIN: Final = "services reach the sandbox as main: remove it"
 _IN_TOML: Final = "write it into task.toml: {}"

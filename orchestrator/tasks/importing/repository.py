@@ -81,9 +81,12 @@ class Repositories:
         (self._scratch / "patch").write_text(patch.text, encoding="utf-8", errors="surrogateescape")
         try:
             self._git.run(
-                "apply", "--whitespace=nowarn", str(self._scratch / "patch"),
-                at=place, environment={"GIT_CEILING_DIRECTORIES": str(place.resolve().parent)},
-            )  # fmt: skip
+                "apply",
+                "--whitespace=nowarn",
+                str(self._scratch / "patch"),
+                at=place,
+                environment={"GIT_CEILING_DIRECTORIES": str(place.resolve().parent)},
+            )
         except ValueError as error:
             raise ValueError(f"{column} does not apply to the repository: {error}") from None
         return place

@@ -106,8 +106,13 @@ def _of_image(
 
 
 def _of_files(
-    row: Row, staging: Path, options: SweOptions, repositories: Repositories, command: str, files: Sequence[str]
-) -> tuple[str, str]:  # fmt: skip
+    row: Row,
+    staging: Path,
+    options: SweOptions,
+    repositories: Repositories,
+    command: str,
+    files: Sequence[str],
+) -> tuple[str, str]:
     """(the solution's patch, test.sh). Writes environment/files and tests/files."""
     if row.commit is None:
         raise ValueError("it names no commit (base_commit)")

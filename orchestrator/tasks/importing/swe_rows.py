@@ -93,7 +93,11 @@ def _object(line: bytes) -> dict[str, Any]:
 
 def _row(found: Mapping[str, Any]) -> Row:
     image = next((_text(found, key) for key in IMAGES if found.get(key)), None)
-    missing = [key for key in ("repo", "patch", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS") if found.get(key) is None]  # fmt: skip
+    missing = [
+        key
+        for key in ("repo", "patch", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS")
+        if found.get(key) is None
+    ]
     repo = _text(found, "repo") if "repo" not in missing else ""
     breaks = repo.startswith(f"{SMITH}/") or (SMITH in (image or ""))
     if not breaks:

@@ -118,8 +118,14 @@ def with_files(command: str, files: Sequence[str], seconds: float, removed: Sequ
 
 
 def with_patch(
-    command: str, files: Sequence[str], seconds: float, *, commit: str | None, old: Sequence[str], new: Sequence[str]
-) -> str:  # fmt: skip
+    command: str,
+    files: Sequence[str],
+    seconds: float,
+    *,
+    commit: str | None,
+    old: Sequence[str],
+    new: Sequence[str],
+) -> str:
     """test.sh for an image with a git repository: the files `old` are those of `commit` again, `new` are removed, then the patch is applied."""
     revision = commit or "HEAD"
     restore = "".join(_RESTORE.format(commit=revision, name=shlex.quote(name)) for name in old)

@@ -44,13 +44,24 @@ _SOLUTIONS: Final = ("solution.sh", "solution.yaml")
 _HIDDEN: Final = (FILE, compose.FILE, RUN, *_SOLUTIONS, "tests")
 """What the build's folder does not get."""
 _DESCRIPTIVE: Final = (
-    "author_name", "author_email", "category", "difficulty", "tags", "estimated_duration_sec",
-    "expert_time_estimate_min", "junior_time_estimate_min",
-)  # fmt: skip
+    "author_name",
+    "author_email",
+    "category",
+    "difficulty",
+    "tags",
+    "estimated_duration_sec",
+    "expert_time_estimate_min",
+    "junior_time_estimate_min",
+)
 _READ: Final = (
-    "instruction", "descriptions", "parser_name", "run_tests_in_same_shell", "test_scripts", "max_agent_timeout_sec",
+    "instruction",
+    "descriptions",
+    "parser_name",
+    "run_tests_in_same_shell",
+    "test_scripts",
+    "max_agent_timeout_sec",
     "max_test_timeout_sec",
-)  # fmt: skip
+)
 _NO_EFFECT: Final = ("disable_asciinema",)
 _SLIP: Final = 0.75
 """Minimum similarity (difflib's ratio) of an unknown key to one that is read: it may be meant."""
@@ -140,9 +151,13 @@ def _instruction(task: Mapping[str, Any]) -> str:
     descriptions = task.get("descriptions")
     if found is None and isinstance(descriptions, list):
         found = next(
-            (each.get("description") for each in descriptions if isinstance(each, dict) and each.get("key") == "base"),
+            (
+                each.get("description")
+                for each in descriptions
+                if isinstance(each, dict) and each.get("key") == "base"
+            ),
             None,
-        )  # fmt: skip
+        )
     if not isinstance(found, str):
         raise ValueError(f"{FILE}: instruction is missing, or not text")
     return found

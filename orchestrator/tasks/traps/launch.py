@@ -25,7 +25,9 @@ LAUNCHERS: Final[dict[str, tuple[str, int]]] = {
     "cpulimit": ("lep", 0), "xargs": ("adEILnPs", 0), "parallel": ("jaNIS", 0),
 }  # fmt: skip
 """Commands that start the command behind them: the letters of options with a value, and the number of operands in front of that command."""
-_TEXTS: Final = frozenset({"bash", "sh", "dash", "zsh", "ksh", "mksh", "ash", "fish", "su", "runuser", "script", "flock", "rbash"})  # fmt: skip
+_TEXTS: Final = frozenset(
+    {"bash", "sh", "dash", "zsh", "ksh", "mksh", "ash", "fish", "su", "runuser", "script", "flock", "rbash"}
+)
 _C: Final = re.compile(r"-[a-zA-Z]*c|--command")
 _SPLIT: Final = re.compile(r"-[a-zA-Z]*S|--split-string")
 FOUND: Final = "{}"

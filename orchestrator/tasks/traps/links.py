@@ -10,11 +10,14 @@ from orchestrator.tasks.traps.tree import every, operands, plain, source_of
 
 _WRITES: Final = frozenset({">", ">>", ">|", "&>", "&>>"})
 COPIES: Final = {
-    "cp": (("-r", "-R", "-a", "-d", "-P", "--recursive", "--archive", "--no-dereference"), ("-L", "--dereference")),
+    "cp": (
+        ("-r", "-R", "-a", "-d", "-P", "--recursive", "--archive", "--no-dereference"),
+        ("-L", "--dereference"),
+    ),
     "mv": ((), ()),
     "rsync": (("-a", "-l", "--archive", "--links"), ("-L", "--copy-links")),
     "tar": (("-c", "--create"), ("-h", "--dereference")),
-}  # fmt: skip
+}
 """The options with which links are copied as links, and those that copy their targets."""
 _REMOVED: Final = re.compile(rb"\bfind\b.* -type l\b.* -delete\b")
 

@@ -19,7 +19,9 @@ REWARD: Final = re.compile(r"/logs/verifier/reward\.(?:txt|json)$")
 _KEEPS: Final = listed("echo printf cat head tail cut sed jq tr grep tee nl tac sort uniq xargs")
 """Commands whose output is what they read or are given."""
 _SUMS: Final = re.compile(r"(?:md5|sha\d+|b2|ck)sum|rhash")
-_CONDITIONS: Final = frozenset({"if_statement", "elif_clause", "case_item", "while_statement", "for_statement"})  # fmt: skip
+_CONDITIONS: Final = frozenset(
+    {"if_statement", "elif_clause", "case_item", "while_statement", "for_statement"}
+)
 _CAPTURES: Final = frozenset({"command_substitution", "process_substitution", "pipeline"})
 
 

@@ -38,7 +38,11 @@ class OwnWord:
                 yield node, Rule.BOTH_SIDES
         conditions = [*self._conditions()]
         if conditions and all(map(self._is_status, conditions)):
-            yield from ((n, Rule.STATUS) for n in ast.walk(self._tree) if isinstance(n, ast.Call) and self._calls.runs_agents(n))  # fmt: skip
+            yield from (
+                (n, Rule.STATUS)
+                for n in ast.walk(self._tree)
+                if isinstance(n, ast.Call) and self._calls.runs_agents(n)
+            )
 
     def _known(self) -> Iterator[str | None]:
         """The files of the work directory that the tests also compare with something that is not the agent's."""

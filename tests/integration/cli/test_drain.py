@@ -130,11 +130,14 @@ async def test_the_last_rollout_server_is_drained_only_on_ones_word(
     [
         (("runner", "runner-2"), "this run has no runner 'runner-2'; known: runner"),
         (("gateway", "runner"), "this run has no gateway 'runner'; known: gateway"),
-        (("server", "http://10.0.0.3:1"), f"this run has no rollout server 'http://10.0.0.3:1'; known: {', '.join(URLS)}"),
+        (
+            ("server", "http://10.0.0.3:1"),
+            f"this run has no rollout server 'http://10.0.0.3:1'; known: {', '.join(URLS)}",
+        ),
         (("runner", "runner", "--undo"), "the runner runner does not drain: there is nothing to take back"),
         (("runner", "runner", "--undo", "--wait"), "give --undo or --wait, not both"),
     ],
-)  # fmt: skip
+)
 async def test_what_cannot_be_done_is_one_sentence(
     home: Path, run: StoredRun, arguments: tuple[str, ...], why: str
 ) -> None:

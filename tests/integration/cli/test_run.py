@@ -71,9 +71,13 @@ async def test_a_run_is_paused_and_resumed_and_each_order_says_who_and_why(
         == "Admission is paused; the run is drained."
     )
     assert await last_action(engine, run) == {
-        "who": current_user(), "what": "pause", "target": "admission", "before": {"open": True},
-        "after": {"open": False}, "reason": "the disk\nis full",
-    }  # fmt: skip
+        "who": current_user(),
+        "what": "pause",
+        "target": "admission",
+        "before": {"open": True},
+        "after": {"open": False},
+        "reason": "the disk\nis full",
+    }
     assert f"admission is closed already: paused by {current_user()}: the disk is full" in await refused(
         home, "pause"
     )
@@ -89,8 +93,12 @@ async def test_a_group_is_cancelled_once_and_only_one_that_is_there(
     [group] = await builders.accepted(engine, run, ["a"])
     done = json.loads(await output_of(home, "cancel", str(group), "--json", "--reason", "a bad task"))
     assert done == {
-        "order": "cancel", "run": run.name, "group": group, "was": "accepted", "done": f"Group {group} is cancelled.",
-    }  # fmt: skip
+        "order": "cancel",
+        "run": run.name,
+        "group": group,
+        "was": "accepted",
+        "done": f"Group {group} is cancelled.",
+    }
     assert (await last_action(engine, run))["after"] == {"state": "filtered", "reason": "cancelled"}
     assert await refused(home, "cancel", str(group)) == f"group {group} is over: it is filtered"
     assert await refused(home, "cancel", "999999") == "group 999999 does not exist in this run"

@@ -381,9 +381,14 @@ async def test_every_attempt_to_escape_from_a_build_is_refused(directory: Path) 
         for own in ("127.0.0.1", address):  # the control: out here it answers
             socket.create_connection((own, tcp.getsockname()[1]), 5).close()
         targets = {
-            "file": str(host / "secret"), "unix": str(host / "socket"), "abstract": "penstock-test-builds", "port": tcp.getsockname()[1],
-            "address": address, "pid": os.getpid(), "calls": seccomp.numbers(),
-        }  # fmt: skip
+            "file": str(host / "secret"),
+            "unix": str(host / "socket"),
+            "abstract": "penstock-test-builds",
+            "port": tcp.getsockname()[1],
+            "address": address,
+            "pid": os.getpid(),
+            "calls": seccomp.numbers(),
+        }
         files = {"attempts.py": ATTEMPTS.encode(), "targets.json": json.dumps(targets).encode()}
         image = await builder(directory).built(
             context("FROM base:1\nCOPY attempts.py targets.json /\nRUN python3 /attempts.py", **files)

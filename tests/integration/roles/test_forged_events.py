@@ -156,14 +156,20 @@ FORGED_VERDICTS: list[tuple[dict[str, Any], str]] = [
     ({"reward": -0.1}, "reward is -0.1, it must lie in [0, 1]"),
     ({"reward": 1.0000001}, "reward is 1.0000001, it must lie in [0, 1]"),
     ({"reward": None}, "reward is None, it must lie in [0, 1]"),
-    ({"failure_class": "verifier_failure", "reward": 1.0}, "a verification that ended as 'verifier_failure' has no reward, and it says 1.0"),
-    ({"failure_class": "infra_failure", "reward": 0.0}, "a verification that ended as 'infra_failure' has no reward"),
+    (
+        {"failure_class": "verifier_failure", "reward": 1.0},
+        "a verification that ended as 'verifier_failure' has no reward, and it says 1.0",
+    ),
+    (
+        {"failure_class": "infra_failure", "reward": 0.0},
+        "a verification that ended as 'infra_failure' has no reward",
+    ),
     ({"failure_class": "timeout", "reward": None}, "failure_class is 'timeout', it must be one of"),
     ({"verify_s": -1.0}, "verify_s is -1.0, it must be seconds from 0 on"),
     ({"exit_code": 2**40}, "exit_code is 1099511627776"),
     ({"run": "another"}, "names run 'another' but came on the subject of"),
     ({"epoch": -3}, "does not exist"),
-]  # fmt: skip
+]
 WORDS_OF_NO_NUMBER = [b"NaN", b"Infinity", b"-Infinity", b"1e999", b'"1.0"', b"[1]", b"true"]
 
 

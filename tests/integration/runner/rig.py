@@ -207,10 +207,15 @@ class Rig:
         `no_progress_s`: of its watchdog; 0: no watchdog and no heartbeat."""
         worker = self.settings.worker
         arguments = [
-            worker.run, worker.database_url, worker.nats_url, str(worker.journal),
-            gateway_url or self.settings.gateway_url, str(self.settings.gateway_secret), str(self.settings.gateway_socket),
+            worker.run,
+            worker.database_url,
+            worker.nats_url,
+            str(worker.journal),
+            gateway_url or self.settings.gateway_url,
+            str(self.settings.gateway_secret),
+            str(self.settings.gateway_socket),
             str(no_progress_s),
-        ]  # fmt: skip
+        ]
         process = _begin(arguments, log)
         try:
             yield process

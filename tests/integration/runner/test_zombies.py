@@ -56,9 +56,15 @@ def zombie(rig: Rig) -> Iterator["subprocess.Popen[bytes]"]:
     """A runner as a process of its own, killed with the context at the latest."""
     worker, given = rig.settings.worker, rig.settings
     arguments = [
-        worker.run, worker.database_url, worker.nats_url, str(worker.journal),
-        given.gateway_url, str(given.gateway_secret), str(given.gateway_socket), "0",
-    ]  # fmt: skip
+        worker.run,
+        worker.database_url,
+        worker.nats_url,
+        str(worker.journal),
+        given.gateway_url,
+        str(given.gateway_secret),
+        str(given.gateway_socket),
+        "0",
+    ]
     process = subprocess.Popen([sys.executable, "-m", "tests.integration.runner.runner_process", *arguments])
     try:
         yield process

@@ -70,8 +70,11 @@ NEEDS: Mapping[str, list[str]] = {
     "trainer tree": ["--batch=1", "--svg=tree.svg"],
     "sft record": ["--out=out"],
     "sft export": ["--out=out"],
-    **{f"export {form}": ["--out=out"] for form in ("atif", "inspect", "parquet", "otlp", "tensorboard", "wandb")},
-}  # fmt: skip
+    **{
+        f"export {form}": ["--out=out"]
+        for form in ("atif", "inspect", "parquet", "otlp", "tensorboard", "wandb")
+    },
+}
 """The arguments that a command needs in addition to a configuration."""
 CONFIGURED = sorted(
     name for name, each in COMMANDS.items() if any("--config" in param.opts for param in each.params)

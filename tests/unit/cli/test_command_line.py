@@ -166,10 +166,13 @@ def test_every_file_that_people_write_may_have_a_mark_and_the_line_ends_of_windo
         "scale": (of_windows("topology.toml", topology), read_toml),
         "config": (of_windows("penstock.toml", '[run]\nname = "a"\n'), load_config),
         "scaffold": (
-            of_windows("scaffold.toml", 'name = "echo"\nversion = "1"\nwire = "chat"\nargv = ["/bin/true"]\n'), from_toml,
+            of_windows(
+                "scaffold.toml", 'name = "echo"\nversion = "1"\nwire = "chat"\nargv = ["/bin/true"]\n'
+            ),
+            from_toml,
         ),
         "audit": (of_windows("ledger.txt", "one\ntwo\n"), read_text),
-    }  # fmt: skip
+    }
     file, reader = read[command]
     assert reader(file)
     other_encoding(file)

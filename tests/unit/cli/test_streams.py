@@ -112,8 +112,9 @@ def test_a_full_disk_behind_standard_output_is_one_sentence_and_behind_standard_
 ) -> None:
     done = shell('penstock config -c "$1" > /dev/full', str(directory))
     assert (done.returncode, done.stderr) == (
-        1, "penstock: standard output takes no more: No space left on device\n",
-    )  # fmt: skip
+        1,
+        "penstock: standard output takes no more: No space left on device\n",
+    )
     # A few rows of CSV stay in the buffer until the end: no flush follows them, unlike what `typer.echo` prints.
     code = (
         "import sys\nfrom orchestrator.cli import main\nroot = sys.modules[main.__module__]\n"
@@ -121,7 +122,8 @@ def test_a_full_disk_behind_standard_output_is_one_sentence_and_behind_standard_
     )
     done = python(code, '"$@" > /dev/full')
     assert (done.returncode, done.stderr) == (
-        1, "penstock: standard output takes no more: No space left on device\n",
-    )  # fmt: skip
+        1,
+        "penstock: standard output takes no more: No space left on device\n",
+    )
     done = shell('penstock config -c "$1" 2> /dev/full > /dev/null', str(directory))
     assert done.returncode == 0

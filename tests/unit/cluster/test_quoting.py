@@ -145,8 +145,13 @@ def test_the_steps_of_a_slurm_job_get_the_words_of_their_command() -> None:
     lines = [line for line in script.splitlines() if line.startswith("process rollout-server")]
     stub = [
         "process() { shift 8; printf '%s\\0' \"$@\"; }",
-        "NODES=(a b c d)", "PENSTOCK_STATE=/state", "logs=/logs", *head, lines[0], "printf '%s\\0' \"$BIN\" \"$SHARED\"",
-    ]  # fmt: skip
+        "NODES=(a b c d)",
+        "PENSTOCK_STATE=/state",
+        "logs=/logs",
+        *head,
+        lines[0],
+        'printf \'%s\\0\' "$BIN" "$SHARED"',
+    ]
     done = subprocess.run(["bash", "-euc", "\n".join(stub)], capture_output=True, check=True)
     words = done.stdout.decode().split("\0")
     assert '{"a": "$(POD_IP) ${X} %h `id`"}' in words

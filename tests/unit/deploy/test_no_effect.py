@@ -13,16 +13,22 @@ from orchestrator.settings.config import Config
 from orchestrator.settings.keys import keys
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "metrics.ports": ({"trainers": 9101}, "metrics.ports: 'trainers' is not the name of a process: write orchestrator, gateway, "),
+    "metrics.ports": (
+        {"trainers": 9101},
+        "metrics.ports: 'trainers' is not the name of a process: write orchestrator, gateway, ",
+    ),
     "stage.domains": ({"My Domain": 1.0}, "stage.domains: 'My Domain' is not the name of a domain"),
-    "stage.limits": ({"My Domain": {"max_turns": 3}}, "stage.limits: 'My Domain' is not the name of a domain"),
+    "stage.limits": (
+        {"My Domain": {"max_turns": 3}},
+        "stage.limits: 'My Domain' is not the name of a domain",
+    ),
     "rollout.scaffolds": ({"shall": 1.0}, "rollout.scaffolds: unknown scaffold 'shall'"),
     "rollout.context": ({"shall": {"policy": "none"}}, "rollout.context: unknown scaffold 'shall'"),
     "reward.process": (
         {"Big One": {"source": "verifier"}},
         "reward.process: 'Big One' is not the name of a signal of the tests: write 1 to 64 of a-z, 0-9 and _",
     ),
-}  # fmt: skip
+}
 """Tables by names that Penstock knows, with an unknown name and the sentence."""
 FREE = {
     "tasks.domains": "categories are the words of the tasks' authors",

@@ -221,7 +221,12 @@ def test_the_environment_that_a_client_fills_into_an_action_is_not_an_argument()
 
 
 def test_a_call_that_a_providers_container_ran_is_left_out_of_a_history() -> None:
-    ran = {"type": "shell_call", "call_id": "k", "action": {"commands": ["ls"]}, "environment": {"type": "container_reference"}}  # fmt: skip
+    ran = {
+        "type": "shell_call",
+        "call_id": "k",
+        "action": {"commands": ["ls"]},
+        "environment": {"type": "container_reference"},
+    }
     result = {"type": "shell_call_output", "call_id": "k", "output": []}
     request = read("responses", ran, result).request
     assert [turn.role for turn in request.turns] == ["user"] and request.left_out == 2

@@ -62,7 +62,12 @@ def test_the_minimax_renderer_writes_what_the_template_writes_token_by_token(
     minimax: Renderer, minimax_tokens: TokenizerAdapter
 ) -> None:
     template = ChatTemplate(MINIMAX, {}, {})
-    calls = [{"type": "function", "function": {"name": "look", "arguments": {"at": "a\nb", "n": 2, "deep": {"x": [None, True]}}}}]  # fmt: skip
+    calls = [
+        {
+            "type": "function",
+            "function": {"name": "look", "arguments": {"at": "a\nb", "n": 2, "deep": {"x": [None, True]}}},
+        }
+    ]
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "oak?"},

@@ -80,7 +80,11 @@ def test_the_test_script_prints_its_own_help_after_its_options_too(bare: Path, w
         ("ops/test", ["--tier", "fst"], "unknown tier 'fst'; known: everything static fast "),
         ("ops/test", ["--tier", "."], "unknown tier '.'"),
         ("ops/test", ["--tier", "fast static"], "unknown tier 'fast static'"),
-        ("ops/test", ["--tier", "pool", "--part", "4/4"], "--part is K/N with 0 <= K < N, such as 0/4, not '4/4'"),
+        (
+            "ops/test",
+            ["--tier", "pool", "--part", "4/4"],
+            "--part is K/N with 0 <= K < N, such as 0/4, not '4/4'",
+        ),
         ("ops/test", ["--tier", "pool", "--part", "a/4"], "not 'a/4'"),
         ("ops/test", ["--tier", "pool", "--part", "-1/4"], "not '-1/4'"),
         ("ops/test", ["--tier", "pool", "--part", "09/9"], "not '09/9'"),
@@ -88,7 +92,7 @@ def test_the_test_script_prints_its_own_help_after_its_options_too(bare: Path, w
         ("ops/test", ["--part", "0/4"], "--part has no effect on static and fast"),
         ("ops/test", ["--tier", "everything", "--only", "tests/x.py"], "do not go with everything"),
     ],
-)  # fmt: skip
+)
 def test_what_a_script_does_not_know_is_refused_in_one_sentence_before_any_set_up(
     bare: Path, script: str, words: list[str], sentence: str
 ) -> None:

@@ -39,9 +39,15 @@ _PATH = {"PATH": "/usr/bin:/bin:/usr/sbin"}
 TOKEN = "a-token-of-the-account"
 SPACE = "penstock-sandboxes"
 VERBS = {
-    ("create", "pods"), ("get", "pods"), ("list", "pods"), ("watch", "pods"), ("delete", "pods"),
-    ("create", "secrets"), ("get", "pods/exec"), ("create", "pods/exec"),
-}  # fmt: skip
+    ("create", "pods"),
+    ("get", "pods"),
+    ("list", "pods"),
+    ("watch", "pods"),
+    ("delete", "pods"),
+    ("create", "secrets"),
+    ("get", "pods/exec"),
+    ("create", "pods/exec"),
+}
 """The account's permissions: exactly the Role of the guide."""
 
 
@@ -399,8 +405,12 @@ async def serving(fake: Fake) -> AsyncIterator[KubernetesSettings]:
     fake.url = f"https://127.0.0.1:{port}"
     try:
         yield KubernetesSettings(
-            image="penstock/sandbox:1", namespace=SPACE, api_server=fake.url, token_file=str(fake.directory / "token"), ca_file=str(cert)
-        )  # fmt: skip
+            image="penstock/sandbox:1",
+            namespace=SPACE,
+            api_server=fake.url,
+            token_file=str(fake.directory / "token"),
+            ca_file=str(cert),
+        )
     finally:
         await runner.cleanup()
         tasks = list(fake.tasks)

@@ -45,9 +45,13 @@ COMMON = [
     "--ulimit=fsize=2097152:2097152", "--ulimit=cpu=3:3", "--mount", "type=tmpfs,target=/sys,tmpfs-mode=0555",
 ]  # fmt: skip
 REST = [
-    "--label=penstock.sandbox=1", "--env=PENSTOCK_SANDBOX=1",
-    "--mount", "type=bind,source=/here/app,target=/app", "--mount", "type=bind,source=/here/tests,target=/tests,readonly",
-]  # fmt: skip
+    "--label=penstock.sandbox=1",
+    "--env=PENSTOCK_SANDBOX=1",
+    "--mount",
+    "type=bind,source=/here/app,target=/app",
+    "--mount",
+    "type=bind,source=/here/tests,target=/tests,readonly",
+]
 TAIL = ["--entrypoint=/bin/sh", "image:1", "-c", "the script", "sh", "session-1"]
 
 
@@ -136,9 +140,14 @@ def test_the_command_of_a_side_service_is_exactly_this() -> None:
         "--mount", "type=bind,source=/here/hosts,target=/etc/hosts,readonly",
     ]  # fmt: skip
     rest = [
-        "--label=penstock.sandbox=1", "--env=A=b c", "--env=PENSTOCK_SANDBOX=1", "--volume=/data", "--user=7", "--workdir=/srv",
+        "--label=penstock.sandbox=1",
+        "--env=A=b c",
+        "--env=PENSTOCK_SANDBOX=1",
+        "--volume=/data",
+        "--user=7",
+        "--workdir=/srv",
         "--entrypoint=serve",
-    ]  # fmt: skip
+    ]
     tail = ["image:2", "--fast", "--port", "80"]
     podman = Engine(ContainerSettings(cpus=1.5, run_options=("--tz=UTC",)))
     own = ["--systemd=false", "--http-proxy=false", "--cpus=1.5"]

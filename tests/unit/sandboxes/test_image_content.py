@@ -125,7 +125,9 @@ REFUSED = {
     "a file of more than 0 MB: 'big'": packed(entry("big", b"x" * 4097)),
     "a file of more than 0 MB: 'big' ": claims(1 << 62),
     "more than 0 MB": packed(*(entry(f"f{n}", b"x" * 4096) for n in range(3))),
-    "more than 0 MB ": packed(entry("a", b"x" * 4096), *(entry(f"b{n}", kind=tarfile.LNKTYPE, to="a") for n in range(2))),
+    "more than 0 MB ": packed(
+        entry("a", b"x" * 4096), *(entry(f"b{n}", kind=tarfile.LNKTYPE, to="a") for n in range(2))
+    ),
     "a sparse file": packed(entry("a", b"1\n0\n1\nx", pax_headers=PAX)),
     "neither a file nor a directory nor a link: 'pipe'": packed(entry("pipe", kind=tarfile.FIFOTYPE)),
     "neither a file nor a directory nor a link: 'dev'": packed(entry("dev", kind=tarfile.CHRTYPE)),
@@ -134,13 +136,15 @@ REFUSED = {
     "a file without a plain name": packed(entry("n" * 256)),
     "a file without a plain name ": packed(entry("a", pax_headers={"path": "a\0b"})),
     "or too deep: 'a/a/": packed(entry("a/" * 100 + "x")),
-    "'a/b' below a path that is not a directory": packed(entry("a", kind=tarfile.SYMTYPE, to="/etc"), entry("a/b", b"x")),
+    "'a/b' below a path that is not a directory": packed(
+        entry("a", kind=tarfile.SYMTYPE, to="/etc"), entry("a/b", b"x")
+    ),
     "'a' twice": packed(entry("a/b"), entry("a", kind=tarfile.SYMTYPE, to="/etc")),
     "'b' twice": packed(entry("b", b"1"), entry("b", b"2")),
     "a link that leads nowhere": packed(entry("a", kind=tarfile.SYMTYPE)),
     "a hard link that leads out of it: 'a'": packed(entry("a", kind=tarfile.LNKTYPE, to="../../etc/passwd")),
     "what has a header of": packed(entry("a", pax_headers={"comment": "x" * (1 << 17)})),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("problem", REFUSED)

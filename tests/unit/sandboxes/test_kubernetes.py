@@ -277,9 +277,13 @@ async def test_outside_a_pod_the_server_has_to_be_named() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_pod_and_secret_are_valid_in_every_version(version: str) -> None:
     settings = KubernetesSettings(
-        image="x:1", runtime_class="gvisor", user_namespaces=True, node_selector={"pool": "sandboxes"},
-        image_pull_secrets=("registry",), labels={"team": "a"},
-    )  # fmt: skip
+        image="x:1",
+        runtime_class="gvisor",
+        user_namespaces=True,
+        node_selector={"pool": "sandboxes"},
+        image_pull_secrets=("registry",),
+        labels={"team": "a"},
+    )
     identity = Identity(name="penstock-1", opening="o", work=work(1), owner="host/runner", uid=1000)
     made = pod(identity, SandboxSpec(limits=Limits(), binds={Path("/opt/x"): "/opt/x"}), settings)
     for thing in (made, secret(identity, settings, {"uid": 1}, "u")):

@@ -44,9 +44,15 @@ def test_each_of_these_commands_is_one_that_bash_runs() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"printf 'a\r\nb\r\n' > a\n", b"cat > a <<EOF\nb\r\nc\r\nEOF\n", b'x="\r\n"\n', b"cat <<-A <<B\nb\r\n\tA\nd\r\nB\n",
-     b"# a\nawk '\r\n' b\n", b"cat <<EOF\nnever ended\r\n"],
-)  # fmt: skip
+    [
+        b"printf 'a\r\nb\r\n' > a\n",
+        b"cat > a <<EOF\nb\r\nc\r\nEOF\n",
+        b'x="\r\n"\n',
+        b"cat <<-A <<B\nb\r\n\tA\nd\r\nB\n",
+        b"# a\nawk '\r\n' b\n",
+        b"cat <<EOF\nnever ended\r\n",
+    ],
+)
 def test_what_a_command_of_unix_holds_keeps_its_returns(content: bytes) -> None:
     assert with_line_feeds(b"echo 1\r\n" + content) == b"echo 1\n" + content
 

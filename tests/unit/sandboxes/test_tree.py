@@ -123,8 +123,11 @@ def as_owner(code: str, place: Path) -> str:
     become = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--"] if os.geteuid() == 0 else []
     head = "import sys; from pathlib import Path; place = Path(sys.argv[1]); "
     done = subprocess.run(
-        [*become, sys.executable, "-c", head + code, str(place)], cwd=REPOSITORY, capture_output=True, text=True
-    )  # fmt: skip
+        [*become, sys.executable, "-c", head + code, str(place)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
     assert not done.returncode, done.stderr
     return done.stdout
 

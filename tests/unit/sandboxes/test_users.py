@@ -279,9 +279,15 @@ async def test_the_files_of_an_image_have_the_owners_that_its_author_gave_them(
             sandbox, "stat -c '%n %u %g' . secret readable own mine/deep/file shared third link"
         )
         assert dict(line.split(" ", 1) for line in listed.splitlines()) == {
-            ".": "0 0", "secret": "0 0", "readable": "0 0", "own": "1001 1001", "mine/deep/file": "1001 1001", "shared": "0 70",
-            "third": "1000 1000", "link": "1001 1001",
-        }  # fmt: skip
+            ".": "0 0",
+            "secret": "0 0",
+            "readable": "0 0",
+            "own": "1001 1001",
+            "mine/deep/file": "1001 1001",
+            "shared": "0 70",
+            "third": "1000 1000",
+            "link": "1001 1001",
+        }
         assert (
             await printed(sandbox, "cat own readable shared mine/deep/file")
             == "ownreadablesharedmine/deep/file"

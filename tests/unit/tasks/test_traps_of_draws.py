@@ -19,11 +19,16 @@ SHELL = [
     ("id=$(uuidgen)", "id=$(uuidgen --sha1 --namespace @dns --name x)"),
     ("dir=/tmp/$(uuidgen -r)", "dir=$(mktemp -d)"),
     ("key=$(openssl rand -hex 8)", "key=$(openssl dgst -sha256 /tests/want)"),
-    ("awk 'BEGIN { srand(); print rand() }'", "awk -v s=\"$PENSTOCK_SEED\" 'BEGIN { srand(s); print rand() }'"),
+    (
+        "awk 'BEGIN { srand(); print rand() }'",
+        "awk -v s=\"$PENSTOCK_SEED\" 'BEGIN { srand(s); print rand() }'",
+    ),
     ("bash -c 'echo $SRANDOM'", "bash -c 'echo $RANDOM'"),
-    ("python3 -I -c 'import random; print(random.random())'",
-     "python3 -I -c 'import random; print(random.Random(4).random())'"),
-]  # fmt: skip
+    (
+        "python3 -I -c 'import random; print(random.random())'",
+        "python3 -I -c 'import random; print(random.Random(4).random())'",
+    ),
+]
 PYTHON = [
     ("import random\nn = random.randint(1, 9)",
      "import os, random\nrandom.seed(os.environ['PENSTOCK_SEED'])\nn = random.randint(1, 9)"),

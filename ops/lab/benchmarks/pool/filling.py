@@ -84,9 +84,14 @@ async def fill(rig: Rig, groups: int, claims: int, table: Report) -> None:
     ready = claims * BATCH_GROUPS + TAIL
     trained = max(BATCH_GROUPS, (groups - ready) // BATCH_GROUPS * BATCH_GROUPS)
     known = {
-        "run": run.run_id, "steps": f"steps_{run.run_id}", "groups": trained + ready, "trained": trained, "members": MEMBERS, "per": STEPS,
+        "run": run.run_id,
+        "steps": f"steps_{run.run_id}",
+        "groups": trained + ready,
+        "trained": trained,
+        "members": MEMBERS,
+        "per": STEPS,
         "batch": BATCH_GROUPS,
-    }  # fmt: skip
+    }
     offset = {
         table: int(await rig.value(f"SELECT max({key}) FROM {table}")) for table, key in _COUNTED.items()
     }

@@ -13,7 +13,12 @@ from orchestrator.gateway.http.dialects.tools import of_provider
 from orchestrator.gateway.messages.requests import CallRule
 from orchestrator.gateway.problems import bad_request
 
-_PLAIN = {"none": CallRule(most=0), "auto": CallRule(), "required": CallRule(required=True), "any": CallRule(required=True)}  # fmt: skip
+_PLAIN = {
+    "none": CallRule(most=0),
+    "auto": CallRule(),
+    "required": CallRule(required=True),
+    "any": CallRule(required=True),
+}
 LEFT_OUT = " (a provider's own tools are left out)"
 _NAMED = ("function", "custom", "tool")
 _MODES = ("auto", "required")

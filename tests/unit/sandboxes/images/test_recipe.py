@@ -42,8 +42,12 @@ def test_bases_are_renamed_and_variables_declared_in_every_stage() -> None:
     lines, stages = recipe.read(TEXT.encode())
     written = recipe.written(lines, stages, lambda name: f"local/{name}", ["A", "B"]).decode().splitlines()
     assert [line for line in written if line.startswith("FROM")] == [
-        "FROM local/python:3.11 AS build", "FROM build", "FROM local/debian:12", "FROM scratch", "FROM local/debian:12",
-    ]  # fmt: skip
+        "FROM local/python:3.11 AS build",
+        "FROM build",
+        "FROM local/debian:12",
+        "FROM scratch",
+        "FROM local/debian:12",
+    ]
     assert written.count("ARG A B") == 5 and written[-1] == "COPY --from=build /a /b"
     assert "  FROM here" in written
 
@@ -154,10 +158,16 @@ def test_a_run_is_run_in_the_shell_that_shell_names(run: str, words: list[str]) 
         ("COPY <<EOF $TOP/a", 'mkdir -p "$TOP" && cat >"$TOP/a" <<EOF\nhi\nEOF\n'),
         ("COPY <<'EOF' a", "mkdir -p . && cat >a <<'EOF'\nhi\nEOF\n"),
         ("COPY <<EOF /etc/", "mkdir -p /etc && cat >/etc/EOF <<EOF\nhi\nEOF\n"),
-        ("COPY --link --chown=a:b --chmod=700 <<EOF /a", "mkdir -p / && cat >/a <<EOF\nhi\nEOF\nchown a:b /a\nchmod 700 /a\n"),
-        ("COPY <<EOF <<B /d/\nhi\nEOF\nyo\nB", "mkdir -p /d && cat >/d/EOF <<EOF\nhi\nEOF\nmkdir -p /d && cat >/d/B <<B\nyo\nB\n"),
+        (
+            "COPY --link --chown=a:b --chmod=700 <<EOF /a",
+            "mkdir -p / && cat >/a <<EOF\nhi\nEOF\nchown a:b /a\nchmod 700 /a\n",
+        ),
+        (
+            "COPY <<EOF <<B /d/\nhi\nEOF\nyo\nB",
+            "mkdir -p /d && cat >/d/EOF <<EOF\nhi\nEOF\nmkdir -p /d && cat >/d/B <<B\nyo\nB\n",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_copied_here_document_is_written_where_copy_would_put_it(copy: str, script: str) -> None:
     body = "" if "\n" in copy else "\nhi\nEOF"
     assert scripts(f"FROM debian:12\n{copy}{body}\n") == [["/bin/sh", "-c", f"set -e\n{script}"]]

@@ -56,9 +56,13 @@ def test_an_image_has_the_files_of_its_layers_and_the_settings_of_its_configurat
     store: ImageStore, tmp_path: Path
 ) -> None:
     image = added(
-        store, tmp_path, BASE, [directory("srv/code"), member("srv/code/a.py", b"1", mode=0o755)],
-        config={"Env": ["A=1", "B=x=y"], "WorkingDir": "/srv/code", "User": "web"}, compress=True,
-    )  # fmt: skip
+        store,
+        tmp_path,
+        BASE,
+        [directory("srv/code"), member("srv/code/a.py", b"1", mode=0o755)],
+        config={"Env": ["A=1", "B=x=y"], "WorkingDir": "/srv/code", "User": "web"},
+        compress=True,
+    )
     assert (image.root / "srv/code/a.py").read_bytes() == b"1"
     assert stat.S_IMODE((image.root / "srv/code/a.py").stat().st_mode) == 0o755
     assert (image.work, image.env, image.user) == ("/srv/code", {"A": "1", "B": "x=y"}, "web")
@@ -107,9 +111,15 @@ def test_a_later_layer_replaces_removes_and_empties(store: ImageStore, tmp_path:
 
 def test_rights_owners_and_devices_are_dropped(store: ImageStore, tmp_path: Path) -> None:
     image = added(
-        store, tmp_path,
-        [*BASE, member("app/suid", b"x", mode=0o6755, uid=1000), member("dev/null", type=tarfile.CHRTYPE), member("pipe", type=tarfile.FIFOTYPE)],
-    )  # fmt: skip
+        store,
+        tmp_path,
+        [
+            *BASE,
+            member("app/suid", b"x", mode=0o6755, uid=1000),
+            member("dev/null", type=tarfile.CHRTYPE),
+            member("pipe", type=tarfile.FIFOTYPE),
+        ],
+    )
     status = (image.root / "app/suid").stat()
     assert (stat.S_IMODE(status.st_mode), status.st_uid) == (0o755, os.geteuid())
     assert not (image.root / "dev/null").exists() and not (image.root / "pipe").exists()
@@ -142,7 +152,7 @@ def test_directories_outside_of_the_work_directory_are_open_and_those_in_it_keep
         (member("."), "root directory"),
         (member("odd", type=b"Z"), "unknown kind"),
     ],
-)  # fmt: skip
+)
 def test_what_no_layer_may_hold_is_refused(
     store: ImageStore, tmp_path: Path, entry: tuple[tarfile.TarInfo, bytes], why: str
 ) -> None:

@@ -136,12 +136,18 @@ def test_a_line_that_cannot_be_used_is_named_by_its_number_and_the_rest_goes_on(
     bad: list[tuple[dict[str, Any] | str, str]] = [
         ("{", "it is not JSON"),
         ("[7]", "it must be an object, got [7]"),
-        ('{"repo": "a/b"}', "the columns patch, problem_statement, FAIL_TO_PASS, PASS_TO_PASS, base_commit, test_patch are missing"),
+        (
+            '{"repo": "a/b"}',
+            "the columns patch, problem_statement, FAIL_TO_PASS, PASS_TO_PASS, base_commit, test_patch are missing",
+        ),
         (row(commit, test_patch=None), "the columns test_patch are missing or empty"),
         (row(commit, patch=7), "patch must be text, got 7"),
         (row(commit, problem_statement=" \n"), "problem_statement is empty"),
         (row(commit, problem_statement="a\0"), "problem_statement holds a NUL character"),
-        (row(commit, FAIL_TO_PASS="test_a"), "FAIL_TO_PASS must be a list of test names, or JSON of one, got 'test_a'"),
+        (
+            row(commit, FAIL_TO_PASS="test_a"),
+            "FAIL_TO_PASS must be a list of test names, or JSON of one, got 'test_a'",
+        ),
         (row(commit, PASS_TO_PASS=[7]), "PASS_TO_PASS must be a list of test names"),
         (row(commit, FAIL_TO_PASS=[]), "FAIL_TO_PASS is empty"),
         (row(commit, repo="../../etc"), "repo must be owner/name, got '../../etc'"),
@@ -149,7 +155,7 @@ def test_a_line_that_cannot_be_used_is_named_by_its_number_and_the_rest_goes_on(
         (row(commit, test_cmd={"a": 1}), "test_cmd must be a command or a list of them"),
         (row(commit, install_config="{"), "install_config must be an object"),
         ("x" * 30_000, "it has more than"),
-    ]  # fmt: skip
+    ]
     later: list[tuple[dict[str, Any], str]] = [
         (row(commit, instance_id="patch", patch="no patch"), "patch is not a patch that git made"),
         (row(commit, instance_id="outside", patch=outside), "patch: '../x' is not a plain relative path"),
