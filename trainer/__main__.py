@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.contracts.numbers import INT2, INT4, INT8, option, real, whole
+from orchestrator.contracts.numbers import INT4, INT8, option, real, whole
 from orchestrator.runtime.gc_tuning import collect_seldom, keep_loaded
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.metrics import Target, measuring, served
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 COUNT = option(whole, least=0, most=INT4)
 TOKENS = option(whole, least=0, most=INT8)
-SECONDS = option(real, least=0, most=1e9)
+SECONDS = option(real, least=0, most=math.inf)
 
 
 def options() -> argparse.ArgumentParser:
@@ -49,7 +50,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--retry", action="store_true", help="go on although the last batches were bad")
     parser.add_argument(
         "--ranks",
-        type=option(whole, least=1, most=INT2),
+        type=option(whole, least=1, most=INT4),
         default=1,
         help="processes on this machine that train together",
     )

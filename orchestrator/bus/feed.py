@@ -77,8 +77,11 @@ async def in_background(background: Callable[[], Coroutine[Any, Any, None]]) -> 
                 yield
             except (anyio.get_cancelled_exc_class(), GeneratorExit):
                 raise
-            except BaseException as error:  # noqa: BLE001  # raised again below; also pytest's skip and fail
-                failed = error
+            except BaseException as error:  # raised again below; also pytest's skip and fail
+                if not group.cancel_scope.cancel_called:  # else the background failed before it
+                    failed = error
+                else:
+                    raise
             group.cancel_scope.cancel()
     except BaseExceptionGroup as errors:
         failed = failed or _first(errors)

@@ -7,7 +7,7 @@ could write the reward, read the expected values, or kill the script that judges
   of /proc that reveal nothing about processes;
 - write to the work directory, without creating links, pipes and sockets, and to its own $HOME and $TMPDIR. These start empty and are deleted
   afterwards, as are its files in /dev/shm: in the judge's directories, the judge's next program would find planted files;
-- read the standard input that its command was given; not what the judge itself reads (`held.standard_input`), and no other descriptor of the judge's;
+- read the standard input that its command was given, but no file that the judge has read in part, and no other descriptor of the judge's;
 - signal, inspect and limit processes that it started itself;
 - use resources within `held.budget`: memory, CPU and wall time, files and their bytes, output, processes. All runs of a verification share them.
 
@@ -26,6 +26,7 @@ import os
 import resource
 import select
 import signal
+import stat
 import sys
 import time
 from types import FrameType
@@ -36,7 +37,7 @@ if __name__ == "__main__":
     sys.dont_write_bytecode = True
     sys.path.insert(0, _HERE)
 
-from orchestrator.tasks.held import confine, files, resource_usage, standard_input  # noqa: E402 - after the path
+from orchestrator.tasks.held import confine, files, resource_usage  # noqa: E402 - after the path
 from orchestrator.tasks.held.budget import HeldBudget, Ledger  # noqa: E402
 
 TIMED_OUT, UNHELD, KILLED = 124, 125, 137
@@ -421,7 +422,8 @@ def main() -> int:
             os.fstat(fd)
         except OSError:  # closed by the judge; the next file would get its number
             os.open(os.devnull, os.O_RDWR)
-    if not standard_input.is_given():
+    if stat.S_ISREG(os.fstat(0).st_mode) and os.lseek(0, 0, os.SEEK_CUR) > 0:
+        # `while read … done < cases`: a program that got the rest would read the expected values, and its judge would miss these cases.
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
     tests = os.path.dirname(_HERE)

@@ -131,7 +131,7 @@ class Reading:
         if self._text.wrapped(node):
             if by_status(node) and self._commands.runs_agents(node, started_by_wrapper(node, self._text)):
                 yield Rule.STATUS
-            if self._input.reaches_first(node):
+            if self._input.reaches_wrapped(node):
                 yield Rule.INPUT
             return
         words = [child for child in node.named_children if child.type != "variable_assignment"]

@@ -20,10 +20,11 @@ _DEEPEST: Final = 4
 
 
 class _Source(NamedTuple):
-    """What standard input of a command comes with: `node`, and whether that is the command alone."""
+    """What standard input of a command comes with: `node`, whether that is the command alone, and whether the input is a file, not a pipe."""
 
     node: Node
-    own: bool
+    own: bool = False
+    file: bool = True
 
 
 class SharedInput:
@@ -51,10 +52,13 @@ class SharedInput:
         """Whether a program that the tests start themselves gets an input, or a descriptor, from which they read."""
         return bool(self._reads) and (self._through_descriptor(command) or self._shares(command))
 
-    def reaches_first(self, command: Node) -> bool:
-        """Whether the wrapper cannot know that the tests read this input: they only do so later."""
-        readers = [*self._readers(self._source(command), command)]
-        return bool(readers) and all(read.start_byte > command.start_byte for read in readers)
+    def reaches_wrapped(self, command: Node) -> bool:
+        """Whether a program under the wrapper gets this input, too: a pipe, or a file that the tests only read later."""
+        found = self._source(command)
+        readers = [*self._readers(found, command)]
+        return bool(readers) and (
+            not found.file or all(read.start_byte > command.start_byte for read in readers)
+        )
 
     def _shares(self, command: Node, deep: int = 0) -> bool:
         found = self._source(command)
@@ -89,20 +93,19 @@ class SharedInput:
         before = command
         for node in (command, *above(command)):
             if node.type == "function_definition":
-                return _Source(node, own=False)
+                return _Source(node)
             if node.type == "command" and any(map(_is_input, node.named_children)):
                 return _Source(node, own=node == command)
-            if node.type == "redirected_statement" and any(
-                _is_input(child) for child in node.named_children if child != before
-            ):
+            given = [child for child in node.named_children if child != before and _is_input(child)]
+            if node.type == "redirected_statement" and given:
                 target = _last(node.named_children[0])
                 if target.start_byte <= command.start_byte < target.end_byte:
-                    return _Source(target, own=target == command)
+                    return _Source(target, own=target == command, file=_is_file(given[-1]))
             if node.type == "pipeline" and before != node.named_children[0]:
                 target = before.named_children[0] if before.type == "redirected_statement" else before
-                return _Source(target, own=target == command)
+                return _Source(target, own=target == command, file=False)
             before = node
-        return _Source(self._root, own=False)
+        return _Source(self._root)
 
 
 def _is_input(node: Node) -> bool:
@@ -110,6 +113,11 @@ def _is_input(node: Node) -> bool:
     if node.type in ("herestring_redirect", "heredoc_redirect"):
         return True
     return node.type == "file_redirect" and _INPUT.match(source_of(node)) is not None
+
+
+def _is_file(node: Node) -> bool:
+    """Whether a redirection gives a file, not text or the output of a command, which come by a pipe."""
+    return node.type == "file_redirect" and "<(" not in source_of(node)
 
 
 def _last(node: Node) -> Node:

@@ -58,6 +58,16 @@ async def test_an_error_comes_out_as_it_is_and_that_of_the_body_first(
     assert caught.value is (comes_out or own)
 
 
+async def test_an_error_of_the_background_comes_out_also_if_the_body_fails_because_of_it() -> None:
+    with anyio.fail_after(60), pytest.raises(BaseException) as caught:
+        async with in_background(fails):
+            try:
+                await anyio.sleep_forever()
+            finally:
+                raise BODY
+    assert caught.value is BACKGROUND
+
+
 async def test_a_cancelled_body_is_cancelled_and_nothing_else() -> None:
     with anyio.move_on_after(0.01) as scope:
         async with in_background(forever):

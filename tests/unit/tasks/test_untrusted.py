@@ -143,9 +143,8 @@ READ_BY_ITS_JUDGE = [
     f'while read -r n w; do got=$({RUN} $P); echo "$n:$got"; done < /tests/cases',
     f'while read -r n w; do got=$({RUN} $P | head -c 99); echo "$n:$got"; done < /tests/cases',
     f'while read -r n w; do got=$(timeout 9 {RUN} $P); echo "$n:$got"; done < /tests/cases',
-    f'while read -r n w; do {RUN} $P > got; echo "$n:$(cat got)"; done <<< "$(cat /tests/cases)"',
-    f'cat /tests/cases | while read -r n w; do got=$({RUN} $P); echo "$n:$got"; done',
-    f'while read -r n w; do got=$({RUN} $P); echo "$n:$got"; done < <(cat /tests/cases)',
+    f'while read -r -u 3 n w; do got=$({RUN} $P <&3); echo "$n:$got"; done 3< /tests/cases',
+    f'while read -r n w; do setsid -f {RUN} $P > got; sleep 1; echo "$n:$(cat got)"; done < /tests/cases',
     f'exec < /tests/cases; while read -r n w; do got=$({RUN} $P); echo "$n:$got"; done',
     f'run() {{ {RUN} "$@"; }}; while read -r n w; do got=$( ( run $P ) ); echo "$n:$got"; done < /tests/cases',
     f'while read -r n w; do setsid -fw {RUN} $P > got; echo "$n:$(cat got)"; done < /tests/cases',
@@ -172,6 +171,10 @@ GIVEN = [
     f"echo given | {{ {RUN} $P; echo; }}",
     f"( cd . && {RUN} $P ) < /tests/given",
     f"for n in 1 2 3; do {RUN} $P < /tests/given & done; wait",
+    f'run() {{ rm -f out; got=$({RUN} $P); echo "$got"; }}; run <<< given; while read -r n w; do run <<< given; done < /tests/cases',
+    f"run() {{ {RUN} $P; }}; run <<END\ngiven\nEND\nif run <<< given; then true; fi",
+    f"echo given | {{ mkdir -p d; y=$(cat /tests/given); {RUN} $P; true; }}",
+    'echo given | sh -c \'cd . && python3 -I "$0" 5 python3 all.py; true\' "$0"',
     "python3 -I -c \"import subprocess as s, sys; s.run(['python3', '-I', *sys.argv[1:]], input=b'given')\" \"$0\" 5 $P",
 ]
 TAKES_ALL = """

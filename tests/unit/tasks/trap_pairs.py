@@ -54,10 +54,14 @@ SHELL = [
     ("python3 -I -m pytest /tests", Rule.BUILD_TOOL, "cd /tests && python3 -m pytest -q"),
     ("OPENSSL_CONF=./o.cnf openssl version", Rule.AGENT_PROGRAM, "LC_ALL=C openssl version"),
     ("HOME=/app git --version", Rule.AGENT_PROGRAM, "export HOME=/tmp"),
-    # The input that the tests read themselves. The wrapper gives a program nothing of what a loop around it reads.
+    # The input that the tests read themselves. The wrapper gives a program nothing of a file that a loop around it reads; of a pipe it does.
     *((trap, Rule.INPUT, safe) for trap, safe in (
         ("while read -r i w; do g=$(./prog $i); done < /tests/c", f"while read -r i w; do g=$({UNTRUSTED}./prog $i); done < /tests/c"),
         ("cat /tests/c | while read -r i; do timeout 5 ./prog; done", f"cat /tests/c | while read -r i; do {UNTRUSTED}./prog < $i; done"),
+        (f"cat /tests/c | while read -r i; do {UNTRUSTED}./prog $i; done",
+         f"cat /tests/c | while read -r i; do {UNTRUSTED}./prog $i < /dev/null; done"),
+        (f"while read -r i; do {UNTRUSTED}./prog $i; done < <(cat /tests/c)",
+         f"while read -r i; do {UNTRUSTED}./prog <<< $i; done < <(cat /tests/c)"),
         ("exec < /tests/c\nwhile read -r i; do ./prog $i; done", f"exec < /tests/c\nwhile read -r i; do {UNTRUSTED}./prog $i; done"),
         ("while read -r i; do ./prog; done <<< 'a b'", f"while read -r i; do echo $i | {UNTRUSTED}./prog; done <<< 'a b'"),
         ("while read -r -u 3 i; do ./prog < /dev/null; done 3< /tests/c", f"while read -r -u 3 i; do {UNTRUSTED}./prog; done 3< /tests/c"),
