@@ -78,10 +78,9 @@ async def in_background(background: Callable[[], Coroutine[Any, Any, None]]) -> 
             except (anyio.get_cancelled_exc_class(), GeneratorExit):
                 raise
             except BaseException as error:  # raised again below; also pytest's skip and fail
-                if not group.cancel_scope.cancel_called:  # else the background failed before it
-                    failed = error
-                else:
+                if group.cancel_scope.cancel_called:  # the background failed before it
                     raise
+                failed = error
             group.cancel_scope.cancel()
     except BaseExceptionGroup as errors:
         failed = failed or _first(errors)

@@ -33,6 +33,7 @@ CONTENT = (
     "23",
     "54",
 )  # data exception, constraint violation, a value over a limit of Postgres (of an index row, of nesting)
+MOST_BROKEN = 3
 DRIVER_ERRORS = (OSError, PoolTimeout, StatementError, asyncpg.PostgresError, asyncpg.InternalClientError)
 """What a statement or a connection may raise for reasons of the server, the network, the client or the values: `passing` tells them apart."""
 
@@ -138,7 +139,8 @@ async def transact(
     """Like `once`, repeated while Postgres is unreachable. Only the caller's cancel scope bounds it.
 
     Postgres also ends a transaction that sends nothing for `timeouts.pool_idle_s`. A process that was stopped repeats it. `work` that is
-    silent for so long would be repeated without end: with `most_idle_ends`, TransactionEnded is raised after so many of these ends.
+    silent for so long would be repeated without end: with `most_idle_ends`, TransactionEnded is raised after so many of these ends. A client that
+    breaks `MOST_BROKEN` times in a row is broken by `work`, not by its connection: its error is raised.
 
     `work` may run several times. A commit without a received answer is repeated, so its effects must be idempotent (compare-and-set,
     unique keys). A caller that must write soon after Postgres returns, such as a lease holder, sets a shorter `longest_wait_s` between tries.
@@ -155,13 +157,14 @@ async def _until_committed(
     most_idle_ends: int | None,
 ) -> T:
     delays = backoff(FIRST_WAIT_S, longest_wait_s or timeouts().pool_retry_s)
-    idle_ends = 0
+    idle_ends = broken = 0
     while True:
         started = time.monotonic()
         try:
             return await _attempt(engine, work, at)
         except DRIVER_ERRORS as error:
-            if not passing(error):
+            broken = broken + 1 if broken_client(error) else 0
+            if not passing(error) or broken == MOST_BROKEN:
                 raise
             idle_ends += _ended_idle(error, time.monotonic() - started)
             if idle_ends == most_idle_ends:

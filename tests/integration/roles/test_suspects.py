@@ -1,9 +1,11 @@
 """One message, rollout or group can end only itself, whatever error it causes in our own code."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 from sqlalchemy import text
@@ -15,6 +17,7 @@ from orchestrator.bus.base import Delivery
 from orchestrator.contracts.events import SubmissionAnswered
 from orchestrator.contracts.states import SubmissionStatus
 from orchestrator.pool.leases import Expired
+from orchestrator.pool.transact import transact
 from orchestrator.roles import complete, intake, reaper
 from orchestrator.roles.consume import Outcome, consume
 from orchestrator.roles.context import Flow
@@ -51,7 +54,10 @@ class Breaking:
         await consume(stage.flow, subjects.consume_tasks(), self.handle, at="tests")
 
 
-@pytest.mark.parametrize("error", [KeyError, AssertionError, TypeError, MemoryError, ZeroDivisionError])
+@pytest.mark.parametrize(
+    "error",
+    [KeyError, AssertionError, TypeError, MemoryError, ZeroDivisionError, asyncpg.InternalClientError],
+)
 async def test_a_message_that_our_code_cannot_handle_is_buried_once_others_have_passed(
     stage: Stage, error: type[Exception]
 ) -> None:
@@ -79,6 +85,21 @@ async def test_a_platform_that_handles_nothing_buries_nothing(stage: Stage) -> N
         breaking.mark = b"nothing"
         await until(lambda: _of(len(breaking.handled) == 2))
     assert await stage.count("dead_letters") == 0
+
+
+async def test_a_client_that_breaks_and_works_again_costs_a_repetition_alone(stage: Stage) -> None:
+    breaks = itertools.chain([True, True, False], itertools.repeat(True))
+
+    async def work(connection: AsyncConnection) -> int:
+        if next(breaks):
+            raise asyncpg.InternalClientError(
+                "cannot switch to state 12; another operation (2) is in progress"
+            )
+        return int(await connection.scalar(text("SELECT 7")) or 0)
+
+    assert await transact(stage.flow.engine, work, at="tests") == 7
+    with pytest.raises(asyncpg.InternalClientError):
+        await transact(stage.flow.engine, work, at="tests")
 
 
 async def test_a_value_too_long_for_an_index_ends_only_its_own_message(stage: Stage) -> None:
