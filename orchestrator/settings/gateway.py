@@ -81,6 +81,8 @@ class ServersSection(Section):
     """Seconds without an answer after which a rollout server is lost and its calls go on elsewhere."""
     hang_s: Seconds = 60.0
     """Seconds without an answer after which a rollout server that was started here is ended and started again."""
+    still_s: Seconds = 60.0
+    """Seconds in which a rollout server with open calls generates nothing before a canary is sent; unanswered, its calls go on elsewhere."""
     spill_s: Seconds = 2.0
     """Seconds of expected wait above which a call leaves the server that has its session's prefix for another."""
     lease_ttl_s: Seconds = 10.0

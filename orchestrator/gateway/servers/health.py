@@ -7,7 +7,7 @@ all other operations.
 
 A server whose process is gone refuses the connection, and the next check notices that. A server that is stopped or hangs does not answer: it
 counts as lost after two checks in a row without an answer, `silence_s` in total. A pause changes neither: /model_info answers during it
-(/health does not).
+(/health does not). Whether it generates is for its syncer to say (`RolloutServer.still_s`).
 """
 
 from orchestrator.gateway.metrics import GatewayMetrics, UpstreamMetrics
@@ -58,7 +58,7 @@ class HealthProbe:
         if server.ready and openings == server.openings:
             server.compare(info)
         try:
-            server.load.update(await server.client.loads(timeout=server.silence_s / 2), len(server.in_flight))
+            server.take_in(await server.client.loads(timeout=server.silence_s / 2))
         except RequestRefused:  # a server without this route: its queue is unknown, so no calls spill
             pass
         except RolloutServerError as error:

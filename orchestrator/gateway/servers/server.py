@@ -38,6 +38,8 @@ from orchestrator.runtime.metrics import measured
 log = get(__name__)
 
 RECENT = 0.2  # weight of the newest call in the mean time that a call takes
+# Numbers of /v1/loads that change with every token that a server reads or generates.
+STIRRING = ("num_used_tokens", "num_total_tokens", "total_prefill_uncached_tokens")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,12 +52,15 @@ class ServerLoad:
     slots: int = 0  # calls that it runs at once; 0: it does not report this
     ours: int = 0  # our own calls at that moment
     service_s: float = 0.0
+    tokens: tuple[int, ...] = ()  # the numbers of STIRRING; empty: it does not report them all
 
     def update(self, load: Mapping[str, Any], ours: int) -> None:
         """Take in a fresh answer of /v1/loads; `ours`: number of our calls at the server."""
         numbers = (load.get(key) for key in ("num_waiting_reqs", "num_running_reqs", "max_running_requests"))
         self.waiting, self.running, self.slots = (n if isinstance(n, int) else 0 for n in numbers)
         self.ours = ours
+        tokens = [n for key in STIRRING if isinstance(n := load.get(key), int)]
+        self.tokens = tuple(tokens) if len(tokens) == len(STIRRING) else ()
 
     def served(self, seconds: float) -> None:
         """Take in the time of a call: `seconds` without its wait in the queue."""
@@ -89,6 +94,7 @@ class RolloutServer:
         self.in_flight: dict[str, anyio.CancelScope] = {}  # by request id
         self._landed = anyio.Event()  # set, and replaced, when a call has left it
         self.load = ServerLoad()
+        self._stirred_at = 0.0  # when it was last seen to generate, or had nothing to generate
         self.attention = anyio.Event()  # set: the syncer should check it
         self.silence_s = silence_s
         # Whether only this gateway changes its weights.
@@ -113,6 +119,24 @@ class RolloutServer:
             return anyio.current_time() - self.syncing_since
         return self.load.delay(len(self.in_flight))
 
+    @property
+    def still_s(self) -> float:
+        """Seconds in which it had calls, and nothing shows that it works on them: no reply, no change in its numbers of tokens. 0 for a server that
+        does not report these numbers: there, long calls and a server that generates nothing look alike."""
+        busy = self.in_flight or self.load.running or self.load.waiting
+        return anyio.current_time() - self._stirred_at if busy and self.load.tokens else 0.0
+
+    def take_in(self, load: Mapping[str, Any]) -> None:
+        """Take in a fresh answer of /v1/loads."""
+        before, idle = self.load.tokens, not self.still_s
+        self.load.update(load, len(self.in_flight))
+        if idle or self.load.tokens != before:
+            self.stirred()
+
+    def stirred(self) -> None:
+        """It generates, or has nothing to generate."""
+        self._stirred_at = anyio.current_time()
+
     def room(self, length: int) -> float:
         """Tokens that fit after a prompt of `length`; at most 0: the server refuses the prompt itself."""
         return math.inf if self.capacity is None else self.capacity - length
@@ -128,6 +152,7 @@ class RolloutServer:
         self.version, self.gate_open, self.syncing_since = version, True, None
         self.holds = holds
         self.openings += 1
+        self.stirred()
         self.changed()
 
     def shut(self) -> None:
@@ -169,6 +194,13 @@ class RolloutServer:
         )
         self.cut_off()
 
+    def stands_still(self) -> None:
+        """It answers its checks, and neither its calls nor a canary: as `lost`, until it answers a canary."""
+        self.invalidate(
+            f"it answers its checks and has generated nothing for {self.still_s:.0f} s, although it has calls; it gets none until it answers a canary"
+        )
+        self.cut_off()
+
     def lost(self, error: RolloutServerError) -> None:
         """The server does not answer: as `invalidate`, and its calls continue on other servers."""
         reason = str(error)
@@ -204,6 +236,8 @@ class RolloutServer:
         self, ids: Ids, params: SamplingParams, rid: str, key: str, routes_from: int = 0
     ) -> Generation | None:
         """Send one segment and return its reply; None when it was lost or cancelled: send it again."""
+        if not self.still_s:
+            self.stirred()
         with anyio.CancelScope() as scope:
             self.in_flight[rid] = scope
             sent_at = time.monotonic()
@@ -211,6 +245,7 @@ class RolloutServer:
                 generation = await self.client.generate(
                     ids, params, rid=rid, routing_key=key, routes_from=routes_from
                 )
+                self.stirred()
                 took_s = time.monotonic() - sent_at
                 self.load.served(took_s - generation.timings.queue_s)
                 measured(UpstreamMetrics).call_s.labels(self.url).observe(took_s)

@@ -15,6 +15,7 @@ Weights travel through a directory that trainer and servers see, or from a sende
 the server reads the directory.
 """
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Protocol
@@ -31,7 +32,12 @@ from orchestrator.contracts.events import PolicyPublished, decode
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, ServerState
 from orchestrator.gateway.metrics import GatewayMetrics
-from orchestrator.gateway.servers.client import QUICK_S, RolloutServerError, WeightUpdateRefused
+from orchestrator.gateway.servers.client import (
+    QUICK_S,
+    RolloutServerError,
+    RolloutServerSilent,
+    WeightUpdateRefused,
+)
 from orchestrator.gateway.servers.lease import LeaseLost, ServerLease
 from orchestrator.gateway.servers.pool import first_of
 from orchestrator.gateway.servers.published import Canary, IntactVersion, SyncFailed, read_published
@@ -172,6 +178,7 @@ class WeightSyncer:
         self._seen: tuple[int, float] = (-1, 0.0)
         self._canary: tuple[int, Canary] | None = None  # of a version
         self._away = ""  # why it does not answer, as it was last logged
+        self._mute = False  # it did not answer the last canary
 
     async def run(self) -> None:
         """Sync whenever the server is not at the newest version, once it answers."""
@@ -226,10 +233,13 @@ class WeightSyncer:
                     await first_of(moved, attention, leased, within=next(waits))
 
     async def _serve(self, target: PolicyVersion, *events: anyio.Event) -> None:
-        """Let the server serve until one of `events` is set, or until a canary is due."""
-        await first_of(*events, within=self._settings.canary_interval_s or None)
-        if any(event.is_set() for event in events):
-            return
+        """Let the server serve until one of `events` is set, or until a canary is due: at times, and when it stands still."""
+        still_s = self._settings.still_s
+        due = anyio.current_time() + (self._settings.canary_interval_s or math.inf)
+        while (left := due - anyio.current_time()) > 0 and self._server.still_s < still_s:
+            await first_of(*events, within=min(left, still_s / 4))
+            if any(event.is_set() for event in events):
+                return
         current().busy("a canary between syncs", on="rollout server", within=QUICK_S)
         async with anyio.create_task_group() as tasks:
 
@@ -242,7 +252,7 @@ class WeightSyncer:
             tasks.cancel_scope.cancel()
 
     async def _check(self, target: PolicyVersion) -> None:
-        """Whether the server, which serves `target`, still has its weights. If not, it is synced again."""
+        """Whether the server, which serves `target`, still has its weights, and generates. If not, it is synced again."""
         server, openings = self._server, self._server.openings
         try:
             if self._canary is None or self._canary[0] != target.version:  # another gateway synced it
@@ -252,7 +262,11 @@ class WeightSyncer:
         # Whether it answers is for the health probe to say, whether the files are intact for the next sync.
         except (RolloutServerError, SyncFailed) as error:
             log.info("canary.unanswered", server=server.url, error=str(error))
+            still = isinstance(error, RolloutServerSilent) and server.still_s >= self._settings.still_s
+            if still and server.ready and openings == server.openings:
+                server.stands_still()
             return
+        server.stirred()
         self._metrics.canary.labels(server.url).set(difference)
         if difference > self._tolerance and server.ready and openings == server.openings:
             server.reject(
@@ -289,6 +303,8 @@ class WeightSyncer:
             return short_pause_s
         if row is None or row.state is not ServerState.READY or row.version is None:
             server.shut()
+            if row is not None and row.state is ServerState.FAILED:  # its owner cut its own calls off, too
+                server.cut_off()
             return long_pause_s
         recently_changed = anyio.current_time() - self._seen[1] < self._settings.drain_s
         if row.version != target.version and recently_changed:  # its owner is about to sync it
@@ -317,6 +333,9 @@ class WeightSyncer:
         )
         published = await anyio.to_thread.run_sync(read_published, target)
         check_s = anyio.current_time() - started_at
+        if self._mute:  # its row says so until it answers one
+            await self._server.client.continue_()
+            await self._difference(published.canary)
         if self._holds(reported, target, published):
             await self._sync(target, published, None, loaded=True, check_s=check_s)
             return
@@ -395,7 +414,20 @@ class WeightSyncer:
 
     async def _difference(self, canary: Canary) -> float:
         """max |Δlogprob| between the trainer and the served weights."""
-        return canary.difference(await self._server.client.prompt_logprobs(list(canary.ids)))
+        try:
+            logprobs = await self._server.client.prompt_logprobs(list(canary.ids), timeout=QUICK_S)
+        except RolloutServerSilent as silence:
+            self._mute = True
+            then = (
+                "restart it where it was started"
+                if self._settings.urls
+                else "end it, and `penstock up` starts another one"
+            )
+            raise RolloutServerSilent(
+                silence.url, f"{silence.message} to the canary, although it answers its checks; {then}"
+            ) from silence
+        self._mute = False
+        return canary.difference(logprobs)
 
     async def _sent(self, sender: Sender, target: PolicyVersion) -> bool:
         """Whether the server serves the sender's weights now. If not, it may have some of them, so it must read the directory."""

@@ -14,10 +14,12 @@ from orchestrator.cli.status import read_run
 from orchestrator.contracts.processes import PauseMode
 from orchestrator.deploy.cluster.doctor import processes
 from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.gateway.servers import weight_sync
 from orchestrator.gateway.servers.client import RolloutServerClient
 from orchestrator.gateway.servers.pool import preferred
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.gateway_client import NativeLlm, OpenSession
+from orchestrator.settings.config import Config
 from tests.integration.gateway.killable_server import KillableServer, killable
 from tests.integration.gateway.rig import Policies, Proxy, Rig, open_rig, until_row
 from tests.waiting import eventually
@@ -189,10 +191,7 @@ async def test_a_server_that_hangs_is_named_with_what_to_do_by_status_and_doctor
             await until_row(
                 rig, f"SELECT 1 FROM rollout_servers WHERE url = '{mine.url}' AND detail LIKE 'it hangs%'"
             )
-            services = rig.settings.config.services.model_copy(
-                update={"database_url": rig.settings.database_url}
-            )
-            config = rig.settings.config.model_copy(update={"services": services})
+            config = _connected(rig)
             (sentence,) = (await read_run(config)).servers
             async with rig.engine.connect() as connection:
                 checks = await processes.checks(connection, rig.run_id, config)
@@ -208,9 +207,43 @@ async def test_a_server_that_hangs_is_named_with_what_to_do_by_status_and_doctor
         assert (await read_run(config)).servers == []
 
 
-async def test_a_pause_however_long_does_not_eject_a_server(
-    open_pair: OpenRig, lives: list[KillableServer]
+async def test_a_server_that_answers_its_checks_and_generates_nothing_loses_its_calls_and_is_named(
+    open_pair: OpenRig, lives: list[KillableServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(weight_sync, "QUICK_S", 1.0)
+    urls = [server.url for server in lives]
+    async with open_pair(urls=urls, probe_s=0.05, still_s=1.0, canary_interval_s=3600.0) as rig:
+        mine, (silent, other) = rig.gateway.pool.servers[0], rig.proxies
+        rollout, session = await session_at(rig, mine)
+        answers = silent.held["/generate"] = anyio.Event()
+        await ask(rig, session)
+        assert len(other.answers) == 1 and not silent.answers and mine.answers
+        await until_row(
+            rig, f"SELECT 1 FROM rollout_servers WHERE url = '{mine.url}' AND detail LIKE '%to the canary%'"
+        )
+        fails = rig.gateway.metrics.weights_refused.labels(mine.url)
+        before = fails._value.get()
+        await until(
+            lambda: fails._value.get() > before + 1
+        )  # it is tried again, and its row goes on to say so
+        (sentence,) = (await read_run(_connected(rig))).servers
+        assert sentence.startswith(f"the rollout server {mine.url} serves nothing: ")
+        assert sentence.endswith(
+            "no answer within 1.0 s to the canary, although it answers its checks; restart it where it was started"
+        )
+        del silent.held["/generate"]
+        answers.set()
+        await until(lambda: mine.ready)
+        assert (await read_run(_connected(rig))).servers == []
+        assert (await rig.seal(rollout)).queued_s > 1.0  # the agent did not wait for itself
+
+
+def _connected(rig: Rig) -> Config:
+    services = rig.settings.config.services.model_copy(update={"database_url": rig.settings.database_url})
+    return rig.settings.config.model_copy(update={"services": services})
+
+
+async def test_a_pause_alone_does_not_eject_a_server(open_pair: OpenRig, lives: list[KillableServer]) -> None:
     async with open_pair(probe_s=0.05, silence_s=4.0) as rig:
         mine, (paused, other) = rig.gateway.pool.servers[0], rig.proxies
         _, session = await session_at(rig, mine)

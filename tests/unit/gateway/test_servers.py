@@ -112,6 +112,48 @@ def test_the_estimated_wait_counts_free_slots_and_what_was_sent_since_the_last_l
     assert ServerLoad(service_s=4.0).delay(9) == 0.0, "a server that does not tell its load is never left"
 
 
+def load_of(running: int, used: int) -> dict[str, int]:
+    """An answer of /v1/loads."""
+    return {
+        "num_running_reqs": running,
+        "num_used_tokens": used,
+        "num_total_tokens": 40,
+        "total_prefill_uncached_tokens": 7,
+    }
+
+
+async def test_a_server_stands_still_from_the_last_sign_that_it_generates_while_it_has_calls() -> None:
+    server = servers(0.0)[0]
+    server.take_in(load_of(0, 90))
+    await passes(50.0)
+    server.take_in(load_of(0, 90))
+    assert server.still_s == 0.0, "it has nothing to do"
+    server.in_flight["r"] = anyio.CancelScope()
+    server.take_in(load_of(0, 90))
+    await passes(20.0)
+    server.take_in(load_of(0, 90))  # the call never came to its scheduler
+    assert server.still_s == 20.0
+    server.take_in(load_of(1, 91))
+    assert server.still_s == 0.0
+    await passes(5.0)
+    server.stirred()
+    await passes(2.0)
+    assert server.still_s == 2.0
+    del server.in_flight["r"]
+    assert server.still_s == 2.0, "calls of other gateways count"
+    server.take_in(load_of(0, 91))
+    assert server.still_s == 0.0
+
+
+async def test_a_server_that_does_not_tell_its_tokens_is_never_called_still() -> None:
+    server = servers(0.0)[0]
+    server.in_flight["r"] = anyio.CancelScope()
+    for load in ({}, {"num_running_reqs": 1}, load_of(1, 4) | {"num_used_tokens": None}):
+        server.take_in(load)
+        await passes(900.0)
+        assert server.still_s == 0.0
+
+
 def reply(timings: Timings, kind: Finish = Finish.STOP, tokens: int = 1) -> Generation:
     """A reply of a server at version 1."""
     spans = (WeightSpan(version="1", start=0, end=tokens),) if tokens else ()
