@@ -332,9 +332,9 @@ class SandboxSpec:
 
     `build` is only for providers with `containers`; others refuse it. It is a build context (path → entry, including
     `Dockerfile`). Programs find its image around the places above. The image's ENV and WORKDIR apply, and WORKDIR
-    is the work directory in place of `/app`. `env` is added to them and `cwd` is ignored. `without`: absolute paths below `/app`
-    that are left out of the image's work directory, with everything below them. `build_timeout_s`: seconds in which the image must be built; 0: the
-    provider's own time.
+    is the work directory in place of `/app`, also where it is one of the places above (moves.py). `env` is added to them and `cwd` is ignored.
+    `without`: absolute paths below `/app` that are left out of the image's work directory, with everything below them. `build_timeout_s`: seconds
+    in which the image must be built; 0: the provider's own time.
 
     `prebuilt`, next to `build`: a context that begins with an existing image. The provider takes this image where it has or gets it, and else makes
     `build`, which may be the same.

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 
-from sandboxes import cgroups, join, seccomp, tree
+from sandboxes import cgroups, join, moves, seccomp, tree
 from sandboxes.base import (
     GATEWAY_SOCKET,
     PLACED,
@@ -71,7 +71,7 @@ class BubblewrapSandbox(DirectorySandbox):
         self._parts = itertools.count(1)
 
     def path(self, inside: str) -> str:
-        return inside
+        return moves.moved(inside, self.work)
 
     async def prepare(self) -> None:
         async with self._beginning:
@@ -194,7 +194,8 @@ class BubblewrapSandbox(DirectorySandbox):
 
     def writable(self) -> list[tuple[str, str]]:
         """(path as bubblewrap finds it, path inside) of the directories that programs may write."""
-        return [(str(self.directory / "files" / host_name(inside)), inside) for inside in WRITABLE]
+        files = self.directory / "files"
+        return [(str(files / host_name(inside)), self.path(inside)) for inside in WRITABLE]
 
     def system_options(self) -> list[str]:
         """Bubblewrap's options for the system around the sandbox's own places: this machine's."""
@@ -209,7 +210,7 @@ class BubblewrapSandbox(DirectorySandbox):
         options += ["--size", str(self.limits.memory_mb << 20), "--perms", "1777", "--tmpfs", "/dev/shm"]
         for outside, inside in self.writable():
             options += ["--bind", outside, inside]
-        for inside in PLACED:  # running programs must see files that are placed later
+        for inside in moves.placed(self.work):  # running programs must see files that are placed later
             options += ["--ro-bind", str(self.directory / "files" / host_name(inside)), inside]
         for bound, inside in self.spec.binds.items():
             options += ["--ro-bind", str(bound.resolve()), inside]

@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from sandboxes import artifacts, procfs, tree
+from sandboxes import artifacts, moves, procfs, tree
 from sandboxes.base import (
     DEFAULT_ENV,
     HOME,
@@ -112,7 +112,8 @@ class DirectorySandbox(ABC):
 
     def defaults(self) -> dict[str, str]:
         """The variables that every program has."""
-        return {**DEFAULT_ENV, **({} if self.account is None else {"USER": self.account.name})}
+        places = {name: moves.moved(DEFAULT_ENV[name], self.work) for name in ("HOME", "TMPDIR")}
+        return {**DEFAULT_ENV, **places, **({} if self.account is None else {"USER": self.account.name})}
 
     @abstractmethod
     def launch(
@@ -227,7 +228,7 @@ class DirectorySandbox(ABC):
 
     def locate(self, inside: str) -> tuple[str, list[str]]:
         """Split a path inside into a name for `base` and the parts below that. ValueError for a path where nothing can be placed."""
-        return locate(inside)
+        return locate(moves.called(inside, self.work))
 
     def _note(self, name: str, parts: Sequence[str], entry: artifacts.PlacedEntry) -> None:
         """Remember what was placed where changes are looked for."""

@@ -1,6 +1,7 @@
 """Running a black box: a program inside the sandbox that reaches only the gateway, through the bound socket."""
 
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ log = get(__name__)
 IN_TIME = 0.9  # of its time limit: a program that reports a time-out earlier is not believed
 ASK_S = 1.0  # between two queries to the gateway, and the longest wait for an answer
 OWN_SHARE = 0.5  # of a gateway's silence: above this share of own requests, the session caused it
+_PATH = re.compile(r"/\S+")
 HOST = "http://gateway"  # any name: the socket decides where requests go
 
 
@@ -141,9 +143,14 @@ async def follow(
 
 
 async def _run(sandbox: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:
-    return await sandbox.exec(
-        launch.argv, timeout_s=timeout_s, env=launch.env, cwd=launch.cwd, stdin=launch.stdin
-    )
+    argv = [_seen(sandbox, word) for word in launch.argv]
+    env = {name: _seen(sandbox, value) for name, value in launch.env.items()}
+    return await sandbox.exec(argv, timeout_s=timeout_s, env=env, cwd=launch.cwd, stdin=launch.stdin)
+
+
+def _seen(sandbox: Sandbox, word: str) -> str:
+    """A word as the program needs it: its own files may lie elsewhere than in most sandboxes."""
+    return sandbox.path(word) if _PATH.fullmatch(word) else word
 
 
 def _class(fault: Fault) -> FailureClass:

@@ -113,7 +113,7 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
     "env": _honoured(values.variables, "for agent and tests, above the Dockerfile's ENV"),
     "workdir": _honoured(
         values.path,
-        "as WORKDIR, above that of the Dockerfile; `/` is `/app`; no place of sandboxes (`/tmp`); without an image `/app` or below it",
+        "as WORKDIR, above that of the Dockerfile; `/` is `/app`; not `/logs`, `/tests` or the system; without an image `/app` or below it",
     ),
     "memory_mb": _honoured(
         values.whole,

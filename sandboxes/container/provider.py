@@ -26,10 +26,11 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from sandboxes import tree
+from sandboxes import moves, tree
 from sandboxes.artifacts import DIRECTORY, PlacedEntry, PlacedKind
 from sandboxes.base import (
     GATEWAY_SOCKET,
+    HOME,
     PLACED,
     WORK,
     WRITABLE,
@@ -223,7 +224,7 @@ class ContainerSandbox(DirectorySandbox):
         self._counts = itertools.count(1)
 
     def path(self, inside: str) -> str:
-        return inside
+        return moves.moved(inside, self.work)
 
     @property
     def begins(self) -> str:
@@ -412,11 +413,11 @@ class ContainerSandbox(DirectorySandbox):
 
     def _mounts(self) -> list[Mount]:
         files = self.directory / "files"
-        mounts = [Mount(files / host_name(inside), inside, writable=True) for inside in WRITABLE]
+        mounts = [Mount(files / host_name(inside), self.path(inside), writable=True) for inside in WRITABLE]
         if self._image.work != WORK:
             mounts.append(Mount(files / host_name(WORK), self._image.work, writable=True))
         # Running programs must see files that are placed later.
-        mounts += [Mount(files / host_name(inside), inside) for inside in PLACED]
+        mounts += [Mount(files / host_name(inside), inside) for inside in moves.placed(self.work)]
         mounts.append(Mount(self.directory / "programs", INSIDE))
         mounts += [Mount(self.directory / "etc" / name, f"/etc/{name}") for name in ETC_FILES]
         mounts += [Mount(outside.resolve(), inside) for outside, inside in self.spec.binds.items()]
@@ -477,6 +478,7 @@ class ContainerSandbox(DirectorySandbox):
         """A file of /etc that names the programs' user."""
         uid, gid = self._user
         agent, name = "agent:x:1000:1000:", "agent" if self.account is None else self.account.name
+        text = text.replace(f":{HOME}:", f":{self.path(HOME)}:")
         return text.replace(agent, f"{name}:x:{uid}:{gid}:").replace("agent:x:1000:", f"{name}:x:{gid}:")
 
 

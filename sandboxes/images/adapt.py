@@ -16,11 +16,13 @@ from sandboxes.base import HOME, PLACED, WORK, ImageRefused
 from sandboxes.etc import ETC_FILES
 from sandboxes.images.architecture import MACHINES, machine
 from sandboxes.images.unpack import Unpacker
+from sandboxes.moves import TAKES, moved
 
 _AGENT = {"passwd": b"agent:x:1000:1000::/home/agent:/bin/sh\n", "group": b"agent:x:1000:\n"}
 _MOST = 1 << 20
+_HOME = f":{HOME}:".encode()
 _OWN = (HOME, *PLACED, "/logs", "/tmp", "/proc", "/dev", "/sys", "/run")
-"""Places of a sandbox that the work directory can neither be nor contain nor lie in."""
+"""Places of a sandbox that the work directory can neither be nor contain nor lie in, except those that give way (moves.py)."""
 _SYSTEM = (
     "/",
     "/usr",
@@ -51,7 +53,7 @@ def work_directory(configured: str) -> str:
     if work == "/":
         return WORK
     taken = work in _SYSTEM or any(_within(work, own) or _within(own, work) for own in _OWN)
-    if taken:
+    if taken and work not in TAKES:
         raise ImageRefused(
             f"WORKDIR {work} is taken by the sandbox itself: choose {WORK}, or another directory of its own"
         )
@@ -61,8 +63,9 @@ def work_directory(configured: str) -> str:
 def adapt(target: Unpacker, work: str) -> None:
     """Write what every sandbox needs into an unpacked file system, and check it. ImageRefused if it has no shell, is made for other machines, or its
     work directory is reached through a link."""
+    home = moved(HOME, work)
     for name, text in ETC_FILES.items():
-        target.file(("etc", name), 0o644, *_sized(_merged(target, name, text)))
+        target.file(("etc", name), 0o644, *_sized(_merged(target, name, text, home)))
     parts = tuple(work.strip("/").split("/"))
     for end in range(1, len(parts) + 1):
         part = parts[:end]
@@ -75,13 +78,13 @@ def adapt(target: Unpacker, work: str) -> None:
     _check_programs(target)
 
 
-def _merged(target: Unpacker, name: str, text: str) -> bytes:
-    """The image's own file with the user `agent`; or our file, where the image's cannot be used."""
+def _merged(target: Unpacker, name: str, text: str, home: str) -> bytes:
+    """The image's own file with the user `agent`, whose home is `home`; or our file, where the image's cannot be used."""
     own = target.read(("etc", name), _MOST)
     if name == "nsswitch.conf" and own:  # a build upon this image resolves names by it
         return own
     if name not in _AGENT or not own or len(own) == _MOST or b"\0" in own:
-        return text.encode()
+        return text.replace(f":{HOME}:", f":{home}:").encode()
     kept: list[bytes] = []
     same: list[bytes] = []
     for line in own.splitlines():
@@ -89,7 +92,7 @@ def _merged(target: Unpacker, name: str, text: str) -> bytes:
         if fields[0] != b"agent" and len(fields) > 2:
             (same if fields[2] == b"1000" else kept).append(line)
     # The first one of a number is what it is called; others are found by their names.
-    return b"\n".join([*kept, _AGENT[name].rstrip(), *same]) + b"\n"
+    return b"\n".join([*kept, _AGENT[name].rstrip().replace(_HOME, f":{home}:".encode()), *same]) + b"\n"
 
 
 def _check_programs(target: Unpacker) -> None:

@@ -21,6 +21,7 @@ from sandboxes.container.engine import LABEL, ROOT, Engine
 from sandboxes.container.provider import ContainerProvider
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.effective import observe
+from sandboxes.moves import ASIDE, TAKES
 from sandboxes.owner import Owner
 from sandboxes.reap import default_root
 from tests.containers.conftest import SETTINGS
@@ -386,3 +387,26 @@ async def test_the_commands_for_docker_run_as_they_are(tmp_path: Path) -> None:
     assert "--read-only" in run and not any(word.startswith("--read-only-tmpfs") for word in run)
     assert not any("secret" in word for line in lines for word in line), "a token stands on a command line"
     assert os.environ.get("TOKEN") is None
+
+
+@pytest.mark.parametrize("work", sorted(TAKES))
+async def test_work_in_a_place_of_the_sandbox_is_kept_and_what_is_the_sandboxs_own_is_not(work: str) -> None:
+    dockerfile = f"FROM localhost/penstock-sandbox\nWORKDIR {work}\nRUN echo seed >seed\n".encode()
+    own = {"/home/agent/.own": File(b"home"), "/tmp/own": File(b"tmp"), "/solution/own": File(b"solution")}
+    spec = SandboxSpec(build={"Dockerfile": File(dockerfile)}, files=own)
+    async with ContainerProvider().open(spec) as sandbox:
+        script = (
+            'pwd; cat seed; grep ^agent: /etc/passwd | cut -d: -f6; echo "$HOME $TMPDIR"; cat "$@" && '
+            f'echo 1 >{work}/new && echo 2 >"$HOME/mine" && echo 3 >"$TMPDIR/x" && rm seed'
+        )
+        result = await sandbox.exec(["sh", "-c", script, "sh", *map(sandbox.path, own)])
+        home, temporary = map(sandbox.path, ("/home/agent", "/tmp"))
+        lines = result.stdout.decode().splitlines()
+        assert lines == [work, "seed", home, f"{home} {temporary}", "hometmpsolution"], result
+        assert [home.startswith(ASIDE), temporary.startswith(ASIDE)] == [
+            work.startswith("/home"),
+            work == "/tmp",
+        ]
+        found = await sandbox.changed()
+        assert (set(found.added), set(found.modified), found.deleted) == ({"new"}, set(), ("seed",))
+        assert await sandbox.get("/home/agent/mine") == b"2\n" and await sandbox.get("/app/new") == b"1\n"

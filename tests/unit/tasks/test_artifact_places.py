@@ -102,7 +102,7 @@ def test_patterns_leave_out_files_of_the_work_directory() -> None:
     assert seen(a_task(table)) == [file.path for file in LEFT]
 
 
-@pytest.mark.parametrize("work", ["/tmp/x", "/usr", "/logs", "/home/agent", "/proc/x", "/etc"])
+@pytest.mark.parametrize("work", ["/tmp/x", "/usr", "/logs", "/home/agent/x", "/tests", "/proc/x", "/etc"])
 def test_a_work_directory_that_no_sandbox_can_have_is_refused_before_an_image_is_built(work: str) -> None:
     key = a_task(f'[environment]\nworkdir = "{work}"\n', "FROM debian:12\nRUN true")
     with pytest.raises(
@@ -122,7 +122,11 @@ def test_a_work_directory_that_no_sandbox_can_have_is_refused_before_an_image_is
 
 
 @pytest.mark.parametrize(
-    ("work", "begins"), [("/", "/app"), ("/usr/src/app", "/usr/src/app"), ("/root", "/root")]
+    ("work", "begins"),
+    [
+        ("/", "/app"),
+        *((each, each) for each in ("/usr/src/app", "/root", "/home/agent", "/home", "/tmp", "/solution")),
+    ],
 )
 def test_a_work_directory_that_a_build_takes_is_admitted(work: str, begins: str) -> None:
     for toml, line in (

@@ -212,7 +212,8 @@ def test_an_image_above_a_limit_is_refused(tmp_path: Path, bounds: Bounds) -> No
     [
         ("/tmp/x", "taken"),
         ("/usr", "taken"),
-        ("/home", "taken"),
+        ("/logs", "taken"),
+        ("/tests", "taken"),
         ("/run/penstock/x", "taken"),
         ("/home/agent/x", "taken"),
         ("app", "not an absolute"),
