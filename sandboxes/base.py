@@ -469,7 +469,8 @@ class Sandbox(Protocol):
     def limits(self) -> Limits: ...
 
     def path(self, inside: str) -> str:
-        """The path by which a program reaches `inside`. It is the same string if the provider isolates."""
+        """The path by which a program reaches `inside`. If the provider isolates, it is the same string, unless `inside` is in a place where the
+        image has its work directory (moves.py)."""
         ...
 
     async def exec(

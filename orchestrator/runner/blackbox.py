@@ -149,8 +149,8 @@ async def _run(sandbox: Sandbox, launch: Launch, timeout_s: float) -> ExecResult
 
 
 def _seen(sandbox: Sandbox, word: str) -> str:
-    """A word as the program needs it: its own files may lie elsewhere than in most sandboxes."""
-    return sandbox.path(word) if _PATH.fullmatch(word) else word
+    """A path, or paths with a colon between them, as the program needs it: its own files may lie elsewhere than in most sandboxes."""
+    return ":".join(map(sandbox.path, word.split(":"))) if _PATH.fullmatch(word) else word
 
 
 def _class(fault: Fault) -> FailureClass:

@@ -2,6 +2,7 @@
 
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -11,12 +12,13 @@ from orchestrator.rewards.speed import SHORTEST_S
 from orchestrator.runtime import plugins
 from orchestrator.settings.providers import tables
 from orchestrator.settings.sandbox import SandboxSection
-from orchestrator.tasks.collected import places
+from orchestrator.tasks.collected import displaced, places
 from orchestrator.tasks.compose.services import COMPOSE
 from orchestrator.tasks.copies import copies
 from orchestrator.tasks.dockerfile import variables_set
 from orchestrator.tasks.environment import (
     DOCKERFILE,
+    Environment,
     builds_where_needed,
     check_services,
     reaches_the_proxy,
@@ -114,15 +116,19 @@ def _table(step: TaskStep) -> str:
 
 
 def _of_tests(step: TaskStep, sandbox: SandboxSection, provider: AnyProvider) -> Iterator[str]:
-    tests = step.task.verification(
-        sandbox.base_images, containers=provider.containers, where_needed=builds_where_needed(provider)
-    )
+    tests = _tests_environment(step, sandbox, provider)
     yield from unknown(tests, "[verifier]")
     own = step.task.settings.verifier.is_separate and f"{TESTS}{DOCKERFILE}" in step.task.files
     for fault in _all(lambda: volumes_closed(tests, begins_in(tests), provider)):
         yield fault.replace(CONTEXT, TESTS) if own else fault
     variables = {**tests.env, **step.task.settings.verifier.env}
     check_variables(variables, "the environment of tests/test.sh")
+
+
+def _tests_environment(step: TaskStep, sandbox: SandboxSection, provider: AnyProvider) -> Environment:
+    return step.task.verification(
+        sandbox.base_images, containers=provider.containers, where_needed=builds_where_needed(provider)
+    )
 
 
 def _of_agent(
@@ -149,6 +155,10 @@ def _of_agent(
     for step in steps:
         declared = step.task.settings.artifacts
         yield from places(declared, begins, built=built, elsewhere=writes_elsewhere(provider))
+        if step.task.settings.verifier.is_separate:
+            with suppress(ValueError):  # said with the tests' environment
+                seen = begins_in(_tests_environment(step, sandbox, provider))
+                yield from displaced(declared, begins, seen)
 
 
 def _provider(sandbox: SandboxSection) -> AnyProvider:

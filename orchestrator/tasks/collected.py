@@ -215,3 +215,20 @@ def places(
                 f"{wrong} {begins if built else WORK}, {also} alone, "
                 "write it there, or copy it with a command of [[verifier.collect]]"
             )
+
+
+def displaced(
+    declared: tuple[ArtifactSource, ...], begins: str | None, of_tests: str | None
+) -> Iterator[str]:
+    """Sentences about artifacts that lie in the agent's work directory `begins` and that tests of another one, `of_tests`, would find there instead
+    of at their own path. None: not known."""
+    if begins in (None, WORK, of_tests):  # each shows its work directory as /app
+        return
+    at = "which its Dockerfile does not name" if of_tests is None else of_tests
+    for artifact in declared:
+        source = artifact.source
+        if source == begins or source.startswith(f"{begins}/"):
+            yield (
+                f"task.toml: artifacts has {quoted(source)}, in the agent's WORKDIR {begins}: the tests would find it in their WORKDIR, {at}; "
+                f"give both the same, or write {quoted(WORK + source.removeprefix(begins))} there and in the tests: both show their WORKDIR at {WORK}"
+            )

@@ -4,6 +4,7 @@ The check reads and never runs. It sees text, not meaning: ops/guides/publish-ta
 """
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from orchestrator.tasks.harbor import SOLUTION, STEPS, Task
@@ -14,6 +15,7 @@ from orchestrator.tasks.traps.python import python_traps
 from orchestrator.tasks.traps.rules import ADVICE, Rule, Trap
 from orchestrator.tasks.traps.shell import shell_traps
 from orchestrator.tasks.traps.shellcheck import shellcheck_traps
+from orchestrator.tasks.traps.work_place import by_other_name, work_place
 
 _ALLOWED: Final = re.compile(r"#\s*penstock-allow\s+(PT\d{3}(?:\s*,\s*PT\d{3})*)\s*:\s*\S")
 _OTHER: Final = "{} is in a language that this check does not read, so it was not checked"
@@ -38,8 +40,10 @@ def traps_of(task: Task) -> list[Trap]:
         if path.endswith("/conftest.py")
         for module in seeds_of(body.decode(errors="replace"))
     )
+    work = work_place(task)
     for path, body in sorted(tests.items()):
-        text = body.decode(errors="replace")
+        written = body.decode(errors="replace")
+        text = by_other_name(written, work)
         language = programs.language(path)
         if language is Language.SHELL:
             traps = shell_traps(path, text, modules, programs.functions)
@@ -51,6 +55,7 @@ def traps_of(task: Task) -> list[Trap]:
         else:
             continue
         traps += [trap for trap in trusting if trap.file == path]
+        traps = [_as_written(trap, written) if work else trap for trap in traps]
         found += [trap for trap in sorted(traps, key=lambda t: (t.line, t.rule)) if not _allowed(text, trap)]
     large = sorted(path for path in sizes.keys() - tests if path.endswith((".sh", ".bash", ".py")))
     return found + [_unread(path, "", 1, _LARGE) for path in large]
@@ -60,6 +65,10 @@ def _unread(path: str, text: str, line: int, note: str) -> Trap:
     return Trap(
         rule=Rule.UNREADABLE, file=path, line=line, text=["", *text.splitlines(), ""][line].strip(), note=note
     )
+
+
+def _as_written(trap: Trap, text: str) -> Trap:
+    return replace(trap, text=["", *text.splitlines(), ""][trap.line].strip())
 
 
 def _agent_modules(task: Task) -> frozenset[str]:

@@ -38,6 +38,7 @@ tcp = false
 argv = ["/usr/bin/python3", "/home/agent/.keeper/run.py", "{task.instruction}"]
 [env]
 NOTE = "/home/agent/.keeper/note"
+PLACES = "/usr/bin:/home/agent/.keeper"
 [files]
 "/home/agent/.keeper/run.py" = "run.py"
 "/home/agent/.keeper/note" = "note"
@@ -46,6 +47,7 @@ NOTE = "/home/agent/.keeper/note"
 home = pathlib.Path(os.environ["HOME"])
 note = pathlib.Path(os.environ["NOTE"])
 assert note.parent == pathlib.Path(__file__).parent == home / ".keeper"
+assert os.environ["PLACES"] == f"/usr/bin:{note.parent}"
 (home / ".state").write_text("mine")
 pathlib.Path("out").write_text(f"{note.read_text()} {sys.argv[1]}")
 """,

@@ -1,5 +1,6 @@
 """Where artifacts of a task can lie: in the work directory of its image or of the sandbox's own system, and in two places outside of it."""
 
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -92,6 +93,31 @@ def test_an_artifact_that_cannot_be_collected_is_refused_with_the_places_that_ca
     for toml in ("", SEPARATE):
         with pytest.raises(ValueError, match=says):
             check_admissible(a_task(f'artifacts = ["/tmp/x", "/etc/x"]\n{toml}', dockerfile), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("source", "tests", "says"),
+    [
+        ("/srv/w/out.txt", "WORKDIR /judge", "in the agent's WORKDIR /srv/w: the tests would find it in their WORKDIR, /judge; give both"),
+        ("/srv/w", "RUN true", "their WORKDIR, which its Dockerfile does not name; give both the same, or write '/app' there"),
+        ("/srv/w/./a/out.txt", "WORKDIR /", "their WORKDIR, /app; give both the same, or write '/app/a/out.txt' there"),
+        ("/srv/w/out.txt", "WORKDIR /srv\nWORKDIR w", ""),
+        ("/app/out.txt", "WORKDIR /judge", ""),
+        ("out.txt", "WORKDIR /judge", ""),
+        ("/data/x", "WORKDIR /judge", ""),
+    ],
+)  # fmt: skip
+def test_an_artifact_that_the_tests_would_find_at_another_path_is_refused(
+    source: str, tests: str, says: str
+) -> None:
+    own = {"tests/Dockerfile": f"FROM debian:12\n{tests}\nRUN true\n".encode()}
+    toml = f'artifacts = ["{source}"]\n{SEPARATE}'
+    task = a_task(toml, "FROM debian:12\nRUN true\nWORKDIR /srv/w", own)
+    if not says:
+        check_admissible(task, IMAGES)
+        return
+    with pytest.raises(ValueError, match=re.escape(says)):
+        check_admissible(task, IMAGES)
 
 
 def test_patterns_leave_out_files_of_the_work_directory() -> None:
