@@ -1,8 +1,9 @@
 """penstock config: the resolved configuration as JSON, or each key with its meaning and whether the file's or the run's value counts."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,15 @@ import typer
 from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, JsonOption, SetOption, path
 from orchestrator.cli.recorded import RecordedConfig, differences, print_notes, recorded
+from orchestrator.contracts.quote import cut
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.environment import named
 from orchestrator.settings.config import FILE, Config
-from orchestrator.settings.keys import Key, chosen, value_of
+from orchestrator.settings.keys import Key, chosen, is_given, value_of
 from orchestrator.settings.scope import Scope
+from sandboxes.text_files import read_toml
 
+SHOWN = 40  # characters of a value in the list of all keys
 HIDDEN = "(not shown: it may hold a password)"
 
 
@@ -30,7 +35,10 @@ def config(
     overrides: SetOption = None,
     explain: Annotated[
         bool,
-        typer.Option("--explain", help="List every key with its type, default, value, scope and meaning."),
+        typer.Option(
+            "--explain",
+            help="List every key with its type, default, value, the value's origin, scope and meaning; long values are cut.",
+        ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,7 +46,7 @@ def config(
     and the values that differ in its run, if it exists. With `--explain` or KEYS: the meaning and value of each key, and whether the file's or the
     run's value counts."""
     if explain or keys:
-        _explain(chosen(keys or ()), config, tuple(overrides or ()), as_json)
+        _explain(keys or (), config, tuple(overrides or ()), as_json)
     else:
         _resolved(Home.at(config or HERE, tuple(overrides or ())).config())
 
@@ -61,12 +69,26 @@ def _say_unknown(found: RecordedConfig) -> None:
         print_notes([f"whether the run keeps other values cannot be known now: {found.unknown}"])
 
 
+class Origin(StrEnum):
+    """Where the value that counts comes from. RUN: the run began with it. STARTED: the service that `penstock up` started by the file."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    SET = "--set"
+    ENVIRONMENT = "environment"
+    STARTED = "penstock up"
+    RUN = "run"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """The values of a key in a file and in its run. `own`: the file's configuration; None: without a file, defaults apply."""
+    """The values of a key in a file and in its run. `own`: the file's configuration; None: without a file, defaults apply. `file`: what is in the
+    file, `overrides`: the keys of `--set`."""
 
     own: Config | None
     found: RecordedConfig
+    file: Mapping[str, Any]
+    overrides: Collection[str]
 
     def row(self, key: Key) -> dict[str, Any]:
         """One key with its value. `ignored`: the file's value if the run keeps another one; absent otherwise."""
@@ -77,23 +99,43 @@ class Values:
             )
             hidden = key.section == "services" and bool(effective_value)
             row["value"] = HIDDEN if hidden else effective_value
+            row["from"] = self._origin(key, given=bool(effective_value))
             if key.scope is Scope.RUN and file_value != effective_value:
-                row["ignored"] = file_value
+                row |= {"from": Origin.RUN, "ignored": file_value}
         return {**row, "scope": key.scope.value, "meaning": key.sentence}
 
+    def _origin(self, key: Key, *, given: bool) -> Origin:
+        """Where the file's configuration has a value from. `given`: there is one."""
+        if key.name in self.overrides:
+            return Origin.SET
+        if is_given(self.file, key.name):
+            return Origin.FILE
+        if key.section == "services" and given:
+            return Origin.ENVIRONMENT if named(key.name.removeprefix("services.").upper()) else Origin.STARTED
+        return Origin.DEFAULT
 
-def _explain(wanted: Any, directory: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+
+def _explain(
+    wanted: Sequence[str], directory: Path | None, overrides: tuple[str, ...], as_json: bool
+) -> None:
+    explained = chosen(wanted)
     has_file = directory is not None or (HERE / FILE).exists() or bool(overrides)
-    file_config = Home.at(directory or HERE, overrides).config() if has_file else None
+    home = Home.at(directory or HERE, overrides) if has_file else None
+    own = None if home is None else home.config()
     values = Values(
-        own=file_config, found=RecordedConfig(None) if file_config is None else recorded(file_config)
+        own=own,
+        found=RecordedConfig(None) if own is None else recorded(own),
+        file={} if home is None else read_toml(home.file),
+        overrides={assignment.partition("=")[0].strip() for assignment in overrides},
     )
-    rows = [values.row(key) for key in wanted]
+    rows = [values.row(key) for key in explained]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
         columns = [name for name in COLUMNS if any(name in row for row in rows)]
-        tables.print_rows([COLUMNS[name] for name in columns], [list(_cells(row, columns)) for row in rows])
+        most = None if wanted else SHOWN
+        cells = [list(_cells(row, columns, most)) for row in rows]
+        tables.print_rows([COLUMNS[name] for name in columns], cells)
     _say_unknown(values.found)
 
 
@@ -102,20 +144,22 @@ COLUMNS: Mapping[str, str] = {
     "type": "type",
     "default": "default",
     "value": "value",
+    "from": "from",
     "ignored": "ignored in the file",
     "scope": "scope",
     "meaning": "meaning",
 }
 
 
-def _cells(row: Mapping[str, Any], columns: list[str]) -> Iterator[str]:
-    """Text as is, other values as JSON; empty if the row has no value."""
+def _cells(row: Mapping[str, Any], columns: Sequence[str], most: int | None) -> Iterator[str]:
+    """Text as is, other values as JSON; empty if the row has no value. Values are cut after `most` characters, or stay whole."""
     for name in columns:
-        value = row.get(name)
-        yield (
-            ""
-            if value is None
-            else value
+        value = row.get(name, "")
+        text = (
+            value
             if isinstance(value, str)
+            else ""
+            if value is None
             else json.dumps(value, ensure_ascii=False)
         )
+        yield text if most is None or name in ("key", "meaning") else cut(text, most)

@@ -154,3 +154,16 @@ def _at(node: Any, parts: Sequence[str]) -> Any:
     for part in parts:
         node = getattr(node, part)
     return node
+
+
+def is_given(table: Mapping[str, Any], name: str) -> bool:
+    """Whether a file, as TOML has it, gives a key; of a key below a name that people choose, for any of these names.
+
+    >>> is_given({"queue": {"capacity": 4}}, "queue.capacity"), is_given({"queue": {}}, "queue.capacity")
+    (True, False)
+    >>> is_given({"reward": {"process": {"mine": {"weight": 1}}}}, "reward.process.NAME.weight")
+    True
+    """
+    part, _, rest = name.partition(".")
+    children = list(table.values()) if part == NAME else [table[part]] if part in table else []
+    return any(not rest or (isinstance(child, Mapping) and is_given(child, rest)) for child in children)

@@ -89,6 +89,7 @@ async def test_config_explains_each_key_with_the_value_that_counts_and_the_one_t
     rows = {row["key"]: row for row in json.loads(done.stdout)}
     memory, slots = rows["sandbox.memory_mb"], rows["rollout.slots"]
     assert (memory["value"], memory["ignored"], memory["scope"]) == (1024, 4096, "run")
+    assert (memory["from"], slots["from"]) == ("run", "file")
     assert (slots["value"], slots["default"], slots["scope"]) == (3, 8, "process") and "ignored" not in slots
     assert "postgresql" not in done.stdout and rows["services.nats_url"]["value"].startswith("(not shown")
     table = await penstock("config", "sandbox.memory_mb", "-c", str(home))

@@ -40,6 +40,26 @@ def test_a_file_gives_values_and_an_override_changes_one(elsewhere: Path) -> Non
     assert row["value"] == 50
 
 
+def test_each_value_says_where_it_comes_from(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://127.0.0.1:1/pool")
+    (elsewhere / "penstock.toml").write_text("[queue]\ncapacity = 24\n[reward.process.mine]\nweight = 0.5\n")
+    wanted = ("queue", "services", "reward.process")
+    rows = json.loads(penstock(*wanted, "--set", "queue.group_size=3", "--json").stdout)
+    origins = {row["key"]: row["from"] for row in rows}
+    assert origins["queue.capacity"] == "file" and origins["queue.max_attempts"] == "default"
+    assert origins["queue.group_size"] == "--set" and origins["reward.process.NAME.weight"] == "file"
+    assert (origins["services.database_url"], origins["services.nats_url"]) == ("environment", "default")
+
+
+def test_the_list_of_all_keys_has_readable_columns_and_one_key_its_whole_value(elsewhere: Path) -> None:
+    difficulties = json.dumps([f"level-{n}" for n in range(30)])
+    (elsewhere / "penstock.toml").write_text(f"[stage]\ndifficulties = {difficulties}\n")
+    listed, whole = penstock("--explain", "-c", "."), penstock("stage.difficulties", "-c", ".")
+    lines = listed.stdout.splitlines()
+    assert lines[0].index("meaning") < 220
+    assert "level-29" not in listed.stdout and "level-29" in whole.stdout
+
+
 def test_a_key_without_effect_is_named_on_standard_error_and_an_unknown_process_is_refused(
     elsewhere: Path,
 ) -> None:
