@@ -7,6 +7,8 @@ Callers go on naming the place as in any other sandbox; `moved` gives the path a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from sandboxes.base import HOME, PLACED, WORK
 
 ASIDE = "/run/penstock-own"
@@ -29,6 +31,11 @@ def moved(inside: str, work: str) -> str:
     """
     place, there = _MOVED.get(work, ("", ""))
     return there + inside.removeprefix(place) if place and f"{inside}/".startswith(f"{place}/") else inside
+
+
+def own_places(env: Mapping[str, str], work: str) -> dict[str, str]:
+    """Variables in which an image or a task names the sandbox's own home or temporary directory: they follow it."""
+    return {name: moved(value, work) if name in ("HOME", "TMPDIR") else value for name, value in env.items()}
 
 
 def called(inside: str, work: str) -> str:

@@ -6,7 +6,7 @@ from orchestrator.contracts.errors import InfraFailure
 from sandboxes.base import Sandbox
 
 COPY_S: Final = 30.0
-_COPY: Final = 'mkdir -p "$2" && cp -R "$1"/. "$2"'
+_COPY: Final = '[ -d "$1" ] || set -- "$3" "$2"; mkdir -p "$2" && cp -R "$1"/. "$2"'
 
 
 async def copy_skills(sandbox: Sandbox, source: str, target: str) -> None:
@@ -19,6 +19,7 @@ async def copy_skills(sandbox: Sandbox, source: str, target: str) -> None:
             "sh",
             sandbox.path(source) if source.startswith("/") else source,
             sandbox.path(target),
+            source,  # of an image whose work directory is there
         ],
         timeout_s=COPY_S,
     )

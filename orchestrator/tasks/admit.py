@@ -39,7 +39,7 @@ from orchestrator.tasks.users import refusals as user_refusals
 from orchestrator.tasks.verdict import shell_options
 from orchestrator.tasks.volumes import volumes_closed
 from orchestrator.tasks.work_dir import begins_in
-from sandboxes.base import Provider
+from sandboxes.base import WORK, Provider
 from sandboxes.shell_lines import flaw
 
 AnyProvider = Provider | type[Provider]
@@ -157,8 +157,9 @@ def _of_agent(
         yield from places(declared, begins, built=built, elsewhere=writes_elsewhere(provider))
         if step.task.settings.verifier.is_separate:
             with suppress(ValueError):  # said with the tests' environment
-                seen = begins_in(_tests_environment(step, sandbox, provider))
-                yield from displaced(declared, begins, seen)
+                tests = _tests_environment(step, sandbox, provider)
+                seen = WORK if tests.build is None else begins_in(tests)
+                yield from displaced(declared, begins if built else WORK, seen)
 
 
 def _provider(sandbox: SandboxSection) -> AnyProvider:

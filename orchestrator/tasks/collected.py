@@ -217,18 +217,40 @@ def places(
             )
 
 
-def displaced(
-    declared: tuple[ArtifactSource, ...], begins: str | None, of_tests: str | None
-) -> Iterator[str]:
-    """Sentences about artifacts that lie in the agent's work directory `begins` and that tests of another one, `of_tests`, would find there instead
-    of at their own path. None: not known."""
-    if begins in (None, WORK, of_tests):  # each shows its work directory as /app
+def displaced(declared: tuple[ArtifactSource, ...], work: str | None, of_tests: str | None) -> Iterator[str]:
+    """Sentences about artifacts that tests with another work directory, `of_tests`, would find elsewhere than at their own path. `work`: the agent's.
+    Each environment shows its work directory at its own path and as `/app`. None: not known."""
+    if work is None or work == of_tests:
         return
-    at = "which its Dockerfile does not name" if of_tests is None else of_tests
+    theirs = "which its Dockerfile does not name" if of_tests is None else of_tests
     for artifact in declared:
         source = artifact.source
-        if source == begins or source.startswith(f"{begins}/"):
+        inside = next((path for top in (work, WORK) if (path := _relative(source, top)) is not None), None)
+        at_app = posixpath.normpath(f"{WORK}/{inside}")
+        if inside is None and artifact.is_collected and _relative(source, of_tests or WORK) is not None:
             yield (
-                f"task.toml: artifacts has {quoted(source)}, in the agent's WORKDIR {begins}: the tests would find it in their WORKDIR, {at}; "
-                f"give both the same, or write {quoted(WORK + source.removeprefix(begins))} there and in the tests: both show their WORKDIR at {WORK}"
+                f"task.toml: artifacts has {quoted(source)}, in the tests' WORKDIR {of_tests}: only files of the agent's WORKDIR lie there, "
+                "give the tests another WORKDIR"
             )
+        elif inside is not None and not _finds(source, inside, of_tests):
+            instead = (
+                f", or write {quoted(at_app)} there and in the tests: both show their WORKDIR at {WORK}"
+                if _finds(at_app, inside, of_tests)
+                else ""
+            )
+            yield (
+                f"task.toml: artifacts has {quoted(source)}, in the agent's WORKDIR {work}: the tests would find it in their WORKDIR, {theirs}; "
+                f"give both the same{instead}"
+            )
+
+
+def _relative(path: str, directory: str) -> str | None:
+    """The path relative to a directory that holds it; None: it does not."""
+    held = path == directory or path.startswith(f"{directory}/")
+    return posixpath.relpath(path, directory) if held else None
+
+
+def _finds(path: str, inside: str, work: str | None) -> bool:
+    """Whether programs find, at an absolute path, the file `inside` of their work directory, which hides a part of `/app` if it lies there."""
+    top = WORK if work is None or _relative(path, work) is None else work
+    return posixpath.normpath(f"{top}/{inside}") == path

@@ -240,7 +240,7 @@ class ContainerSandbox(DirectorySandbox):
         return self.begins if self.spec.build is not None else WORK
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        return {**self.defaults(), **self._image.env, **self.spec.env, **env}
+        return moves.own_places({**self.defaults(), **self._image.env, **self.spec.env, **env}, self.work)
 
     @property
     def _user(self) -> tuple[int, int]:

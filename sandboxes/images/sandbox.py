@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from sandboxes import artifacts, cgroups, tree
+from sandboxes import artifacts, cgroups, moves, tree
 from sandboxes.base import (
     PLACED,
     WORK,
@@ -137,7 +137,7 @@ class ImageSandbox(BubblewrapSandbox):
         return self.image.reference + (f" ({self._instead})" if self._instead else "")
 
     def environment(self, env: Mapping[str, str]) -> dict[str, str]:
-        return {**self.defaults(), **self.image.env, **self.spec.env, **env}
+        return moves.own_places({**self.defaults(), **self.image.env, **self.spec.env, **env}, self.work)
 
     def base(self, name: str) -> Path:
         if name == "app":

@@ -178,7 +178,7 @@ class WeightSyncer:
         self._seen: tuple[int, float] = (-1, 0.0)
         self._canary: tuple[int, Canary] | None = None  # of a version
         self._away = ""  # why it does not answer, as it was last logged
-        self._mute = False  # it did not answer the last canary
+        self._mute = ""  # why it did not answer the last canary
 
     async def run(self) -> None:
         """Sync whenever the server is not at the newest version, once it answers."""
@@ -234,12 +234,16 @@ class WeightSyncer:
 
     async def _serve(self, target: PolicyVersion, *events: anyio.Event) -> None:
         """Let the server serve until one of `events` is set, or until a canary is due: at times, and when it stands still."""
-        still_s = self._settings.still_s
+        most_s = self._settings.still_s
         due = anyio.current_time() + (self._settings.canary_interval_s or math.inf)
-        while (left := due - anyio.current_time()) > 0 and self._server.still_s < still_s:
-            await first_of(*events, within=min(left, still_s / 4))
+        asks = False
+        while not asks:
+            # Never at once: a canary may just have shown nothing.
+            left_s = max(most_s - self._server.still_s, most_s / 4)
+            await first_of(*events, within=min(due - anyio.current_time(), left_s))
             if any(event.is_set() for event in events):
                 return
+            asks = anyio.current_time() >= due or self._server.still_s >= most_s
         current().busy("a canary between syncs", on="rollout server", within=QUICK_S)
         async with anyio.create_task_group() as tasks:
 
@@ -262,7 +266,7 @@ class WeightSyncer:
         # Whether it answers is for the health probe to say, whether the files are intact for the next sync.
         except (RolloutServerError, SyncFailed) as error:
             log.info("canary.unanswered", server=server.url, error=str(error))
-            still = isinstance(error, RolloutServerSilent) and server.still_s >= self._settings.still_s
+            still = isinstance(error, RolloutServerError) and server.still_s >= self._settings.still_s
             if still and server.ready and openings == server.openings:
                 server.stands_still()
             return
@@ -303,7 +307,7 @@ class WeightSyncer:
             return short_pause_s
         if row is None or row.state is not ServerState.READY or row.version is None:
             server.shut()
-            if row is not None and row.state is ServerState.FAILED:  # its owner cut its own calls off, too
+            if server.still_s >= self._settings.still_s:  # its owner cut its own calls off, too
                 server.cut_off()
             return long_pause_s
         recently_changed = anyio.current_time() - self._seen[1] < self._settings.drain_s
@@ -333,7 +337,8 @@ class WeightSyncer:
         )
         published = await anyio.to_thread.run_sync(read_published, target)
         check_s = anyio.current_time() - started_at
-        if self._mute:  # its row says so until it answers one
+        if self._mute and not self._server.ready:  # its row says so until it answers one
+            await self._lease.write(ServerState.FAILED, None, self._mute)
             await self._server.client.continue_()
             await self._difference(published.canary)
         if self._holds(reported, target, published):
@@ -417,16 +422,20 @@ class WeightSyncer:
         try:
             logprobs = await self._server.client.prompt_logprobs(list(canary.ids), timeout=QUICK_S)
         except RolloutServerSilent as silence:
-            self._mute = True
             then = (
                 "restart it where it was started"
                 if self._settings.urls
                 else "end it, and `penstock up` starts another one"
             )
-            raise RolloutServerSilent(
+            silent = RolloutServerSilent(
                 silence.url, f"{silence.message} to the canary, although it answers its checks; {then}"
-            ) from silence
-        self._mute = False
+            )
+            self._mute = str(silent)
+            raise silent from silence
+        except RolloutServerError as error:
+            self._mute = str(error)
+            raise
+        self._mute = ""
         return canary.difference(logprobs)
 
     async def _sent(self, sender: Sender, target: PolicyVersion) -> bool:

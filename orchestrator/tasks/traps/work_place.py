@@ -3,6 +3,7 @@
 Files in `/tmp`, `/root` and homes count as the tests' own, because nothing of the agent's crosses there. Where WORKDIR is there, all of it does.
 """
 
+import posixpath
 import re
 from typing import Final
 
@@ -21,9 +22,12 @@ def work_place(task: Task) -> str:
     own = f"{TESTS}{DOCKERFILE}"
     path = own if settings.verifier.is_separate and own in task.files else f"{CONTEXT}{DOCKERFILE}"
     work = settings.judging.get("workdir")
-    if not isinstance(work, str) and path in task.files:
+    if not (isinstance(work, str) and work) and path in task.files:
         work = workdir_of(task.files[path].data.decode(errors="replace"))
-    return work if isinstance(work, str) and f"{work}/".startswith(tuple(f"{j}/" for j in JUDGES)) else ""
+    if not isinstance(work, str):
+        return ""
+    work = posixpath.normpath(posixpath.join("/", work))
+    return work if f"{work}/".startswith(tuple(f"{place}/" for place in JUDGES)) else ""
 
 
 def by_other_name(text: str, work: str) -> str:
@@ -33,5 +37,5 @@ def by_other_name(text: str, work: str) -> str:
     'sort /app/out > /app/rooted/x; cat /srv/root/y /rooted'
     """
     return (
-        re.sub(rf"(?<![\w./~-]){re.escape(work)}{_AFTER}", WORK, text, flags=re.MULTILINE) if work else text
+        re.sub(rf"(?<![\w./~}}-]){re.escape(work)}{_AFTER}", WORK, text, flags=re.MULTILINE) if work else text
     )

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from orchestrator.gateway.server import Gateway
+from orchestrator.gateway.servers import weight_sync
 from orchestrator.gateway_client import GatewayAdmin, NativeLlm, OpenSession, SessionBudget
 from orchestrator.pool.engine import Role, open_engine
 from tests.integration.gateway.gateway_process import settings_in
@@ -20,14 +21,14 @@ POLICY_VERSIONS = 2
 
 TOKENS = 1000  # the sync comes before its end
 # It seldom reads the owner's row, and never polls for a version by itself.
-UNAWARE = {"probe_s": 2.5, "version_poll_interval_s": 600.0, "drain_s": 0.1}
+UNAWARE = {"probe_s": 2.5, "version_poll_interval_s": 600.0, "drain_s": 0.1, "still_s": 1.0}
 
 
 @pytest.fixture
 async def rig(open_here: OpenRig) -> AsyncIterator[Rig]:
     """Its gateway owns the server, and finds new versions in the data pool. Calls take a while: the likeliest tokens never end."""
     async with open_here(
-        sections={"servers": {"version_poll_interval_s": 0.05}},
+        sections={"servers": {"version_poll_interval_s": 0.05, "still_s": 1.0}},
         max_new_tokens=TOKENS,
         temperature=0.0,
     ) as rig:
@@ -116,3 +117,20 @@ async def test_a_call_that_waited_at_the_server_through_another_gateways_sync_is
     assert (seal.versions, seal.marks) == ((1,), ())
     (step,) = await rig.stored(rollout, 1)
     assert step.action.tolist() == rig.proxy.answers[-1]["output_ids"] and step.spans[0].version == 1
+
+
+async def test_a_call_at_a_server_whose_owner_finds_that_it_generates_nothing_is_held_here_too(
+    rig: Rig, follower: tuple[Gateway, GatewayAdmin], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_sync, "QUICK_S", 1.0)
+    gateway, admin = follower
+    sessions = [(await opened(rig, each))[1] for each in (rig.admin, admin)]
+    answers = rig.proxy.held["/generate"] = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        for each, session in zip((rig.gateway, gateway), sessions, strict=True):
+            tasks.start_soon(ask, each, session, 8)
+        servers = [each.pool.servers[0] for each in (rig.gateway, gateway)]
+        await eventually(lambda: all(server.in_flight for server in servers))
+        await eventually(lambda: not any(server.in_flight or server.ready for server in servers))
+        del rig.proxy.held["/generate"]
+        answers.set()

@@ -238,6 +238,39 @@ async def test_a_server_that_answers_its_checks_and_generates_nothing_loses_its_
         assert (await rig.seal(rollout)).queued_s > 1.0  # the agent did not wait for itself
 
 
+async def test_a_server_that_answers_canaries_with_errors_and_stands_still_loses_its_calls(
+    open_pair: OpenRig,
+) -> None:
+    async with open_pair(probe_s=0.05, still_s=1.0) as rig:
+        mine, (silent, other) = rig.gateway.pool.servers[0], rig.proxies
+        _, session = await session_at(rig, mine)
+        arrives = silent.held["/generate"] = anyio.Event()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, rig, session)
+            await until(lambda: "/generate" in silent.seen)
+            silent.swallowed.add("/generate")  # from now on; the first one hangs
+        assert len(other.answers) == 1 and not silent.answers
+        silent.swallowed.clear()
+        arrives.set()
+        await until(lambda: mine.ready)
+
+
+async def test_a_server_whose_queue_is_longer_than_a_canary_waits_serves_and_takes_new_weights(
+    open_pair: OpenRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_sync, "QUICK_S", 0.5)
+    async with open_pair(probe_s=0.05, still_s=3600.0, canary_interval_s=0.2) as rig:
+        mine, full = rig.gateway.pool.servers[0], rig.proxy
+        free = full.held["/generate"] = anyio.Event()
+        await until(lambda: full.seen.count("canary") > 3)
+        assert mine.ready
+        await rig.publish(1)
+        await until(lambda: "/update_weights_from_disk" in full.seen)
+        del full.held["/generate"]
+        free.set()
+        await until(lambda: mine.ready and mine.version == 1)
+
+
 def _connected(rig: Rig) -> Config:
     services = rig.settings.config.services.model_copy(update={"database_url": rig.settings.database_url})
     return rig.settings.config.model_copy(update={"services": services})

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 
 import pytest
 
@@ -105,6 +106,9 @@ def test_an_artifact_that_cannot_be_collected_is_refused_with_the_places_that_ca
         ("/app/out.txt", "WORKDIR /judge", ""),
         ("out.txt", "WORKDIR /judge", ""),
         ("/data/x", "WORKDIR /judge", ""),
+        ("/tmp/x", "WORKDIR /tmp", "artifacts has '/tmp/x', in the tests' WORKDIR /tmp: only files of the agent's WORKDIR lie there"),
+        ("/tmp/x", "WORKDIR /judge", ""),
+        ("/app/sub/out", "WORKDIR /app/sub", "the tests would find it in their WORKDIR, /app/sub; give both the same"),
     ],
 )  # fmt: skip
 def test_an_artifact_that_the_tests_would_find_at_another_path_is_refused(
@@ -118,6 +122,24 @@ def test_an_artifact_that_the_tests_would_find_at_another_path_is_refused(
         return
     with pytest.raises(ValueError, match=re.escape(says)):
         check_admissible(task, IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("source", "tests", "refused"),
+    [
+        ("/app/sub/out", "FROM debian:12", False),  # without an image WORKDIR only says where programs begin
+        ("/app/sub/out", "FROM debian:12\nRUN true\nWORKDIR /judge", False),
+        ("/app/sub/out", "FROM debian:12\nRUN true\nWORKDIR /app/sub", True),
+        ("/app/out", "FROM debian:12\nRUN true\nWORKDIR /app/sub", False),
+    ],
+)
+def test_an_artifact_of_an_agent_without_an_image_lies_below_app(
+    source: str, tests: str, refused: bool
+) -> None:
+    own = {"tests/Dockerfile": f"{tests}\n".encode()}
+    task = a_task(f'artifacts = ["{source}"]\n{SEPARATE}', "FROM debian:12\nWORKDIR /app/sub", own)
+    with pytest.raises(ValueError, match=r"/app/sub; give both the same$") if refused else nullcontext():
+        check_admissible(task, IMAGES.model_copy(update={"base_images": ("debian:12",)}))
 
 
 def test_patterns_leave_out_files_of_the_work_directory() -> None:

@@ -47,7 +47,8 @@ def test_where_the_work_directory_lies_is_read_as_the_sandbox_does() -> None:
     (named,) = found("/root", script, text)
     assert (named.rule, named.text) == (Rule.PAID, text.strip())
     assert found("/srv", script, text) == [], "the tests' own file"
-    assert found("/srv", script, text, '[environment]\nworkdir = "/root"\n') == [named]
+    for written in ("/root", "/root/", "root"):
+        assert found("/srv", script, text, f'[environment]\nworkdir = "{written}"\n') == [named]
     separate = '[verifier]\nenvironment_mode = "separate"\n[verifier.environment]\nworkdir = "/root"\n'
     assert found("/srv", script, text, separate) == [named]
     assert found("/root", script, text, dockerfile="FROM debian:12\n") == []

@@ -68,9 +68,11 @@ async def test_no_program_starts_in_a_home_that_the_work_directory_holds(
     """Python runs what a home holds, also where HOME is not set."""
     provider = BubblewrapProvider(images=ImageSettings(directory=str(images.directory)))
     planted = {"/app/.bashrc": File(b"echo planted"), "/app/agent/.bashrc": File(b"echo planted")}
-    async with provider.open(SandboxSpec(image=image_of(images, work), files=planted)) as sandbox:
+    named = {"HOME": "/home/agent"}  # as images often do
+    spec = SandboxSpec(image=image_of(images, work), files=planted, env=named)
+    async with provider.open(spec) as sandbox:
         for argv in (
-            ["bash", "-ic", "cat ~agent/.bashrc; true"],
+            ["bash", "-ic", "cat ~agent/.bashrc ~/.bashrc; true"],
             ["env", "-i", "bash", "-c", "cat ~agent/.bashrc; true"],
         ):
             assert b"planted" not in (await sandbox.exec(argv)).stdout
