@@ -156,7 +156,7 @@ def _of_agent(
         declared = step.task.settings.artifacts
         yield from places(declared, begins, built=built, elsewhere=writes_elsewhere(provider))
         if step.task.settings.verifier.is_separate:
-            with suppress(ValueError):  # said with the tests' environment
+            with suppress(ValueError):  # the part about the tests' environment names it
                 tests = _tests_environment(step, sandbox, provider)
                 seen = WORK if tests.build is None else begins_in(tests)
                 yield from displaced(declared, begins if built else WORK, seen)

@@ -122,7 +122,7 @@ class RolloutServer:
     @property
     def still_s(self) -> float:
         """Seconds in which it had calls, and nothing shows that it works on them: no reply, no change in its numbers of tokens. 0 for a server that
-        does not report these numbers: there, long calls and a server that generates nothing look alike. Numbers that cannot be asked for now count
+        does not report these numbers: there, long calls and a server that generates nothing look alike. Numbers that cannot be read now count
         as unchanged, and calls of other gateways only once the server's scheduler counts them."""
         busy = self.in_flight or self.load.running or self.load.waiting
         return anyio.current_time() - self._stirred_at if busy and self.load.tokens else 0.0

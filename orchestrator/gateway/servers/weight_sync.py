@@ -179,6 +179,7 @@ class WeightSyncer:
         self._canary: tuple[int, Canary] | None = None  # of a version
         self._away = ""  # why it does not answer, as it was last logged
         self._mute = ""  # why it did not answer the last canary
+        self._canary_at = 0.0  # when the last canary was due
 
     async def run(self) -> None:
         """Sync whenever the server is not at the newest version, once it answers."""
@@ -233,17 +234,17 @@ class WeightSyncer:
                     await first_of(moved, attention, leased, within=next(waits))
 
     async def _serve(self, target: PolicyVersion, *events: anyio.Event) -> None:
-        """Let the server serve until one of `events` is set, or until a canary is due: at times, and when it stands still."""
-        most_s = self._settings.still_s
-        due = anyio.current_time() + (self._settings.canary_interval_s or math.inf)
-        asks = False
-        while not asks:
-            # Never at once: a canary may just have shown nothing.
-            left_s = max(most_s - self._server.still_s, most_s / 4)
-            await first_of(*events, within=min(due - anyio.current_time(), left_s))
-            if any(event.is_set() for event in events):
-                return
-            asks = anyio.current_time() >= due or self._server.still_s >= most_s
+        """Let the server serve for a while, or until one of `events` is set; then send a canary if one is due, or the server stands still."""
+        most_s, due = (
+            self._settings.still_s,
+            self._canary_at + (self._settings.canary_interval_s or math.inf),
+        )
+        # A canary may just have shown nothing of a server that stands still.
+        left_s = max(most_s - self._server.still_s, most_s / 4)
+        await first_of(*events, within=min(due - anyio.current_time(), left_s))
+        is_due = anyio.current_time() >= due or self._server.still_s >= most_s
+        if not is_due or any(event.is_set() for event in events):
+            return
         current().busy("a canary between syncs", on="rollout server", within=QUICK_S)
         async with anyio.create_task_group() as tasks:
 
@@ -258,6 +259,7 @@ class WeightSyncer:
     async def _check(self, target: PolicyVersion) -> None:
         """Whether the server, which serves `target`, still has its weights, and generates. If not, it is synced again."""
         server, openings = self._server, self._server.openings
+        self._canary_at = anyio.current_time()
         try:
             if self._canary is None or self._canary[0] != target.version:  # another gateway synced it
                 published = await anyio.to_thread.run_sync(read_published, target)
@@ -419,6 +421,7 @@ class WeightSyncer:
 
     async def _difference(self, canary: Canary) -> float:
         """max |Δlogprob| between the trainer and the served weights."""
+        self._canary_at = anyio.current_time()
         try:
             logprobs = await self._server.client.prompt_logprobs(list(canary.ids), timeout=QUICK_S)
         except RolloutServerSilent as silence:

@@ -33,8 +33,8 @@ def work_place(task: Task) -> str:
 def by_other_name(text: str, work: str) -> str:
     """`text` with `/app` in place of the work directory.
 
-    >>> by_other_name("sort /root/out > /root/rooted/x; cat /srv/root/y /rooted", "/root")
-    'sort /app/out > /app/rooted/x; cat /srv/root/y /rooted'
+    >>> by_other_name("sort /tmp/out > /tmp/tmpx; cat /srv/tmp/y /tmpx", "/tmp")
+    'sort /app/out > /app/tmpx; cat /srv/tmp/y /tmpx'
     """
     return (
         re.sub(rf"(?<![\w./~}}-]){re.escape(work)}{_AFTER}", WORK, text, flags=re.MULTILINE) if work else text

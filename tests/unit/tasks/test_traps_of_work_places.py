@@ -7,7 +7,7 @@ from orchestrator.tasks.traps import Rule, Trap, traps_of
 from tests.unit.tasks import trap_pairs_of_word as of_word
 from tests.unit.tasks.trap_pairs import PYTHON, SHELL
 
-WORKS = ("/tmp", "/root", "/home/agent", "/home", "/root/project")
+WORKS = ("/tmp", "/root", "/home/agent", "/home", "/tmp/project")
 SHELLS = [pair for pair in SHELL + of_word.SHELL if "/app" in pair[0]]
 PYTHONS = [pair for pair in PYTHON if "/app" in pair[0]]
 PYTHONS += [(of_word.START + t, r, of_word.START + s) for t, r, s in of_word.PYTHON if "/app" in t]
@@ -43,12 +43,12 @@ def test_a_form_that_pays_without_the_work_is_named_in_every_work_directory(
 
 
 def test_where_the_work_directory_lies_is_read_as_the_sandbox_does() -> None:
-    text, script = "cp /root/score /logs/verifier/reward.txt\n", "tests/test.sh"
-    (named,) = found("/root", script, text)
+    text, script = "cp /tmp/score /logs/verifier/reward.txt\n", "tests/test.sh"
+    (named,) = found("/tmp", script, text)
     assert (named.rule, named.text) == (Rule.PAID, text.strip())
     assert found("/srv", script, text) == [], "the tests' own file"
-    for written in ("/root", "/root/", "root"):
+    for written in ("/tmp", "/tmp/", "tmp"):
         assert found("/srv", script, text, f'[environment]\nworkdir = "{written}"\n') == [named]
-    separate = '[verifier]\nenvironment_mode = "separate"\n[verifier.environment]\nworkdir = "/root"\n'
+    separate = '[verifier]\nenvironment_mode = "separate"\n[verifier.environment]\nworkdir = "/tmp"\n'
     assert found("/srv", script, text, separate) == [named]
-    assert found("/root", script, text, dockerfile="FROM debian:12\n") == []
+    assert found("/tmp", script, text, dockerfile="FROM debian:12\n") == []
