@@ -120,12 +120,12 @@ async def test_a_run_on_services_of_its_own_goes_on_from_a_dump_and_checkpoints_
     shell(stack, own, "alembic upgrade head")
     await stack.up()
     async with observing(stack.home) as seen:
-        # Each must train, or the run does not end; their tests take so long that many remain after the first batch.
-        await seen.publish(BATCHES * GROUPS, seconds=1.0)
+        await seen.publish(BATCHES * GROUPS - 1)  # each must train, or the run does not end
         ledger = seen.ledger
         await seen.until_batches(1)
         database, checkpoints = dump.splitlines()
-        with standing_still(stack, "verifier"):  # so that work is in flight, and the last batch waits for it
+        with standing_still(stack, "verifier"):  # the last group, and with it the last batch, waits for it
+            await seen.publish(1)
             await until(partial(seen.value, OPEN), "work is in flight", START_S)
             shell(stack, own, database)
             done = await seen.batches()
