@@ -45,7 +45,8 @@ from orchestrator.gateway.servers.health import HealthProbe
 from orchestrator.gateway.servers.lease import ServerLease
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway.servers.server import RolloutServer
-from orchestrator.gateway.servers.weight_sync import EvaluatedVersions, PublishedVersions, WeightSyncer
+from orchestrator.gateway.servers.targets import EvaluatedVersions, PublishedVersions
+from orchestrator.gateway.servers.weight_sync import WeightSyncer
 from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.pool.chat_format import check_chat_format_of

@@ -9,48 +9,39 @@ One sync: gate closed → pause (abort; calls come back with their partial actio
 canary → gate open, and the held calls continue → row. If several versions arrive in a row, only the newest matters. A server that already
 holds the version's weights (weights.py), as after a restart of the gateway, is not paused: only the canary decides. The same pause interrupts
 calls of other gateways, perhaps before they have read the row. A call that comes back interrupted closes their gate until the row reports the end
-of the sync. The canary is repeated every `servers.canary_interval_s`, never while a version waits.
+of the sync. Between syncs, canaries go on (canary.py).
 
 Weights travel through a directory that trainer and servers see, or from a sender that this gateway starts (transfer.py). If a transfer fails,
 the server reads the directory.
 """
 
-import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Protocol
 
 import anyio
 import anyio.to_thread
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from orchestrator.bus import subjects
-from orchestrator.bus.base import Bus, Delivery
 from orchestrator.contracts.choices import WeightTransport
-from orchestrator.contracts.errors import MessageError
-from orchestrator.contracts.events import PolicyPublished, decode
-from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, ServerState
 from orchestrator.gateway.metrics import GatewayMetrics
+from orchestrator.gateway.servers.canary import CanaryCheck
 from orchestrator.gateway.servers.client import (
     QUICK_S,
     RolloutServerError,
-    RolloutServerSilent,
     WeightUpdateRefused,
 )
 from orchestrator.gateway.servers.lease import LeaseLost, ServerLease
 from orchestrator.gateway.servers.pool import first_of
-from orchestrator.gateway.servers.published import Canary, IntactVersion, SyncFailed, read_published
+from orchestrator.gateway.servers.published import IntactVersion, SyncFailed, read_published
 from orchestrator.gateway.servers.server import RolloutServer
+from orchestrator.gateway.servers.targets import Targets
 from orchestrator.gateway.servers.transfer import Sender, TransferFailed, sending
 from orchestrator.gateway.servers.weights import ReportedWeights
-from orchestrator.pool.policy_versions import PolicyVersion, evaluated_version, newest_version
-from orchestrator.pool.transact import transact
+from orchestrator.pool.policy_versions import PolicyVersion
 from orchestrator.runtime.backoff import backoff
 from orchestrator.runtime.liveness import (
     Loop,
     current,
-    pause,
     reporting,
 )
 from orchestrator.runtime.log import get
@@ -60,95 +51,6 @@ from orchestrator.settings.timeouts import timeouts
 log = get(__name__)
 
 FIRST_WAIT_S = 0.2  # after a sync that failed
-
-
-class Targets(Protocol):
-    """The version that should serve; `moved` is set, and replaced, when it changes."""
-
-    newest: PolicyVersion | None
-    moved: anyio.Event
-
-
-class PublishedVersions:
-    """The newest version in the data pool. The bus only triggers a refresh."""
-
-    def __init__(
-        self, engine: AsyncEngine, run_id: int, metrics: GatewayMetrics, *, poll_interval_s: float
-    ) -> None:
-        self._metrics = metrics
-        self._engine = engine
-        self._run_id = run_id
-        self._poll_interval_s = poll_interval_s
-        self.newest: PolicyVersion | None = None
-        self.moved = anyio.Event()
-        self._looking = anyio.Lock()
-
-    async def refresh(self) -> None:
-        """Read the data pool. Only one read runs at a time, so that of two reads the later one has the newer version."""
-        async with self._looking:
-            newest = await transact(
-                self._engine, lambda connection: newest_version(connection, self._run_id), at="gateway.read"
-            )
-            if newest != self.newest:
-                self.newest = newest
-                self.moved.set()
-                self.moved = anyio.Event()
-
-    async def follow(self, bus: Bus, run: str) -> None:
-        """Refresh at every announcement, until cancelled. Invalid announcements are counted and logged. The content of announcements is not
-        trusted: the versions come from the data pool."""
-        async with bus.subscribe(subjects.consume_policy(run)) as published:
-            while True:
-                current().idle("POLICY")
-                announced = await published.take(64)
-                current().busy("a published version")
-                for delivery in announced:
-                    self._read(delivery, run)
-                    await delivery.ack()
-                await self.refresh()
-
-    def _read(self, delivery: Delivery, run: str) -> None:
-        try:
-            event = decode(delivery.body, delivery.schema, PolicyPublished)
-            if event.run != run:
-                raise MessageError(f"PolicyPublished: it is of the run {quoted(event.run)}")
-            if event.version < 0:
-                raise MessageError(f"PolicyPublished: version {event.version} does not exist")
-        except MessageError as error:
-            self._metrics.announcements_refused.inc()
-            log.warning("announcement.refused", msg_id=delivery.msg_id, reason=str(error))
-
-    async def watch(self) -> None:
-        """Refresh every `poll_interval_s` seconds, until cancelled: a bus that was wiped must not keep old weights serving."""
-        while True:
-            await self.refresh()
-            await pause(self._poll_interval_s)
-
-
-class EvaluatedVersions:
-    """The version that a server reserved for evaluations should serve: the one that the current evaluation pins, else the newest."""
-
-    def __init__(self, engine: AsyncEngine, run_id: int, *, poll_interval_s: float) -> None:
-        self._engine = engine
-        self._run_id = run_id
-        self._poll_interval_s = poll_interval_s
-        self.newest: PolicyVersion | None = None
-        self.moved = anyio.Event()
-
-    async def watch(self) -> None:
-        """Read the data pool every `poll_interval_s` seconds, until cancelled."""
-
-        async def work(connection: AsyncConnection) -> PolicyVersion | None:
-            version = await evaluated_version(connection, self._run_id)
-            return version or await newest_version(connection, self._run_id)
-
-        while True:
-            version = await transact(self._engine, work, at="gateway.read")
-            if version != self.newest:
-                self.newest = version
-                self.moved.set()
-                self.moved = anyio.Event()
-            await pause(self._poll_interval_s)
 
 
 class WeightSyncer:
@@ -176,10 +78,8 @@ class WeightSyncer:
         self._transfers = True  # until the server shows that it does not support them
         # The newest published version, and when this gateway first saw it.
         self._seen: tuple[int, float] = (-1, 0.0)
-        self._canary: tuple[int, Canary] | None = None  # of a version
         self._away = ""  # why it does not answer, as it was last logged
-        self._mute = ""  # why it did not answer the last canary
-        self._canary_at = 0.0  # when the last canary was due
+        self._canaries = CanaryCheck(server, metrics, settings, tolerance=tolerance)
 
     async def run(self) -> None:
         """Sync whenever the server is not at the newest version, once it answers."""
@@ -234,51 +134,20 @@ class WeightSyncer:
                     await first_of(moved, attention, leased, within=next(waits))
 
     async def _serve(self, target: PolicyVersion, *events: anyio.Event) -> None:
-        """Let the server serve for a while, or until one of `events` is set; then send a canary if one is due, or the server stands still."""
-        most_s, due = (
-            self._settings.still_s,
-            self._canary_at + (self._settings.canary_interval_s or math.inf),
-        )
-        # A canary may just have shown nothing of a server that stands still.
-        left_s = max(most_s - self._server.still_s, most_s / 4)
-        await first_of(*events, within=min(due - anyio.current_time(), left_s))
-        is_due = anyio.current_time() >= due or self._server.still_s >= most_s
-        if not is_due or any(event.is_set() for event in events):
+        """Let the server serve until a canary is due or one of `events` is set; then send the canary."""
+        await first_of(*events, within=self._canaries.wait_s)
+        if not self._canaries.due or any(event.is_set() for event in events):
             return
         current().busy("a canary between syncs", on="rollout server", within=QUICK_S)
         async with anyio.create_task_group() as tasks:
 
             async def check() -> None:
-                await self._check(target)
+                await self._canaries.check(target)
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(check)
             await first_of(*events, within=None)  # a sync does not wait for it
             tasks.cancel_scope.cancel()
-
-    async def _check(self, target: PolicyVersion) -> None:
-        """Whether the server, which serves `target`, still has its weights, and generates. If not, it is synced again."""
-        server, openings = self._server, self._server.openings
-        self._canary_at = anyio.current_time()
-        try:
-            if self._canary is None or self._canary[0] != target.version:  # another gateway synced it
-                published = await anyio.to_thread.run_sync(read_published, target)
-                self._canary = target.version, published.canary
-            difference = await self._difference(self._canary[1])
-        # Whether it answers is for the health probe to say, whether the files are intact for the next sync.
-        except (RolloutServerError, SyncFailed) as error:
-            log.info("canary.unanswered", server=server.url, error=str(error))
-            still = isinstance(error, RolloutServerError) and server.still_s >= self._settings.still_s
-            if still and server.ready and openings == server.openings:
-                server.stands_still()
-            return
-        server.stirred()
-        self._metrics.canary.labels(server.url).set(difference)
-        if difference > self._tolerance and server.ready and openings == server.openings:
-            server.reject(
-                f"serves other weights as version '{server.version}': expected the canary's logprobs to differ by at most "
-                f"{self._tolerance} (gateway.canary_tolerance), found {difference:.4f}"
-            )
 
     def _absence(self) -> str:
         """Why the server serves nothing, and who starts it again."""
@@ -339,10 +208,10 @@ class WeightSyncer:
         )
         published = await anyio.to_thread.run_sync(read_published, target)
         check_s = anyio.current_time() - started_at
-        if self._mute and not self._server.ready:  # its row says so until it answers one
-            await self._lease.write(ServerState.FAILED, None, self._mute)
+        if self._canaries.unanswered and not self._server.ready:  # its row says so until it answers one
+            await self._lease.write(ServerState.FAILED, None, self._canaries.unanswered)
             await self._server.client.continue_()
-            await self._difference(published.canary)
+            await self._canaries.difference(published.canary)
         if self._holds(reported, target, published):
             await self._sync(target, published, None, loaded=True, check_s=check_s)
             return
@@ -379,10 +248,10 @@ class WeightSyncer:
             difference = float("inf")
             if loaded:
                 await server.client.continue_()  # an owner that died may have left the server paused
-                difference = await self._difference(canary)
+                difference = await self._canaries.difference(canary)
             if difference > self._tolerance:
                 load_s = await self._load(target, old_version, published, sender)
-                difference = await self._difference(canary)
+                difference = await self._canaries.difference(canary)
             reported = ReportedWeights.of(await server.client.model_info())
         except RolloutServerError:
             server.shut()
@@ -400,7 +269,7 @@ class WeightSyncer:
             raise SyncFailed(f"after the sync, the rollout server {server.url} {fault}")
         server.digests.know(target.version, reported.digest)
         server.admit(target.version, reported)
-        self._canary = target.version, canary
+        self._canaries.expect(target.version, canary)
         waiting_s = anyio.current_time() - started_at
         self._metrics.sync_s.observe(waiting_s)
         self._metrics.version.labels(server.url, self._purpose).set(target.version)
@@ -418,28 +287,6 @@ class WeightSyncer:
         await self._lease.write(
             ServerState.READY, target.version, f"canary difference {difference:.5f}", reported.digest
         )
-
-    async def _difference(self, canary: Canary) -> float:
-        """max |Δlogprob| between the trainer and the served weights."""
-        self._canary_at = anyio.current_time()
-        try:
-            logprobs = await self._server.client.prompt_logprobs(list(canary.ids), timeout=QUICK_S)
-        except RolloutServerSilent as silence:
-            then = (
-                "restart it where it was started"
-                if self._settings.urls
-                else "end it, and `penstock up` starts another one"
-            )
-            silent = RolloutServerSilent(
-                silence.url, f"{silence.message} to the canary, although it answers its checks; {then}"
-            )
-            self._mute = str(silent)
-            raise silent from silence
-        except RolloutServerError as error:
-            self._mute = str(error)
-            raise
-        self._mute = ""
-        return canary.difference(logprobs)
 
     async def _sent(self, sender: Sender, target: PolicyVersion) -> bool:
         """Whether the server serves the sender's weights now. If not, it may have some of them, so it must read the directory."""

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from orchestrator.gateway.server import Gateway
-from orchestrator.gateway.servers import weight_sync
+from orchestrator.gateway.servers import canary
 from orchestrator.gateway_client import GatewayAdmin, NativeLlm, OpenSession, SessionBudget
 from orchestrator.pool.engine import Role, open_engine
 from tests.integration.gateway.gateway_process import settings_in
@@ -122,7 +122,7 @@ async def test_a_call_that_waited_at_the_server_through_another_gateways_sync_is
 async def test_a_call_at_a_server_whose_owner_finds_that_it_generates_nothing_is_held_here_too(
     rig: Rig, follower: tuple[Gateway, GatewayAdmin], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_sync, "QUICK_S", 1.0)
+    monkeypatch.setattr(canary, "QUICK_S", 1.0)
     gateway, admin = follower
     sessions = [(await opened(rig, each))[1] for each in (rig.admin, admin)]
     answers = rig.proxy.held["/generate"] = anyio.Event()

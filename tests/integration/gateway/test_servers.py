@@ -14,7 +14,7 @@ from orchestrator.cli.status import read_run
 from orchestrator.contracts.processes import PauseMode
 from orchestrator.deploy.cluster.doctor import processes
 from orchestrator.deploy.embedded.nats import EmbeddedNats
-from orchestrator.gateway.servers import weight_sync
+from orchestrator.gateway.servers import canary
 from orchestrator.gateway.servers.client import RolloutServerClient
 from orchestrator.gateway.servers.pool import preferred
 from orchestrator.gateway.servers.server import RolloutServer
@@ -210,7 +210,7 @@ async def test_a_server_that_hangs_is_named_with_what_to_do_by_status_and_doctor
 async def test_a_server_that_answers_its_checks_and_generates_nothing_loses_its_calls_and_is_named(
     open_pair: OpenRig, lives: list[KillableServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_sync, "QUICK_S", 1.0)
+    monkeypatch.setattr(canary, "QUICK_S", 1.0)
     urls = [server.url for server in lives]
     async with open_pair(urls=urls, probe_s=0.05, still_s=1.0, canary_interval_s=3600.0) as rig:
         mine, (silent, other) = rig.gateway.pool.servers[0], rig.proxies
@@ -258,7 +258,7 @@ async def test_a_server_that_answers_canaries_with_errors_and_stands_still_loses
 async def test_a_server_whose_queue_is_longer_than_a_canary_waits_serves_and_takes_new_weights(
     open_pair: OpenRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_sync, "QUICK_S", 0.5)
+    monkeypatch.setattr(canary, "QUICK_S", 0.5)
     async with open_pair(probe_s=0.05, still_s=3600.0, canary_interval_s=0.2) as rig:
         mine, full = rig.gateway.pool.servers[0], rig.proxy
         free = full.held["/generate"] = anyio.Event()

@@ -31,7 +31,7 @@ from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import FailureClass, Left, StepKind
 from orchestrator.gateway.metrics import GatewayMetrics
-from orchestrator.gateway.servers.weight_sync import PublishedVersions
+from orchestrator.gateway.servers.targets import PublishedVersions
 from orchestrator.pool.ingest import decode_step
 from orchestrator.pool.leases import Lease
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
