@@ -37,7 +37,7 @@ IMAGE = "image"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class LayerNames:
     """The directories of one layer, by name in the sandbox's own: what shows the image, what shows the layer over it, what is written, and what
     overlayfs needs."""
 
@@ -51,8 +51,10 @@ class Names:
         return self.lower, self.merged, self.upper, self.overlay
 
 
-OF_WORK = Names(lower="lower", merged="merged", upper="files/app", overlay="overlay")
-ELSEWHERE = Names(lower="whole", merged="elsewhere", upper="files/elsewhere", overlay="overlay-elsewhere")
+OF_WORK = LayerNames(lower="lower", merged="merged", upper="files/app", overlay="overlay")
+ELSEWHERE = LayerNames(
+    lower="whole", merged="elsewhere", upper="files/elsewhere", overlay="overlay-elsewhere"
+)
 
 
 def mounted(task: dict[str, Any]) -> tuple[list[int], list[subprocess.Popen[bytes]]]:
@@ -113,7 +115,7 @@ def end(daemons: Sequence[subprocess.Popen[bytes]]) -> None:
         daemon.wait()
 
 
-def _overlay(base: Path, names: Names, *, own: bool) -> None:
+def _overlay(base: Path, names: LayerNames, *, own: bool) -> None:
     options = _directories(base, names) + ",redirect_dir=off,metacopy=off,index=off"
     options += ",userxattr" if own else ""
     # Without `volatile`, taking the mount away writes the whole disk's cache out.
@@ -130,11 +132,13 @@ def _overlay(base: Path, names: Names, *, own: bool) -> None:
     _call(result)
 
 
-def _directories(base: Path, names: Names) -> str:
+def _directories(base: Path, names: LayerNames) -> str:
     return f"lowerdir={base / names.lower},upperdir={base / names.upper},workdir={base / names.overlay}"
 
 
-def _fuse(task: dict[str, Any], base: Path, names: Names, owner: tuple[int, int]) -> subprocess.Popen[bytes]:
+def _fuse(
+    task: dict[str, Any], base: Path, names: LayerNames, owner: tuple[int, int]
+) -> subprocess.Popen[bytes]:
     options = _directories(base, names) + ",nosuid,nodev,noacl"
     if owner[0] >= 0:
         options += f",allow_other,squash_to_uid={owner[0]},squash_to_gid={owner[1]}"

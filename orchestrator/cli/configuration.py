@@ -69,7 +69,7 @@ def _say_unknown(found: RecordedConfig) -> None:
         print_notes([f"whether the run keeps other values cannot be known now: {found.unknown}"])
 
 
-class Origin(StrEnum):
+class ValueOrigin(StrEnum):
     """Where the value that counts comes from. RUN: the run began with it. STARTED: the service that `penstock up` started by the file."""
 
     DEFAULT = "default"
@@ -101,18 +101,22 @@ class Values:
             row["value"] = HIDDEN if hidden else effective_value
             row["from"] = self._origin(key, given=bool(effective_value))
             if key.scope is Scope.RUN and file_value != effective_value:
-                row |= {"from": Origin.RUN, "ignored": file_value}
+                row |= {"from": ValueOrigin.RUN, "ignored": file_value}
         return {**row, "scope": key.scope.value, "meaning": key.sentence}
 
-    def _origin(self, key: Key, *, given: bool) -> Origin:
+    def _origin(self, key: Key, *, given: bool) -> ValueOrigin:
         """Where the file's configuration has a value from. `given`: there is one."""
         if key.name in self.overrides:
-            return Origin.SET
+            return ValueOrigin.SET
         if is_given(self.file, key.name):
-            return Origin.FILE
+            return ValueOrigin.FILE
         if key.section == "services" and given:
-            return Origin.ENVIRONMENT if named(key.name.removeprefix("services.").upper()) else Origin.STARTED
-        return Origin.DEFAULT
+            return (
+                ValueOrigin.ENVIRONMENT
+                if named(key.name.removeprefix("services.").upper())
+                else ValueOrigin.STARTED
+            )
+        return ValueOrigin.DEFAULT
 
 
 def _explain(

@@ -75,7 +75,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands that checks its own options first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -89,6 +89,6 @@ def checked(app: typer.Typer) -> None:
     for command in app.registered_commands:
         command.cls = Command
     for group in app.registered_groups:
-        group.cls = Group
+        group.cls = CommandGroup
         if group.typer_instance is not None:
             checked(group.typer_instance)

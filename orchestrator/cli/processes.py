@@ -16,7 +16,7 @@ from orchestrator.deploy.home import Home
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.metrics import measuring, served
 from orchestrator.runtime.streams import ending_signals
-from orchestrator.runtime.unreachable import Origin, of_directory, remember
+from orchestrator.runtime.unreachable import AddressOrigin, of_directory, remember
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
 from orchestrator.settings.config import Config
 from orchestrator.settings.timeouts import use
@@ -177,7 +177,7 @@ def runner(
             f"--gateway-socket belongs to one gateway on this host, and {len(named)} are named: leave it out"
         )
     for url in gateway or ():
-        remember(url, Origin("--gateway", "correct that option"))
+        remember(url, AddressOrigin("--gateway", "correct that option"))
     first, *other_gateways = named or (
         remember(_read(home.gateway_url_file), of_directory(home.file.parent)),
     )

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote, urlencode
 
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.quote import quoted
-from orchestrator.runtime.unreachable import Origin, name_of, origin_of, remember
+from orchestrator.runtime.unreachable import AddressOrigin, name_of, origin_of, remember
 from sandboxes.text_files import read_text
 
 DRIVERS: Final = ("postgresql", "postgres")
@@ -80,7 +80,7 @@ class Address:
     database: str | None
     options: Mapping[str, str] = field(repr=False)
     url: str = field(repr=False)
-    origin: Origin | None = field(default=None, repr=False, compare=False)
+    origin: AddressOrigin | None = field(default=None, repr=False, compare=False)
 
     @property
     def place(self) -> str:

@@ -16,7 +16,7 @@ _SUFFIX = "_ORIGIN"  # of the variable that tells a child where the URL in its e
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class AddressOrigin:
     """`source`: what names the address, as the subject of a sentence; `correct`: what to do if the address is wrong, as an order.
     `start`: what starts the service, as an order."""
 
@@ -30,24 +30,24 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Embedded(Origin):
+class Embedded(AddressOrigin):
     """The service that `penstock up` starts for one directory."""
 
     def advice(self, *, away: bool = True) -> str:
         return f"it is the embedded one of {self.source}; {self.start if away else self.correct}"
 
 
-_origins: dict[str, Origin] = {}
+_origins: dict[str, AddressOrigin] = {}
 
 
-def remember(url: str, origin: Origin) -> str:
+def remember(url: str, origin: AddressOrigin) -> str:
     """Record the origin of a URL; returns the URL. The latest origin counts."""
     if url:
         _origins[url] = origin
     return url
 
 
-def origin_of(url: str) -> Origin | None:
+def origin_of(url: str) -> AddressOrigin | None:
     """The recorded origin. None: a caller in Python gave the URL."""
     return _origins.get(url)
 
@@ -64,17 +64,17 @@ def fix_of(url: str, variable: str) -> str:
     return f"start it, or correct {variable}" if origin is None else f"{origin.start}, or {origin.correct}"
 
 
-def of_key(key: str, file: object) -> Origin:
+def of_key(key: str, file: object) -> AddressOrigin:
     """The origin of a URL that a configuration file names."""
-    return Origin(f"{key} of {file}", "correct that key")
+    return AddressOrigin(f"{key} of {file}", "correct that key")
 
 
-def of_override(key: str) -> Origin:
+def of_override(key: str) -> AddressOrigin:
     """The origin of a URL that `--set` names."""
-    return Origin(f"--set {key}", "correct that option")
+    return AddressOrigin(f"--set {key}", "correct that option")
 
 
-def of_directory(directory: Path) -> Origin:
+def of_directory(directory: Path) -> AddressOrigin:
     """The origin of the URL of an embedded service of the run in `directory`."""
     return Embedded(
         str(directory),
@@ -83,14 +83,16 @@ def of_directory(directory: Path) -> Origin:
     )
 
 
-def of_variable(variable: str) -> Origin:
+def of_variable(variable: str) -> AddressOrigin:
     """The origin of a URL that the environment names: in the variable, or in a file that the variable names."""
     if os.environ.get(variable):
         if given := os.environ.get(variable + _SUFFIX):
             return _read(given)
-        return Origin(f"{variable} in the environment", "correct or unset that variable")
+        return AddressOrigin(f"{variable} in the environment", "correct or unset that variable")
     file = os.environ.get(f"{variable}_FILE", "")
-    return Origin(f"the file {file}, which {variable}_FILE in the environment names,", "correct that file")
+    return AddressOrigin(
+        f"the file {file}, which {variable}_FILE in the environment names,", "correct that file"
+    )
 
 
 def named_url(variable: str) -> str:
@@ -111,12 +113,12 @@ def for_child(variable: str, url: str) -> dict[str, str]:
     }
 
 
-def _read(given: str) -> Origin:
+def _read(given: str) -> AddressOrigin:
     try:
         kind, source, correct, start = json.loads(given)
     except ValueError:
         kind, source, correct, start = False, given, "correct it", "start it"
-    return (Embedded if kind else Origin)(str(source), str(correct), str(start))
+    return (Embedded if kind else AddressOrigin)(str(source), str(correct), str(start))
 
 
 def cause_of(error: BaseException) -> str | None:

@@ -16,7 +16,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.numbers import INT8
 from orchestrator.contracts.quote import quoted
-from orchestrator.runtime.unreachable import Origin, named_url, of_key, of_override, remember
+from orchestrator.runtime.unreachable import AddressOrigin, named_url, of_key, of_override, remember
 from orchestrator.settings.curriculum import (
     Count,
     Positive,
@@ -415,6 +415,6 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
-def _origin(key: str, source: str, overrides: Sequence[str]) -> Origin:
+def _origin(key: str, source: str, overrides: Sequence[str]) -> AddressOrigin:
     given = any(assignment.partition("=")[0].strip() == key for assignment in overrides)
     return of_override(key) if given else of_key(key, source)

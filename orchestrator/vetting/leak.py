@@ -11,7 +11,7 @@ from orchestrator.probing import NOT_HIDDEN, Left
 from orchestrator.tasks.artifact_modes import is_change, type_of
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import SOLUTIONS, Task
-from orchestrator.tasks.vetting.findings import Fault, Finding
+from orchestrator.tasks.vetting.findings import Finding, TaskFault
 from orchestrator.tasks.vetting.leaks import Readable, Suspect, confirmed, search, without
 from orchestrator.tasks.vetting.secrets import READ_BYTES, Solved, secrets_of
 from orchestrator.vetting.trials import Trials
@@ -59,8 +59,8 @@ async def _confirmed(trials: Trials, suspects: Sequence[Suspect], readable: Read
     for place in places[:MOST_PLACES]:
         here = [suspect for suspect in suspects if suspect.place == place]
         solves = await _solves_without(trials, here, readable)
-        unread = here[0].fault is Fault.LEAK_IN_HISTORY and not reads_history(trials.task)
-        if solves or unread or (solves is None and here[0].fault is not Fault.LEAK_IN_FILE):
+        unread = here[0].fault is TaskFault.LEAK_IN_HISTORY and not reads_history(trials.task)
+        if solves or unread or (solves is None and here[0].fault is not TaskFault.LEAK_IN_FILE):
             found += here
     return confirmed(found)
 

@@ -18,7 +18,7 @@ from orchestrator.tasks.probes import PROBES, Probe
 from orchestrator.tasks.traps import traps_of
 from orchestrator.tasks.vetting.budget import RESERVE, for_probes, squeeze_findings, time_findings
 from orchestrator.tasks.vetting.conditions import PLAIN, plan, varies
-from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.instruction import instruction_findings
 from orchestrator.tasks.vetting.outcomes import Outcome, flaky_findings, nothing_findings, oracle_findings
 from orchestrator.tasks.vetting.report import ControlResult, Status, TaskReport, result_of
@@ -117,18 +117,18 @@ class _Vet:
     def _stops_at(self, level: Level) -> bool:
         return self._options.until.rank <= level.rank
 
-    def _fails(self, control: Control, fault: Fault, says: str) -> TaskReport:
+    def _fails(self, control: Control, fault: TaskFault, says: str) -> TaskReport:
         self._add(control, [Finding(control=control, fault=fault, says=says)])
         return self.ended()
 
     async def report(self) -> TaskReport:
         if isinstance(self._found, str):
-            return self._fails(Control.FORM, Fault.NOT_WELL_FORMED, self._found)
+            return self._fails(Control.FORM, TaskFault.NOT_WELL_FORMED, self._found)
         task, section = self._found, self._options.section
         try:
             check_admissible(task, section, self._place)
         except ValueError as error:
-            return self._fails(Control.FORM, Fault.NOT_WELL_FORMED, str(error))
+            return self._fails(Control.FORM, TaskFault.NOT_WELL_FORMED, str(error))
         self._add(Control.FORM, ())
         if self._stops_at(Level.WELL_FORMED):
             return self.ended()
@@ -138,7 +138,7 @@ class _Vet:
                 trials.run, self._provider, trials.section, task.settings.healthcheck
             )
         except (ValueError, InfraFailure) as error:
-            return self._fails(Control.BUILD, Fault.DOES_NOT_BUILD, str(error))
+            return self._fails(Control.BUILD, TaskFault.DOES_NOT_BUILD, str(error))
         self._add(Control.BUILD, (), details=note or f"{len(shown.files)} readable files")
         if self._stops_at(Level.BUILDS):
             return self.ended()
@@ -168,7 +168,9 @@ class _Vet:
         if not task.is_solved:
             where = " for every step" if task.is_multi_step else ""
             says = f"the task has no solution/solve.sh{where}, so nothing shows that it can be solved"
-            self._add(Control.ORACLE, [Finding(control=Control.ORACLE, fault=Fault.NO_SOLUTION, says=says)])
+            self._add(
+                Control.ORACLE, [Finding(control=Control.ORACLE, fault=TaskFault.NO_SOLUTION, says=says)]
+            )
         else:
             left = await trials.solved()
             self._plain = [await trials.outcome(left), *await trials.oracle([PLAIN] * (times - 1))]

@@ -15,7 +15,7 @@
 A page needs two things. **An API module** `api/NAME.py` with `ROUTES = [get("/api/NAME/{group_id}", answer)]`, where
 `async def answer(query: Query) -> object` returns a dataclass of `orchestrator.queries` (msgspec makes the JSON); name the module in
 `api/__init__`. Refusals are `Refused(status, sentence)`. Steering is `post(path, execute)` with
-`async def execute(command: Command) -> object`, through functions of `orchestrator.pool` that write their row of `actions` in the same
+`async def execute(command: CommandRequest) -> object`, through functions of `orchestrator.pool` that write their row of `actions` in the same
 transaction. An answer other than JSON (a download) is `get_raw(path, serve)`.
 **A page module** `static/pages/NAME.js` that exports a component `Page({ page })`, named in `static/pages.js` with its path, title and key.
 `page` has `params`, `query`, `signal`, `title(text)`, `go(path)` and `filter({...})`; `useLive(page, path)` of `hooks.js` returns the answer

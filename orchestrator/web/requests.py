@@ -98,7 +98,7 @@ class Query(_Parameters):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command(_Parameters):
+class CommandRequest(_Parameters):
     """A POST request: `run`: the name of a run; `who`: the person, as far as this machine knows; `body`: a JSON object."""
 
     site: Site
@@ -143,7 +143,9 @@ def get_raw(path: str, serve: Callable[[Site, web.Request], Awaitable[web.Stream
     return Route("GET", path, serve)
 
 
-def post(path: str, execute: Callable[[Command], Awaitable[object]], keys: Sequence[str] = ()) -> Route:
+def post(
+    path: str, execute: Callable[[CommandRequest], Awaitable[object]], keys: Sequence[str] = ()
+) -> Route:
     """A POST route with a JSON object as its body, behind the guard's conditions for steering; its answer is the return value of `execute`.
     The body may have `keys` and a reason, the query `run`: any other key is refused by name."""
     known = (*keys, "reason")
@@ -160,7 +162,9 @@ def post(path: str, execute: Callable[[Command], Awaitable[object]], keys: Seque
         _check_keys("parameter", request.query, ("run",))
         return json_response(
             await execute(
-                Command(site=site, request=request, run=run_name(site, request), who=site.who, body=body)
+                CommandRequest(
+                    site=site, request=request, run=run_name(site, request), who=site.who, body=body
+                )
             )
         )
 

@@ -1,7 +1,7 @@
 """The content of an image's work directory, from the tar archive that an engine exports.
 
 The image's author controls the content. All of it is held in memory and written once per sandbox. So everything is bounded
-before it is kept: bytes as they arrive (`Engine.copied`), entries, bytes of one file and of all files, with hard links counted as the copies
+before it is kept: bytes as they arrive (`ContainerEngine.copied`), entries, bytes of one file and of all files, with hard links counted as the copies
 that they become. Only plain tar is read: no compression and no sparse files. So the written data is never larger than the data read.
 Nothing is extracted: paths are compared here, and `sandboxes.tree` writes them without following a link.
 """

@@ -88,7 +88,7 @@ class ServiceRun:
     seccomp: Path
 
 
-class Engine:
+class ContainerEngine:
     """podman or docker, by its command line."""
 
     def __init__(self, settings: ContainerSettings) -> None:

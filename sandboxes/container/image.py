@@ -30,7 +30,7 @@ from sandboxes.base import (
 )
 from sandboxes.build_context import context_digest
 from sandboxes.container.content import DirectoryBounds, DirectoryContent, read, too_large
-from sandboxes.container.engine import LABEL, ROOT, Engine
+from sandboxes.container.engine import LABEL, ROOT, ContainerEngine
 from sandboxes.disk_full import making
 from sandboxes.images import adapt, recipe
 from sandboxes.images.complaint import complaint
@@ -71,7 +71,7 @@ def digest(context: Mapping[str, BuildEntry]) -> str:
     return context_digest(context).hex()[:24]
 
 
-async def built(engine: Engine, root: Path, spec: SandboxSpec) -> Image:
+async def built(engine: ContainerEngine, root: Path, spec: SandboxSpec) -> Image:
     """The image of the spec's build context, built unless this engine has it, for sandboxes below `root`. ImageRefused if the context is at fault, if
     it is not built in the spec's time, or if its work directory holds more than a sandbox with these limits."""
     assert spec.build is not None
@@ -93,7 +93,7 @@ async def built(engine: Engine, root: Path, spec: SandboxSpec) -> Image:
     )
 
 
-async def _chosen(engine: Engine, spec: SandboxSpec) -> tuple[str, str]:
+async def _chosen(engine: ContainerEngine, spec: SandboxSpec) -> tuple[str, str]:
     """The name of the image of `prebuilt`, or where that cannot be had of `build`; and what it is, if it is the second."""
     assert spec.build is not None
     if spec.prebuilt is None:
@@ -117,7 +117,7 @@ async def _chosen(engine: Engine, spec: SandboxSpec) -> tuple[str, str]:
             raise ImageRefused(f"{missing}; and its Dockerfile in its place: {error}") from error
 
 
-async def image_id(engine: Engine, name: str) -> str:
+async def image_id(engine: ContainerEngine, name: str) -> str:
     """The engine's id of an image, `sha256:…`; empty if it has none."""
     found = await engine.call("image", "inspect", "--format={{.Id}}", name)
     digits = found.stdout.decode(errors="replace").strip().removeprefix("sha256:")
@@ -125,7 +125,7 @@ async def image_id(engine: Engine, name: str) -> str:
 
 
 async def made(
-    engine: Engine,
+    engine: ContainerEngine,
     context: Mapping[str, BuildEntry],
     timeout_s: float,
     what: str = "environment/Dockerfile",
@@ -139,7 +139,7 @@ async def made(
 
 
 async def _build(
-    engine: Engine, name: str, context: Mapping[str, BuildEntry], timeout_s: float, what: str
+    engine: ContainerEngine, name: str, context: Mapping[str, BuildEntry], timeout_s: float, what: str
 ) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
@@ -205,7 +205,7 @@ def reads(label: str) -> bool:
 
 
 async def _content(
-    engine: Engine, root: Path, name: str, work: str, bounds: DirectoryBounds
+    engine: ContainerEngine, root: Path, name: str, work: str, bounds: DirectoryBounds
 ) -> DirectoryContent:
     """The files of the image's work directory. They are needed because a directory of the sandbox is mounted over it."""
     async with _reader(engine, root, name) as container:
@@ -219,7 +219,7 @@ async def _content(
             return await anyio.to_thread.run_sync(read, archive, bounds)
 
 
-async def account(engine: Engine, root: Path, name: str, user: str) -> Account:
+async def account(engine: ContainerEngine, root: Path, name: str, user: str) -> Account:
     """Who `user` is in an image. ImageRefused if it has no such user."""
     async with _reader(engine, root, name) as container:
         texts = [await _text(engine, f"{container}:/etc/{file}") for file in ("passwd", "group")]
@@ -227,7 +227,7 @@ async def account(engine: Engine, root: Path, name: str, user: str) -> Account:
     return find(user, passwd, group, "the image")
 
 
-async def owners(engine: Engine, root: Path, image: Image) -> Mapping[str, tuple[int, int]]:
+async def owners(engine: ContainerEngine, root: Path, image: Image) -> Mapping[str, tuple[int, int]]:
     """The owners of the entries of an image's work directory, "" is the directory itself."""
     if not engine.podman:
         return image.owners
@@ -251,7 +251,7 @@ def _walked(mounted: Path, work: str) -> dict[str, tuple[int, int]]:
     return found | {entry.path: (entry.stat.st_uid, entry.stat.st_gid) for entry in tree.walk(path)}
 
 
-async def _text(engine: Engine, source: str) -> str:
+async def _text(engine: ContainerEngine, source: str) -> str:
     """The text of a short file of an image; "" if it is none."""
     with making(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as packed:
         if not await engine.copied(source, packed, _SHORT):
@@ -267,7 +267,7 @@ async def _text(engine: Engine, source: str) -> str:
 
 
 @asynccontextmanager
-async def _reader(engine: Engine, root: Path, name: str) -> AsyncIterator[str]:
+async def _reader(engine: ContainerEngine, root: Path, name: str) -> AsyncIterator[str]:
     """A container of an image that never runs, to copy files out of it."""
     labels = (f"--label={LABEL}={_READER}{Owner.current()}", f"--label={ROOT}={root}")
     created = await engine.must("create", "--network=none", "--entrypoint=/bin/sh", *labels, name)

@@ -51,8 +51,8 @@ from sandboxes.container.engine import (
     ANY_PROCESSES,
     LABEL,
     ROOT,
+    ContainerEngine,
     ContainerRun,
-    Engine,
     Mount,
     error_text,
     write_profile,
@@ -102,7 +102,7 @@ class ContainerProvider:
 
     def __init__(self, settings: ContainerSettings | None = None, root: Path | None = None) -> None:
         self.settings = settings or from_environment(ContainerSettings, "container")
-        self._engine = Engine(self.settings)
+        self._engine = ContainerEngine(self.settings)
         self._root = root or default_root()
         self._ready = False
 
@@ -211,7 +211,13 @@ class ContainerSandbox(DirectorySandbox):
     """One sandbox, and its container after the first program has started."""
 
     def __init__(
-        self, root: Path, spec: SandboxSpec, *, engine: Engine, image: Image, account: Account | None = None
+        self,
+        root: Path,
+        spec: SandboxSpec,
+        *,
+        engine: ContainerEngine,
+        image: Image,
+        account: Account | None = None,
     ) -> None:
         super().__init__(root, spec, None, own_user=os.geteuid() == 0, account=account)
         if account is not None:

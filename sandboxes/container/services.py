@@ -23,7 +23,7 @@ import anyio.abc
 
 from sandboxes import tree
 from sandboxes.base import SERVICE_START_S, Limits, SandboxError, ServiceHealth, ServiceState, SideService
-from sandboxes.container.engine import ContainerRun, Engine, Mount, ServiceRun
+from sandboxes.container.engine import ContainerEngine, ContainerRun, Mount, ServiceRun
 from sandboxes.container.session import INSIDE, MARK, ContainerSession
 
 _OUTPUT = 2000
@@ -58,7 +58,7 @@ def hosts_line(services: Sequence[SideService]) -> str:
 
 @asynccontextmanager
 async def running_services(
-    engine: Engine, placement: Placement, services: Sequence[SideService], images: Mapping[str, str]
+    engine: ContainerEngine, placement: Placement, services: Sequence[SideService], images: Mapping[str, str]
 ) -> AsyncIterator[SideServices]:
     """Start the services and wait until each is healthy; they are gone when the block ends. `images`: name → image. SandboxError names the service
     that ended, or did not become healthy, and quotes its output."""
@@ -121,7 +121,7 @@ class SideServices:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ContainerEngine,
         placement: Placement,
         *,
         holder: ContainerSession,

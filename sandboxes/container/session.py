@@ -24,7 +24,7 @@ import anyio
 from sandboxes import procfs, tree
 from sandboxes.base import SandboxError
 from sandboxes.cgroups import Cgroup, CgroupPart, of_process
-from sandboxes.container.engine import ENTERING, ContainerRun, Engine, error_text
+from sandboxes.container.engine import ENTERING, ContainerEngine, ContainerRun, error_text
 
 INSIDE = "/run/penstock-program"
 """Where the pipes and variables of session and programs are bound."""
@@ -69,7 +69,9 @@ class _Group(Cgroup):
 class ContainerSession:
     """`directory`: on this machine, bound below `INSIDE` by its name. `owner`: the user of process 1, None: our own."""
 
-    def __init__(self, engine: Engine, name: str, *, directory: Path, owner: tuple[int, int] | None) -> None:
+    def __init__(
+        self, engine: ContainerEngine, name: str, *, directory: Path, owner: tuple[int, int] | None
+    ) -> None:
         self.name = name
         self.engine = engine
         self.sure = owner is not None

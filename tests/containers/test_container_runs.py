@@ -10,7 +10,7 @@ import pytest
 from orchestrator.contracts.states import Purpose
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.tasks.harbor import Task
-from sandboxes.container.engine import Engine
+from sandboxes.container.engine import ContainerEngine
 from sandboxes.container.provider import ContainerProvider
 from sandboxes.reap import default_root
 from tests.containers.conftest import SETTINGS
@@ -94,7 +94,7 @@ async def test_agent_and_tests_have_services_of_their_own_and_collect_brings_out
     async with runs() as rig:
         found = await verdict(rig, task)
         assert (found.reward, found.failure_class) == (1.0, "completed"), found
-    assert not await Engine(SETTINGS).left(default_root())
+    assert not await ContainerEngine(SETTINGS).left(default_root())
 
 
 async def test_a_service_keeps_its_state_over_the_steps_of_a_task_and_the_steps_are_graded_in_containers(

@@ -17,7 +17,7 @@ from sandboxes.cgroups import Cgroup
 from sandboxes.conformance import ConformanceCheck, checks_for, run_check
 from sandboxes.conformance.as_user import AsUser
 from sandboxes.conformance.registry import long_sleep, sleepers
-from sandboxes.container.engine import LABEL, ROOT, Engine
+from sandboxes.container.engine import LABEL, ROOT, ContainerEngine
 from sandboxes.container.provider import ContainerProvider
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.effective import observe
@@ -104,7 +104,7 @@ async def test_the_image_the_work_directory_the_cores_and_the_build_time_of_a_ta
     with pytest.raises(ImageRefused, match=r"not built by podman within 2 s \(build_timeout_sec\)"):
         async with ContainerProvider().open(slow):
             pass
-    left = await Engine(SETTINGS).must("ps", "--all", "--external", "--format={{.Names}}")
+    left = await ContainerEngine(SETTINGS).must("ps", "--all", "--external", "--format={{.Names}}")
     assert b"working-container" not in left
 
 
@@ -259,10 +259,10 @@ async def test_a_killed_owners_container_and_files_are_gone_at_once() -> None:
     )
     async with await anyio.open_process([sys.executable, "-c", script]) as owner:
         assert owner.stdout is not None and (await owner.stdout.receive()).startswith(b"ready")
-        assert len(await Engine(SETTINGS).left(default_root())) == 1
+        assert len(await ContainerEngine(SETTINGS).left(default_root())) == 1
         owner.kill()
     await eventually(
-        lambda: Engine(SETTINGS).left(default_root()),
+        lambda: ContainerEngine(SETTINGS).left(default_root()),
         lambda seen: not list(default_root().glob("*.json")) and not seen,
         every_s=0.1,
     )
@@ -301,8 +301,8 @@ async def test_a_program_that_leaves_no_process_to_be_had_does_not_keep_the_next
 async def test_a_container_that_something_outside_ends_is_lost_and_nothing_goes_on_without_it() -> None:
     async with ContainerProvider().open(SandboxSpec()) as sandbox:
         process = await sandbox.start(["sleep", "100"])
-        [container] = await Engine(SETTINGS).left(default_root())
-        await Engine(SETTINGS).remove(container)
+        [container] = await ContainerEngine(SETTINGS).left(default_root())
+        await ContainerEngine(SETTINGS).remove(container)
         for call in (process.wait, sandbox.changed, partial(sandbox.exec, ["true"])):
             with pytest.raises(SandboxLost):
                 await call()
@@ -316,8 +316,8 @@ async def test_an_exec_that_is_cancelled_while_the_container_starts_leaves_none_
             with anyio.move_on_after(after_s):
                 await sandbox.exec(["sleep", "100"])
         assert (await sandbox.exec(["true"])).ok
-        assert len(await Engine(SETTINGS).left(default_root())) == 1
-    assert not await Engine(SETTINGS).left(default_root())
+        assert len(await ContainerEngine(SETTINGS).left(default_root())) == 1
+    assert not await ContainerEngine(SETTINGS).left(default_root())
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
@@ -347,14 +347,14 @@ async def test_where_programs_cannot_be_distinguished_one_that_is_ended_takes_al
             "a program that writes on SIGTERM had no time for it"
         )
         assert (await sandbox.exec(["sh", "-c", f"sleep {held} &"])).ok
-    assert not sleepers(held) and not await Engine(SETTINGS).left(default_root())
+    assert not sleepers(held) and not await ContainerEngine(SETTINGS).left(default_root())
     async with ContainerProvider().open(SandboxSpec(background=False)) as sandbox:
         assert (await sandbox.exec(["sh", "-c", f"setsid sleep {held} & exit 4"])).exit_code == 4
         assert not sleepers(held), "it is left running where nothing may"
 
 
 async def test_a_container_by_which_an_image_was_read_goes_with_who_read_it_and_not_before() -> None:
-    engine, lives = Engine(SETTINGS), Owner.current()
+    engine, lives = ContainerEngine(SETTINGS), Owner.current()
     dead = replace(lives, pid=2**22, start=1)
     made = []
     for owner in (lives, dead):

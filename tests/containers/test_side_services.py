@@ -23,7 +23,7 @@ from sandboxes.base import (
     SideService,
 )
 from sandboxes.conformance.registry import long_sleep, sleepers
-from sandboxes.container.engine import ROOT, Engine
+from sandboxes.container.engine import ROOT, ContainerEngine
 from sandboxes.container.provider import ContainerProvider
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.reap import default_root
@@ -83,14 +83,14 @@ def check(text: str, **changes: Any) -> ServiceHealth:
 async def containers() -> dict[str, int]:
     """The running containers of this test, by the ends of their names, and when each started, in seconds."""
     words = ("ps", f"--filter=label={ROOT}={default_root()}", "--format={{.Names}} {{.StartedAt}}")
-    listed = (await Engine(SETTINGS).must(*words)).decode().splitlines()
+    listed = (await ContainerEngine(SETTINGS).must(*words)).decode().splitlines()
     return {name: int(since) for name, since in map(str.split, listed)}
 
 
 async def inspected(end: str, what: str) -> Any:
     [name] = [each for each in await containers() if each.endswith(end)]
     return json.loads(
-        await Engine(SETTINGS).must("container", "inspect", f"--format={{{{json .{what}}}}}", name)
+        await ContainerEngine(SETTINGS).must("container", "inspect", f"--format={{{{json .{what}}}}}", name)
     )
 
 
@@ -115,7 +115,7 @@ async def test_services_are_reached_by_their_names_and_keep_their_state_over_wha
         assert await answer_of(sandbox, "http://db:8000/row") == "hello", (
             "the state of another sandbox's service"
         )
-    assert not await Engine(SETTINGS).left(default_root())
+    assert not await ContainerEngine(SETTINGS).left(default_root())
 
 
 async def test_a_service_reaches_the_sandbox_as_main_and_nothing_has_another_network() -> None:
@@ -176,8 +176,8 @@ async def test_user_work_directory_variables_and_volumes_of_a_service_are_those_
         [volume] = [
             each for each in await inspected("-services-1", "Mounts") if each["Destination"] == "/data/kept"
         ]
-        assert not (await Engine(SETTINGS).call("volume", "inspect", volume["Name"])).returncode
-    assert (await Engine(SETTINGS).call("volume", "inspect", volume["Name"])).returncode
+        assert not (await ContainerEngine(SETTINGS).call("volume", "inspect", volume["Name"])).returncode
+    assert (await ContainerEngine(SETTINGS).call("volume", "inspect", volume["Name"])).returncode
 
 
 ENDED = "the service db ended with exit code {} before the sandbox was ready; "
@@ -211,7 +211,7 @@ async def test_a_service_that_cannot_serve_is_named_with_what_it_wrote_and_nothi
     with pytest.raises(SandboxError, match=sentence):
         async with ContainerProvider().open(SandboxSpec(services=(service, store("other", 8001)))):
             pass
-    assert not await Engine(SETTINGS).left(default_root())
+    assert not await ContainerEngine(SETTINGS).left(default_root())
 
 
 async def test_two_services_at_one_port_are_refused_by_the_second_ones_own_words() -> None:
@@ -276,13 +276,13 @@ async def test_services_of_an_ended_owner_are_ended_at_once_and_removed_by_the_n
     )
     async with await anyio.open_process([sys.executable, "-c", source]) as owner:
         assert owner.stdout is not None and (await owner.stdout.receive()).startswith(b"ready")
-        assert len(await Engine(SETTINGS).left(default_root())) == 3 and sleepers(asleep)
+        assert len(await ContainerEngine(SETTINGS).left(default_root())) == 3 and sleepers(asleep)
         os.kill(owner.pid, how)
     await eventually(lambda: sleepers(asleep), lambda seen: not seen, every_s=0.1)
     await eventually(lambda: list(default_root().glob("*.json")), lambda seen: not seen, every_s=0.1)
     provider = ContainerProvider()
     await eventually(provider.remove_leftovers, lambda removed: removed == 0, every_s=0.1)
-    assert not await Engine(SETTINGS).left(default_root())
+    assert not await ContainerEngine(SETTINGS).left(default_root())
 
 
 async def test_what_ends_the_holder_from_outside_ends_the_sandbox() -> None:
@@ -302,7 +302,7 @@ async def test_an_open_that_is_cancelled_leaves_nothing() -> None:
             never = ServiceHealth(argv=("false",), interval_s=600)
             async with ContainerProvider().open(SandboxSpec(services=(store(health=never),))):
                 pass
-    assert not await Engine(SETTINGS).left(default_root())
+    assert not await ContainerEngine(SETTINGS).left(default_root())
 
 
 async def test_the_commands_for_docker_run_as_they_are(tmp_path: Path) -> None:

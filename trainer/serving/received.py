@@ -24,7 +24,7 @@ SILENT_S = 600.0  # for a sender that hangs; a dead sender is noticed at once
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    group: Any  # trainer.transport.group.Group: loads torch.distributed
+    group: Any  # trainer.transport.group.TransferGroup: loads torch.distributed
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -57,10 +57,10 @@ class Transfers:
             raise Refusal(f"backend must be gloo on a CPU, got {backend!r}.")
 
         def joined() -> Any:
-            from trainer.transport.group import Group, connect
+            from trainer.transport.group import TransferGroup, connect
 
             store = connect(address, port, JOIN_S)
-            return Group(
+            return TransferGroup(
                 store, name, rank=rank, size=size, backend=backend, address=address, timeout_s=SILENT_S
             )
 

@@ -81,7 +81,7 @@ def send(given: argparse.Namespace) -> None:
     from safetensors import safe_open
 
     from trainer.model_directory import inspect_directory
-    from trainer.transport.group import Group, listen
+    from trainer.transport.group import TransferGroup, listen
 
     if given.backend == "nccl" and not torch.cuda.is_available():
         raise ValueError(
@@ -90,7 +90,7 @@ def send(given: argparse.Namespace) -> None:
     groups = parts(described(given.path), given.part_bytes)
     store = listen(given.address, given.timeout)
     print(json.dumps({"port": store.port, "parts": groups}), flush=True)
-    group = Group(
+    group = TransferGroup(
         store,
         given.name,
         rank=0,

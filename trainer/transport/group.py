@@ -32,7 +32,7 @@ def connect(address: str, port: int, timeout_s: float) -> TCPStore:
     return TCPStore(address, port, wait_for_workers=False, timeout=timedelta(seconds=timeout_s))
 
 
-class Group:
+class TransferGroup:
     """One member of a transfer's group. The constructor waits until all have joined. Raises RuntimeError after `timeout_s`."""
 
     def __init__(

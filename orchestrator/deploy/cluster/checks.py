@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.cluster.placement import ANYWHERE, placed
-from orchestrator.deploy.cluster.topology import Engine, HostedSection, Topology, hosts_of
+from orchestrator.deploy.cluster.topology import HostedSection, ServerEngine, Topology, hosts_of
 
 
 def problems(topology: Topology) -> list[str]:
@@ -93,7 +93,7 @@ def _parallelism(topology: Topology) -> Iterator[str]:
         yield f"trainer.ranks = {trainer.ranks} cannot be the same number on each of trainer.nodes = {trainer.nodes}"
     for index, pool in enumerate(topology.servers):
         key = f"servers[{index}]"
-        if pool.engine is Engine.EMBEDDED:
+        if pool.engine is ServerEngine.EMBEDDED:
             if pool.nodes > 1 or pool.tp * pool.dp * pool.pp > 1 or pool.gpus_per_node:
                 yield (
                     f"{key}: the embedded engine is one process on CPUs, not nodes × tp × dp × pp = {pool.nodes} × {pool.tp} × {pool.dp} × "
@@ -213,7 +213,7 @@ def _login(topology: Topology) -> Iterator[str]:
 
 def _server_key(topology: Topology) -> Iterator[str]:
     secrets = topology.secrets
-    of_sglang = [number for number, pool in enumerate(topology.servers) if pool.engine is Engine.SGLANG]
+    of_sglang = [number for number, pool in enumerate(topology.servers) if pool.engine is ServerEngine.SGLANG]
     if secrets.server_key is None and secrets.server_key_config is not None:
         yield "secrets.server_key_config lets SGLang ask for a key, but no gateway would have one: name in secrets.server_key the file with it, too"
     elif secrets.server_key is not None and secrets.server_key_config is None and of_sglang:

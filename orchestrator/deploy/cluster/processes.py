@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.bus import subjects
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
-from orchestrator.deploy.cluster.topology import Engine, SecretKey, ServerPool, Topology
+from orchestrator.deploy.cluster.topology import SecretKey, ServerEngine, ServerPool, Topology
 from orchestrator.settings.timeouts import to_argument
 
 READS_POOL = frozenset(ProcessRole) - {ProcessRole.POSTGRES, ProcessRole.NATS, ProcessRole.ROLLOUT_SERVER}
@@ -53,7 +53,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ProcessCommand:
     """How one process is started. `files`: variables that name the file of a secret. `environment` contains no secrets."""
 
     argv: tuple[str, ...]
@@ -88,7 +88,10 @@ def key_files(topology: Topology, process: PlacedProcess) -> list[SecretKey]:
     named: list[SecretKey | None] = []
     if process.role in (ProcessRole.GATEWAY, ProcessRole.RUNNER):
         named.append(secrets.gateway_admin)
-    if process.role == ProcessRole.ROLLOUT_SERVER and pool_of(topology, process).engine is Engine.SGLANG:
+    if (
+        process.role == ProcessRole.ROLLOUT_SERVER
+        and pool_of(topology, process).engine is ServerEngine.SGLANG
+    ):
         named.append(secrets.server_key_config)
     elif process.role in (ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER):
         named.append(secrets.server_key)
@@ -141,7 +144,7 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def command(topology: Topology, process: PlacedProcess, where: Where) -> Command:
+def command(topology: Topology, process: PlacedProcess, where: Where) -> ProcessCommand:
     """The command that starts `process` at its location."""
     files = secrets_of(topology, process.role)
     environment = {variable: where.secret(key) for variable, key in files.items()}
@@ -156,7 +159,7 @@ def command(topology: Topology, process: PlacedProcess, where: Where) -> Command
         ProcessRole.TRAINER: _trainer,
         ProcessRole.WEB: _web,
     }[process.role]
-    return Command(tuple(build(topology, process, where)), environment, files)
+    return ProcessCommand(tuple(build(topology, process, where)), environment, files)
 
 
 def migrate(where: Where) -> list[str]:
@@ -228,7 +231,7 @@ def pool_of(topology: Topology, process: PlacedProcess) -> ServerPool:
 def _server(topology: Topology, process: PlacedProcess, where: Where) -> list[str]:
     pool, keys = pool_of(topology, process), [where.secret(key) for key in key_files(topology, process)]
     python, port = f"{where.programs}python3", str(process.ports.get("http", pool.port))
-    if pool.engine is Engine.EMBEDDED:
+    if pool.engine is ServerEngine.EMBEDDED:
         return [
             python, "-m", "trainer.serving", "--model-path", model_of(topology), "--host", where.address, "--port", port,
             "--max-total-tokens", str(MOST_TOKENS), "--seed", where.number, *(part for key in keys for part in ("--key-file", key)), *pool.options,

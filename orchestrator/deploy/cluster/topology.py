@@ -267,7 +267,7 @@ class VerifierPool(RunnerPool):
     metrics_port: Port = 9150
 
 
-class Engine(StrEnum):
+class ServerEngine(StrEnum):
     """The program of a rollout server."""
 
     SGLANG = "sglang"
@@ -282,7 +282,7 @@ class ServerPool(Role):
     """
 
     name: Label = "default"
-    engine: Engine = Engine.SGLANG
+    engine: ServerEngine = ServerEngine.SGLANG
     replicas: Positive = 1
     nodes: Positive = 1
     gpus_per_node: Count = 1
@@ -297,7 +297,7 @@ class ServerPool(Role):
     @property
     def gpus(self) -> int:
         """GPUs that its parallelism takes."""
-        return 0 if self.engine is Engine.EMBEDDED else self.tp * self.pp * self.dp
+        return 0 if self.engine is ServerEngine.EMBEDDED else self.tp * self.pp * self.dp
 
 
 class Trainer(Role):
@@ -373,7 +373,7 @@ class Topology(Section):
     runners: Annotated[tuple[RunnerPool, ...], Field(min_length=1)] = (RunnerPool(),)
     verifiers: Annotated[tuple[VerifierPool, ...], Field(min_length=1)] = (VerifierPool(),)
     servers: Annotated[tuple[ServerPool, ...], Field(min_length=1)] = (
-        ServerPool(engine=Engine.EMBEDDED, gpus_per_node=0),
+        ServerPool(engine=ServerEngine.EMBEDDED, gpus_per_node=0),
     )
     trainer: Trainer = Trainer()
     web: Web = Web()

@@ -34,7 +34,7 @@ from orchestrator.gateway.messages.requests import CompletionRequest
 from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.problems import unavailable
 from orchestrator.gateway.servers.segmented import Generated
-from orchestrator.gateway.sessions.forest import Origin
+from orchestrator.gateway.sessions.forest import StepOrigin
 from orchestrator.gateway.sessions.id_buffer import IdBuffer
 from orchestrator.gateway.sessions.node import Node, Placement
 from orchestrator.gateway.sessions.rebuild import TOOLS
@@ -123,7 +123,7 @@ class Recorder:
         request: CompletionRequest,
         generated: Generated,
         event: StepRecorded,
-        origin: Origin,
+        origin: StepOrigin,
     ) -> list[MarkReason]:
         """The reasons why the step must not train. They are part of its record, so no crash can separate them from it."""
         marks = []
@@ -180,7 +180,9 @@ class Recorder:
         body = encode(msgspec.structs.replace(plain, routes=_own_routes(plain, routes)))
         return body if len(body) <= self._routes_bytes else encode(plain)
 
-    def _routes(self, generated: Generated, origin: Origin, full_len: int, chain: bytes) -> StepRoutes | None:
+    def _routes(
+        self, generated: Generated, origin: StepOrigin, full_len: int, chain: bytes
+    ) -> StepRoutes | None:
         """The routes, as far as a server sent them, that no ancestor step has recorded for the same weights."""
         if self._experts is None or generated.routes is None:
             return None
@@ -197,7 +199,7 @@ class Recorder:
         idx: int,
         request: CompletionRequest,
         placement: Placement,
-        origin: Origin,
+        origin: StepOrigin,
         generated: Generated,
         parsed: Parsed,
         tokens: "_Tokens",
@@ -229,7 +231,7 @@ class Recorder:
         session: Session,
         request: CompletionRequest,
         placement: Placement,
-        origin: Origin,
+        origin: StepOrigin,
         generated: Generated,
         parsed: Parsed,
         sampling: dict[str, object],
@@ -296,7 +298,7 @@ class _Tokens:
     chain: bytes
 
     @classmethod
-    def of(cls, placement: Placement, origin: Origin, generated: Generated) -> "_Tokens":
+    def of(cls, placement: Placement, origin: StepOrigin, generated: Generated) -> "_Tokens":
         assert len(generated.ids) == len(generated.logprobs)
         assert not_tiling(generated.spans, len(generated.ids)) is None
         state = placement.ids
@@ -315,7 +317,7 @@ class _Tokens:
         )
 
 
-def _appended(request: CompletionRequest, placement: Placement, origin: Origin) -> list[dict[str, Any]]:
+def _appended(request: CompletionRequest, placement: Placement, origin: StepOrigin) -> list[dict[str, Any]]:
     """The messages that a step adds to its parent's, in plain form. A new rendering begins with the tools that it shows."""
     turns = [turn.plain() for turn in placement.appended]
     if origin.kind is StepKind.CONTINUES or placement.tools is None:
@@ -324,7 +326,7 @@ def _appended(request: CompletionRequest, placement: Placement, origin: Origin) 
     return [{"role": TOOLS, "content": "", "sha": placement.tools, "tools": shown}, *turns]
 
 
-def _first_routed(origin: Origin, generated: Generated) -> int:
+def _first_routed(origin: StepOrigin, generated: Generated) -> int:
     """The first position whose routes no ancestor step has recorded for the same weights."""
     if origin.kind is not StepKind.REWRITES or origin.parent is None:
         return generated.routes_from
@@ -352,14 +354,14 @@ def _own_routes(event: StepRecorded, routes: StepRoutes) -> StepRoutes | None:
     )
 
 
-def fold(event: StepRecorded, origin: Origin) -> Ids:
+def fold(event: StepRecorded, origin: StepOrigin) -> Ids:
     """The full ids of an event, computed only from its own bytes and its parent's full ids, as Postgres folds them."""
     parent_ids = ids_from_bytes(unb64(event.prompt or "")) if origin.parent is None else origin.parent.full
     pieces = (ids_from_bytes(unb64(piece)) for piece in (event.delta, event.action))
     return np.concatenate([parent_ids[: event.keep_len], *pieces])
 
 
-def _root(origin: Origin) -> int:
+def _root(origin: StepOrigin) -> int:
     assert origin.parent is not None
     return origin.parent.root
 

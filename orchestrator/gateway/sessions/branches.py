@@ -34,7 +34,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The reason for a branch; the reasons are those of `forest.Origin`."""
+    """The reason for a branch; the reasons are those of `forest.StepOrigin`."""
 
     reason: BranchReason
     difference: Difference | None = None

@@ -1,7 +1,7 @@
 """The append-only forest of one attempt's steps, and where a new request belongs in it.
 
     place(turns)   → Placement: the matched parent, and the exact ids to send
-    classify(ids)  → Origin: kind, parent and keep_len under which the step is stored
+    classify(ids)  → StepOrigin: kind, parent and keep_len under which the step is stored
 
 Matching is by message (a harness replays text), merging is by id. A request with an unknown history is never refused. It is a new
 branch, which shares the longest common prefix with an earlier step, or a new root; `branches.py` gives the reason.
@@ -22,7 +22,7 @@ from orchestrator.gateway.sessions.node import Node, Placement
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Origin:
+class StepOrigin:
     """How a step is stored. `reason`: why it is not a plain continuation (None for a continuation, and for an attempt's first root):
 
     sibling           a recorded step has the same conversation (best of n, a repeated body)
@@ -176,18 +176,18 @@ class Forest:
         ]
         return next((node for node in known if node.idx == turn.hint), known[0] if known else None)
 
-    def classify(self, placement: Placement, reason: str | None) -> Origin:
+    def classify(self, placement: Placement, reason: str | None) -> StepOrigin:
         """How the step is stored: the longest common prefix with any earlier step, or a root when it does not share even the first turn."""
         kind, parent, keep_len = self._stored(placement)
         if not self.nodes:
-            return Origin(kind=kind, parent=parent, keep_len=keep_len, reason=reason)
+            return StepOrigin(kind=kind, parent=parent, keep_len=keep_len, reason=reason)
         if (
             kind is StepKind.CONTINUES
             and parent is not None
             and not parent.children
             and not placement.foreign
         ):
-            return Origin(
+            return StepOrigin(
                 kind=kind,
                 parent=parent,
                 keep_len=keep_len,
@@ -201,7 +201,7 @@ class Forest:
                 root for root in self._roots if placement.parent is None or root.tools == placement.tools
             ]
             found = nearest(same_tools, placement.turns, placement.tools)
-        return Origin(
+        return StepOrigin(
             kind=kind,
             parent=parent,
             keep_len=keep_len,

@@ -11,7 +11,7 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.launch import words
-from orchestrator.tasks.traps.python_names import Names
+from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.tree import above, listed, plain, source_of
 
 _DEVICE: Final = re.compile(r"(?:\w+=)?/dev/u?random")
@@ -56,7 +56,7 @@ def draws_in_shell(node: Node) -> bool:
     return name == "shuf" or (name == "openssl" and given[:1] == ["rand"])
 
 
-def draws_in_python(tree: ast.Module, names: Names, seeded: frozenset[str]) -> Iterator[ast.Call]:
+def draws_in_python(tree: ast.Module, names: PythonNames, seeded: frozenset[str]) -> Iterator[ast.Call]:
     """The calls that draw. `seeded`: modules whose generator another file of the tests seeds."""
     seeded |= seeds(tree, names)
     for node in ast.walk(tree):
@@ -82,10 +82,10 @@ def seeds_of(source: str) -> frozenset[str]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
-    return seeds(tree, Names(tree))
+    return seeds(tree, PythonNames(tree))
 
 
-def seeds(tree: ast.Module, names: Names) -> frozenset[str]:
+def seeds(tree: ast.Module, names: PythonNames) -> frozenset[str]:
     """The modules whose generator a source seeds with a value that repeats."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return frozenset(

@@ -8,7 +8,7 @@ from orchestrator.tasks.traps.draws import draws_in_python
 from orchestrator.tasks.traps.programs import PROGRAM_PATHS
 from orchestrator.tasks.traps.python_calls import Calls
 from orchestrator.tasks.traps.python_lists import Lists
-from orchestrator.tasks.traps.python_names import Names
+from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_text import Texts
 from orchestrator.tasks.traps.python_word import OwnWord
 from orchestrator.tasks.traps.rules import Rule, Trap
@@ -49,7 +49,7 @@ def python_traps(
 def _found(
     tree: ast.Module, agent_modules: frozenset[str], seeded: frozenset[str]
 ) -> Iterator[tuple[ast.expr | ast.stmt, Rule]]:
-    names = Names(tree)
+    names = PythonNames(tree)
     texts = Texts(tree, names)
     calls = Calls(names, texts, agent_modules)
     yield from ((node, Rule.SOMEWHERE) for node in texts.somewhere())

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.tasks.traps.python_names import WRAPPER, Names
+from orchestrator.tasks.traps.python_names import WRAPPER, PythonNames
 from orchestrator.tasks.traps.python_text import Texts
 from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.script import rules_of_line
@@ -42,7 +42,7 @@ _AGENT: Final = '"$AGENT"'
 class Calls:
     """The rules for the calls of one source."""
 
-    def __init__(self, names: Names, texts: Texts, agent_modules: frozenset[str]) -> None:
+    def __init__(self, names: PythonNames, texts: Texts, agent_modules: frozenset[str]) -> None:
         self._names, self._texts, self._modules = names, texts, agent_modules
 
     def rules(self, node: ast.Call) -> Iterator[Rule]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.tasks.traps.python_names import Names, bindings
+from orchestrator.tasks.traps.python_names import PythonNames, bindings
 from orchestrator.tasks.traps.python_text import Texts
 
 _EMPTY: Final = frozenset({"[]", "set()", "()", "{}", "0", "list()", "frozenset()"})
@@ -17,7 +17,7 @@ _LOADS: Final = re.compile(r"(?:^|[._])(?:parse|load\w*|read_\w+|reader|DictRead
 class Lists:
     """The conditions of one source on lists and sets of what the agent wrote."""
 
-    def __init__(self, tree: ast.Module, names: Names, texts: Texts) -> None:
+    def __init__(self, tree: ast.Module, names: PythonNames, texts: Texts) -> None:
         self._tree, self._names, self._texts = tree, names, texts
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         subscripts = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))

@@ -27,7 +27,7 @@ _LISTINGS: Final = frozenset({"iterdir", "listdir", "scandir", "walk", "rglob", 
 _HOLES: Final = {"format": re.compile(r"\{[^{}]*\}"), "%": re.compile(r"%[sdr]")}
 
 
-class Names:
+class PythonNames:
     """The names of one source. Names that are set twice stand for nothing."""
 
     def __init__(self, tree: ast.Module) -> None:

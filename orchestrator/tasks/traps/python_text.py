@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.tasks.traps.python_names import Names, bindings, given_by_definition, known_as
+from orchestrator.tasks.traps.python_names import PythonNames, bindings, given_by_definition, known_as
 from orchestrator.tasks.traps.python_single import Singles
 from orchestrator.tasks.traps.tree import listed
 
@@ -23,7 +23,7 @@ _COUNTS: Final = frozenset({"find", "rfind", "count", "index"})
 class Texts:
     """The expressions of one source that carry text of the agent, and the conditions on them."""
 
-    def __init__(self, tree: ast.Module, names: Names) -> None:
+    def __init__(self, tree: ast.Module, names: PythonNames) -> None:
         self._names, self._tree, self._singles = names, tree, Singles(tree)
         self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
         self._carrying: set[str] = set()

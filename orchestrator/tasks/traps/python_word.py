@@ -6,7 +6,7 @@ from typing import Final
 
 from orchestrator.tasks.traps.own_word import REWARD
 from orchestrator.tasks.traps.python_calls import Calls
-from orchestrator.tasks.traps.python_names import Names
+from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_text import Texts
 from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.tree import listed
@@ -20,7 +20,7 @@ _STATUS: Final = frozenset({"returncode", "exit_code", "returncode()", "exitstat
 class OwnWord:
     """The rules of one source."""
 
-    def __init__(self, tree: ast.Module, *, names: Names, texts: Texts, calls: Calls) -> None:
+    def __init__(self, tree: ast.Module, *, names: PythonNames, texts: Texts, calls: Calls) -> None:
         self._tree, self._names, self._texts, self._calls = tree, names, texts, calls
 
     def found(self) -> Iterator[tuple[ast.expr, Rule]]:

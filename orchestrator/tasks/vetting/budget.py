@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.settings import TaskSettings
-from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.outcomes import Outcome
 
 RESERVE: Final = 0.25
@@ -19,8 +19,8 @@ def time_findings(runs: Sequence[Outcome], settings: TaskSettings, reserve: floa
     """The slowest run of the solution, and of its tests, against their limits."""
     found = []
     for fault, what, limit_s, took_s in (
-        (Fault.SLOW_ORACLE, "the solution", settings.agent.timeout_sec, max(r.agent_s for r in runs)),
-        (Fault.SLOW_TESTS, "the tests", settings.verifier.timeout_sec, max(r.tests_s for r in runs)),
+        (TaskFault.SLOW_ORACLE, "the solution", settings.agent.timeout_sec, max(r.agent_s for r in runs)),
+        (TaskFault.SLOW_TESTS, "the tests", settings.verifier.timeout_sec, max(r.tests_s for r in runs)),
     ):
         if took_s > limit_s * (1 - reserve):
             says = f"{what} took {took_s:.1f} s of {limit_s:g} s: less than {reserve:.0%} in reserve"
@@ -68,4 +68,4 @@ def squeeze_findings(
         f"the solution earns {got}{because} with {1 - reserve:.0%} of memory ({limits.memory_mb} MB), disk ({limits.disk_mb} MB) and processes "
         f"({limits.processes})"
     )
-    return [Finding(control=Control.BUDGET, fault=Fault.TIGHT_LIMITS, says=says)]
+    return [Finding(control=Control.BUDGET, fault=TaskFault.TIGHT_LIMITS, says=says)]

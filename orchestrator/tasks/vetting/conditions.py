@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.tasks.vetting.findings import Fault
+from orchestrator.tasks.vetting.findings import TaskFault
 from sandboxes.base import AnyFile, File
 
 CONFTEST: Final = "conftest.py"
@@ -46,7 +46,7 @@ class Condition:
     `blames`: the fault, if only such runs differ."""
 
     name: str
-    blames: Fault = Fault.RANDOM
+    blames: TaskFault = TaskFault.RANDOM
     seed: int = 0
     order: int = 0
     env: Mapping[str, str] = field(default_factory=dict)
@@ -60,16 +60,18 @@ def plan(times: int, tests: Mapping[str, AnyFile], faketime: str = "") -> list[C
     `faketime`: the library's path in the sandbox, empty without it."""
     found = []
     for n in range(times):
-        found.append(Condition(name=f"draws {n + 1}", blames=Fault.DRAW_DEPENDENT, seed=7919 * (n + 1)))
+        found.append(Condition(name=f"draws {n + 1}", blames=TaskFault.DRAW_DEPENDENT, seed=7919 * (n + 1)))
         zone, days = ZONES[n % len(ZONES)], DAYS[n % len(DAYS)]
         clock = {"TZ": zone}
         if faketime:
             clock |= {"LD_PRELOAD": faketime, "FAKETIME": f"+{days}d", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
         name = f"TZ={zone}" + (f", {days} days later" if faketime else "")
-        found.append(Condition(name=name, blames=Fault.CLOCK_DEPENDENT, env=clock))
+        found.append(Condition(name=name, blames=TaskFault.CLOCK_DEPENDENT, env=clock))
         if ordered(tests):
             order = "reversed" if n == 0 else f"shuffled {n}"
-            found.append(Condition(name=f"order of tests {order}", blames=Fault.ORDER_DEPENDENT, order=n + 1))
+            found.append(
+                Condition(name=f"order of tests {order}", blames=TaskFault.ORDER_DEPENDENT, order=n + 1)
+            )
     return found
 
 

@@ -19,7 +19,7 @@ class Control(StrEnum):
     TAMPER = "tamper"
 
 
-class Fault(StrEnum):
+class TaskFault(StrEnum):
     """A fault of a task, by its name. Names never change their meaning."""
 
     NOT_WELL_FORMED = "not-well-formed"
@@ -48,34 +48,34 @@ class Fault(StrEnum):
     PROBE_HAS_NO_VERDICT = "probe-has-no-verdict"
 
 
-REMEDIES: Final[dict[Fault, str]] = {
-    Fault.NOT_WELL_FORMED: "run `penstock tasks check` and correct what it names",
-    Fault.DOES_NOT_BUILD: "correct environment/ until a sandbox opens",
-    Fault.NO_SOLUTION: "add solution/solve.sh, which earns the whole reward",
-    Fault.ORACLE_FAILS: "correct solution/solve.sh or the tests; a lower maximum is declared as max_reward in [metadata]",
-    Fault.ORACLE_HAS_NO_VERDICT: "make tests/test.sh write 0 first, and end without a signal",
-    Fault.NOTHING_PAYS: "make the tests fail on the untouched environment",
-    Fault.NOTHING_HAS_NO_VERDICT: "make tests/test.sh write 0 before it looks at the work",
-    Fault.RANDOM: "take random draws from $PENSTOCK_SEED, wait for conditions and not for times",
-    Fault.DRAW_DEPENDENT: "make the tests accept every correct work, whatever $PENSTOCK_SEED and PYTHONHASHSEED are",
-    Fault.ORDER_DEPENDENT: "give each test its own files and state",
-    Fault.CLOCK_DEPENDENT: "compare no dates with today's; set TZ and the date that the tests need themselves",
-    Fault.LEAK_IN_FILE: "remove the answer from environment/",
-    Fault.LEAK_IN_ENV: "remove it from ENV and [environment].env; variables of the tests belong into [verifier].env",
-    Fault.LEAK_ENCODED: "remove the encoded answer from environment/: an agent decodes it in one command",
-    Fault.LEAK_IN_CACHE: "remove caches (__pycache__, package caches) that were made from the solution or the tests",
-    Fault.LEAK_IN_HISTORY: "remove the repository's objects: begin a history without the solution",
-    Fault.LEAK_IN_NAME: "rename the file: its name gives the answer",
-    Fault.SLOW_ORACLE: "raise [agent].timeout_sec",
-    Fault.SLOW_TESTS: "raise [verifier].timeout_sec, or make the tests faster",
-    Fault.TIGHT_LIMITS: "raise [environment].memory_mb or storage_mb (or the run's sandbox limits), or let the work need less",
-    Fault.UNNAMED: "name it in instruction.md if the agent must use exactly this",
-    Fault.PROBE_PAYS: "let the tests decide by what they compute themselves",
-    Fault.PROBE_LEAKS: "keep the tests' files out of the work directory",
-    Fault.PROBE_HAS_NO_VERDICT: "make tests/test.sh write 0 first, and run the agent's programs through $PENSTOCK_UNTRUSTED",
+REMEDIES: Final[dict[TaskFault, str]] = {
+    TaskFault.NOT_WELL_FORMED: "run `penstock tasks check` and correct what it names",
+    TaskFault.DOES_NOT_BUILD: "correct environment/ until a sandbox opens",
+    TaskFault.NO_SOLUTION: "add solution/solve.sh, which earns the whole reward",
+    TaskFault.ORACLE_FAILS: "correct solution/solve.sh or the tests; a lower maximum is declared as max_reward in [metadata]",
+    TaskFault.ORACLE_HAS_NO_VERDICT: "make tests/test.sh write 0 first, and end without a signal",
+    TaskFault.NOTHING_PAYS: "make the tests fail on the untouched environment",
+    TaskFault.NOTHING_HAS_NO_VERDICT: "make tests/test.sh write 0 before it looks at the work",
+    TaskFault.RANDOM: "take random draws from $PENSTOCK_SEED, wait for conditions and not for times",
+    TaskFault.DRAW_DEPENDENT: "make the tests accept every correct work, whatever $PENSTOCK_SEED and PYTHONHASHSEED are",
+    TaskFault.ORDER_DEPENDENT: "give each test its own files and state",
+    TaskFault.CLOCK_DEPENDENT: "compare no dates with today's; set TZ and the date that the tests need themselves",
+    TaskFault.LEAK_IN_FILE: "remove the answer from environment/",
+    TaskFault.LEAK_IN_ENV: "remove it from ENV and [environment].env; variables of the tests belong into [verifier].env",
+    TaskFault.LEAK_ENCODED: "remove the encoded answer from environment/: an agent decodes it in one command",
+    TaskFault.LEAK_IN_CACHE: "remove caches (__pycache__, package caches) that were made from the solution or the tests",
+    TaskFault.LEAK_IN_HISTORY: "remove the repository's objects: begin a history without the solution",
+    TaskFault.LEAK_IN_NAME: "rename the file: its name gives the answer",
+    TaskFault.SLOW_ORACLE: "raise [agent].timeout_sec",
+    TaskFault.SLOW_TESTS: "raise [verifier].timeout_sec, or make the tests faster",
+    TaskFault.TIGHT_LIMITS: "raise [environment].memory_mb or storage_mb (or the run's sandbox limits), or let the work need less",
+    TaskFault.UNNAMED: "name it in instruction.md if the agent must use exactly this",
+    TaskFault.PROBE_PAYS: "let the tests decide by what they compute themselves",
+    TaskFault.PROBE_LEAKS: "keep the tests' files out of the work directory",
+    TaskFault.PROBE_HAS_NO_VERDICT: "make tests/test.sh write 0 first, and run the agent's programs through $PENSTOCK_UNTRUSTED",
 }
 
-REPORTED: Final = frozenset({Fault.UNNAMED})
+REPORTED: Final = frozenset({TaskFault.UNNAMED})
 """Faults that take no level."""
 
 
@@ -84,7 +84,7 @@ class Finding:
     """One fault. `says`: one sentence about this task; `where`: a file, a variable, a probe, may be empty; `remedy` replaces the fault's own."""
 
     control: Control
-    fault: Fault
+    fault: TaskFault
     says: str
     where: str = ""
     remedy: str = ""

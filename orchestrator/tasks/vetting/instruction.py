@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from sandboxes.base import AnyFile
 
 _EXTENSIONS: Final = (
@@ -56,7 +56,7 @@ def instruction_findings(
                 continue
             says = f"tests/{path} uses the {kind} {name!r}, which the instruction does not mention"
             found.setdefault(
-                name, Finding(control=Control.INSTRUCTION, fault=Fault.UNNAMED, says=says, where=name)
+                name, Finding(control=Control.INSTRUCTION, fault=TaskFault.UNNAMED, says=says, where=name)
             )
     return list(found.values())[:MOST]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.contracts.quote import quoted
-from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.forms import MOST_DECODED, Budget, Form, views
 from orchestrator.tasks.vetting.secrets import Body, Source
 
@@ -61,16 +61,16 @@ class Suspect:
         return f"${self.variable}" if self.variable else self.path
 
     @property
-    def fault(self) -> Fault:
+    def fault(self) -> TaskFault:
         if self.variable:
-            return Fault.LEAK_IN_ENV
+            return TaskFault.LEAK_IN_ENV
         if self.named:
-            return Fault.LEAK_IN_NAME
+            return TaskFault.LEAK_IN_NAME
         if _HISTORY.search(self.path):
-            return Fault.LEAK_IN_HISTORY
+            return TaskFault.LEAK_IN_HISTORY
         if _CACHE.search(self.path):
-            return Fault.LEAK_IN_CACHE
-        return Fault.LEAK_IN_FILE if self.form is Form.PLAIN else Fault.LEAK_ENCODED
+            return TaskFault.LEAK_IN_CACHE
+        return TaskFault.LEAK_IN_FILE if self.form is Form.PLAIN else TaskFault.LEAK_ENCODED
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def confirmed(suspects: Iterable[Suspect]) -> list[Finding]:
                 fault=suspect.fault,
                 where=suspect.place,
                 says=_says(suspect),
-                remedy=_IN_FILE if suspect.fault is Fault.LEAK_IN_FILE else "",
+                remedy=_IN_FILE if suspect.fault is TaskFault.LEAK_IN_FILE else "",
             )
     return list(found.values())
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.tasks.vetting.conditions import PLAIN, Condition
-from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.remedies import OUTSIDE, remedy_of, writes_outside
 
 EXACT: Final = 1e-9
@@ -27,7 +27,9 @@ def oracle_findings(plain: Sequence[Outcome], maximum: float) -> list[Finding]:
     without = [run for run in plain if run.reward is None]
     if without and len(without) == len(plain):
         says, remedy = f"the solution gets no verdict: {without[0].reason}", remedy_of(without[0].reason)
-        return [Finding(control=Control.ORACLE, fault=Fault.ORACLE_HAS_NO_VERDICT, says=says, remedy=remedy)]
+        return [
+            Finding(control=Control.ORACLE, fault=TaskFault.ORACLE_HAS_NO_VERDICT, says=says, remedy=remedy)
+        ]
     rewards = {run.reward for run in plain}
     if len(rewards) == 1 and not _same(plain[0].reward, maximum):
         reason = plain[0].reason
@@ -36,7 +38,7 @@ def oracle_findings(plain: Sequence[Outcome], maximum: float) -> list[Finding]:
         says, remedy = f"the solution earns {plain[0].reward:g} and not {maximum:g}{because}", ""
         if writes_outside(reason):
             remedy = remedy_of(reason)
-        return [Finding(control=Control.ORACLE, fault=Fault.ORACLE_FAILS, says=says, remedy=remedy)]
+        return [Finding(control=Control.ORACLE, fault=TaskFault.ORACLE_FAILS, says=says, remedy=remedy)]
     return []
 
 
@@ -46,14 +48,14 @@ def nothing_findings(plain: Sequence[Outcome]) -> list[Finding]:
     without = [run for run in plain if run.reward is None]
     if paid and len(paid) == len(plain):
         says = f"the untouched environment earns {paid[0].reward:g}"
-        return [Finding(control=Control.NOTHING, fault=Fault.NOTHING_PAYS, says=says)]
+        return [Finding(control=Control.NOTHING, fault=TaskFault.NOTHING_PAYS, says=says)]
     if without and len(without) == len(plain):
         says, remedy = (
             f"the untouched environment gets no verdict: {without[0].reason}",
             remedy_of(without[0].reason),
         )
         return [
-            Finding(control=Control.NOTHING, fault=Fault.NOTHING_HAS_NO_VERDICT, says=says, remedy=remedy)
+            Finding(control=Control.NOTHING, fault=TaskFault.NOTHING_HAS_NO_VERDICT, says=says, remedy=remedy)
         ]
     return []
 
@@ -68,8 +70,8 @@ def flaky_findings(what: str, plain: Sequence[Outcome], varied: Sequence[Outcome
     rewards = [_word(run.reward) for run in plain]
     if len(set(rewards)) > 1:
         says = f"{what} earns {', '.join(rewards)} under the same conditions"
-        return [Finding(control=Control.FLAKY, fault=Fault.RANDOM, says=says)]
-    found: dict[Fault, Finding] = {}
+        return [Finding(control=Control.FLAKY, fault=TaskFault.RANDOM, says=says)]
+    found: dict[TaskFault, Finding] = {}
     for run in varied:
         if _word(run.reward) == rewards[0] or run.condition.blames in found:
             continue

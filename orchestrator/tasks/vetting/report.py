@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from orchestrator.contracts.vetting import VETTING, Level, Vetting
-from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 
 
 class Status(StrEnum):
@@ -86,7 +86,7 @@ class TaskReport:
         return tuple(finding for result in self.results for finding in result.findings)
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def faults(self) -> tuple[TaskFault, ...]:
         """The faults that cost it a level, each once."""
         return tuple(dict.fromkeys(f.fault for f in self.findings if f.counts))
 
@@ -147,7 +147,7 @@ class TaskReport:
                     findings=tuple(
                         Finding(
                             control=Control(each.control),
-                            fault=Fault(finding.fault),
+                            fault=TaskFault(finding.fault),
                             says=finding.says,
                             where=finding.where,
                             remedy=finding.remedy,

@@ -5,7 +5,7 @@ from typing import Final
 
 from orchestrator.tasks.probes import Needs, Probe, ProbeKind
 from orchestrator.tasks.traps import ADVICE, Rule
-from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 
 _WRAPPER: Final = ADVICE[Rule.AGENT_PROGRAM].safe
 _REMEDIES: Final[dict[ProbeKind, str]] = {
@@ -44,17 +44,19 @@ def finding_of(probe: Probe, reward: float | None, reason: str | None, leaked: b
     """The finding of one probe that was tried; None: it earned nothing. `leaked`: a secret of the tests came out with its work."""
     if reward is None:
         says = f"the probe {probe.name!r} gets no verdict: {reason}"
-        return _finding(Fault.PROBE_HAS_NO_VERDICT, probe, says)
+        return _finding(TaskFault.PROBE_HAS_NO_VERDICT, probe, says)
     if reward > 0.0:
-        return _finding(Fault.PROBE_PAYS, probe, f"the probe {probe.name!r} earns {reward:g}. {probe.tries}")
+        return _finding(
+            TaskFault.PROBE_PAYS, probe, f"the probe {probe.name!r} earns {reward:g}. {probe.tries}"
+        )
     if leaked:
         says = f"the probe {probe.name!r} reads a secret of the tests. {probe.tries}"
-        return _finding(Fault.PROBE_LEAKS, probe, says)
+        return _finding(TaskFault.PROBE_LEAKS, probe, says)
     return None
 
 
-def _finding(fault: Fault, probe: Probe, says: str) -> Finding:
-    remedy = "" if fault is Fault.PROBE_HAS_NO_VERDICT else remedy_of(probe)
+def _finding(fault: TaskFault, probe: Probe, says: str) -> Finding:
+    remedy = "" if fault is TaskFault.PROBE_HAS_NO_VERDICT else remedy_of(probe)
     return Finding(control=Control.TAMPER, fault=fault, says=says, where=probe.name, remedy=remedy)
 
 

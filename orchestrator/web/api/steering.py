@@ -39,7 +39,7 @@ from orchestrator.pool.runs import StoredRun, find_run
 from orchestrator.pool.submissions import forget_rejection
 from orchestrator.retry import publish_again, submission_of, submit_again
 from orchestrator.settings.config import Config
-from orchestrator.web.requests import Command, Refused, post
+from orchestrator.web.requests import CommandRequest, Refused, post
 
 T = TypeVar("T")
 BUS_S = 5.0
@@ -53,21 +53,21 @@ class CommandResult:
     done: str
 
 
-async def _pause(command: Command) -> CommandResult:
+async def _pause(command: CommandRequest) -> CommandResult:
     left = await _apply(
         command, lambda connection, run: steer.pause(connection, run.run_id, command.who, command.reason)
     )
     return CommandResult(steer.paused(left))
 
 
-async def _resume(command: Command) -> CommandResult:
+async def _resume(command: CommandRequest) -> CommandResult:
     await _apply(
         command, lambda connection, run: steer.resume(connection, run.run_id, command.who, command.reason)
     )
     return CommandResult(steer.RESUMED)
 
 
-async def _cancel(command: Command) -> CommandResult:
+async def _cancel(command: CommandRequest) -> CommandResult:
     group_id = command.body.get("group")
     if not isinstance(group_id, int) or isinstance(group_id, bool) or not 0 <= group_id <= INT8:
         raise Refused(400, "group must be the number of a group")
@@ -78,7 +78,7 @@ async def _cancel(command: Command) -> CommandResult:
     return CommandResult(steer.cancelled(group_id))
 
 
-async def _weights(command: Command) -> CommandResult:
+async def _weights(command: CommandRequest) -> CommandResult:
     if "domains" not in command.body:
         raise Refused(400, "domains must be given: an object of weights, or null for those of the stage")
     given = command.body["domains"]
@@ -94,7 +94,7 @@ async def _weights(command: Command) -> CommandResult:
     return CommandResult(steer.reweighed(weights))
 
 
-async def _drain(command: Command) -> CommandResult:
+async def _drain(command: CommandRequest) -> CommandResult:
     kind, name = _target(command)
     config, last = command.site.config, command.body.get("last", False)
     if not isinstance(last, bool):
@@ -118,7 +118,7 @@ async def _drain(command: Command) -> CommandResult:
     )
 
 
-async def _undrain(command: Command) -> CommandResult:
+async def _undrain(command: CommandRequest) -> CommandResult:
     kind, name = _target(command)
     limit = command.site.config.watchdog.no_progress_s
     found = await _apply(
@@ -130,7 +130,7 @@ async def _undrain(command: Command) -> CommandResult:
     return CommandResult(f"{found.called[:1].upper()}{found.called[1:]} works again.")
 
 
-def _target(command: Command) -> tuple[DrainKind, str]:
+def _target(command: CommandRequest) -> tuple[DrainKind, str]:
     kind, name = command.body.get("kind"), command.body.get("id")
     for known in DrainKind:
         if kind == known and isinstance(name, str) and name and "\0" not in name:
@@ -138,7 +138,7 @@ def _target(command: Command) -> tuple[DrainKind, str]:
     raise Refused(400, f"kind must be one of {', '.join(DrainKind)}, and id the name of one")
 
 
-async def _drop(command: Command) -> CommandResult:
+async def _drop(command: CommandRequest) -> CommandResult:
     kind, number = _letter(command)
     if kind is LetterKind.GROUP:
         raise Refused(409, "a dead group is the record of a submission's outcome and cannot be dropped")
@@ -151,7 +151,7 @@ async def _drop(command: Command) -> CommandResult:
     return CommandResult(f"m{number} is dropped.")
 
 
-async def _retry(command: Command) -> CommandResult:
+async def _retry(command: CommandRequest) -> CommandResult:
     kind, number = _letter(command)
 
     async def find(connection: AsyncConnection) -> tuple[DeadMessage | DeadGroup, str]:
@@ -201,7 +201,7 @@ async def _retry(command: Command) -> CommandResult:
     return CommandResult(f"g{number} is submitted again as {submission}.")
 
 
-async def _apply(command: Command, work: Callable[[AsyncConnection, StoredRun], Awaitable[T]]) -> T:
+async def _apply(command: CommandRequest, work: Callable[[AsyncConnection, StoredRun], Awaitable[T]]) -> T:
     """`work` in one transaction on the run that the command names. Refused (409) if the current state does not allow it."""
 
     async def transaction(connection: AsyncConnection) -> T:
@@ -216,14 +216,14 @@ async def _apply(command: Command, work: Callable[[AsyncConnection, StoredRun], 
     return done
 
 
-async def _run(connection: AsyncConnection, command: Command) -> StoredRun:
+async def _run(connection: AsyncConnection, command: CommandRequest) -> StoredRun:
     run = await find_run(connection, command.run)
     if run is None:
         raise Refused(404, f"run {quoted(command.run)} does not exist in this database")
     return run
 
 
-def _letter(command: Command) -> tuple[LetterKind, int]:
+def _letter(command: CommandRequest) -> tuple[LetterKind, int]:
     name = command.body.get("letter")
     found = parse_letter(name) if isinstance(name, str) else None
     if found is None:

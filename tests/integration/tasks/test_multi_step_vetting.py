@@ -10,7 +10,7 @@ from orchestrator.contracts.vetting import Level
 from orchestrator.probing import ProbeRun
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.harbor import Task, load
-from orchestrator.tasks.vetting.findings import Fault
+from orchestrator.tasks.vetting.findings import TaskFault
 from orchestrator.vetting.task import Options, vet
 from sandboxes.bubblewrap import BubblewrapProvider
 
@@ -61,11 +61,11 @@ async def test_a_step_without_a_solution_and_a_step_that_always_passes_are_named
     files = {path: file for path, file in example.files.items() if path != "steps/count/solution/solve.sh"}
     report = await vet("unsolved", Task.from_files(files), BubblewrapProvider(), options)
     faults = {finding.fault for result in report.results for finding in result.findings}
-    assert Fault.NO_SOLUTION in faults
+    assert TaskFault.NO_SOLUTION in faults
     always = b"echo 1 > /logs/verifier/reward.txt\n"
     paying = example.with_file("task.toml", b'[[steps]]\nname = "note"\n[[steps]]\nname = "count"\n')
     report = await vet(
         "paying", paying.with_file("steps/count/tests/test.sh", always), BubblewrapProvider(), options
     )
     faults = {finding.fault for result in report.results for finding in result.findings}
-    assert Fault.NOTHING_PAYS in faults
+    assert TaskFault.NOTHING_PAYS in faults

@@ -28,7 +28,7 @@ from orchestrator.settings.config import load
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.harbor import load as load_task
-from orchestrator.tasks.vetting.findings import Fault
+from orchestrator.tasks.vetting.findings import TaskFault
 from orchestrator.tasks.vetting.leaks import Readable
 from orchestrator.tasks.vetting.report import TaskReport
 from orchestrator.vetting.leak import leak_findings
@@ -105,7 +105,7 @@ async def test_an_environment_that_the_provider_refuses_does_not_build() -> None
     options = Options(section=SandboxSection(), times=1)
     provider = Failing(ValueError("its image cannot be built"))
     found = await vet("a", Task.from_files(WELL_MADE["write"]), provider, options)
-    assert found.level is Level.WELL_FORMED and found.faults == (Fault.DOES_NOT_BUILD,)
+    assert found.level is Level.WELL_FORMED and found.faults == (TaskFault.DOES_NOT_BUILD,)
 
 
 @pytest.fixture
@@ -214,4 +214,4 @@ async def test_a_text_that_cannot_be_hidden_is_a_leak_if_it_is_encoded() -> None
         files={**message, "/usr/bin/env": answer, "/etc/hostname": answer.hex().encode()}, variables={}
     )
     found, unread = await leak_findings(trials, left, shown)
-    assert [(f.fault, f.where) for f in found] == [(Fault.LEAK_ENCODED, "/etc/hostname")] and unread == ""
+    assert [(f.fault, f.where) for f in found] == [(TaskFault.LEAK_ENCODED, "/etc/hostname")] and unread == ""

@@ -11,7 +11,7 @@ from orchestrator.contracts.vetting import Level
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.probes import PROBES, Probe, probe
-from orchestrator.tasks.vetting.findings import Control, Fault
+from orchestrator.tasks.vetting.findings import Control, TaskFault
 from orchestrator.tasks.vetting.report import Status, TaskReport
 from orchestrator.vetting.task import Options, vet
 from sandboxes.bubblewrap import BubblewrapProvider
@@ -76,7 +76,7 @@ async def test_a_well_made_task_is_vetted(name: str) -> None:
 async def test_a_planted_fault_is_found_by_name(name: str) -> None:
     planted = PLANTED[name]
     probes = [probe(planted.probe)] if planted.probe else []
-    times = 2 if planted.fault is Fault.RANDOM else 1
+    times = 2 if planted.fault is TaskFault.RANDOM else 1
     report = await vetted(dict(planted.files), probes, times=times)
     assert planted.fault in report.faults, [(f.fault, f.says) for f in report.findings]
     finding = next(f for f in report.findings if f.fault is planted.fault)
@@ -88,9 +88,9 @@ async def test_a_planted_fault_is_found_by_name(name: str) -> None:
 
 def test_there_are_enough_of_both() -> None:
     assert len(PLAIN) >= 20 and len(PLANTED) >= 55 and len(ALL) == len(PLAIN) + len(WITH_IMAGES)
-    assert {planted.fault for planted in PLANTED.values()} >= set(Fault) - {
-        Fault.PROBE_LEAKS,  # tests/unit/tasks/vetting
-        Fault.UNNAMED,  # takes no level
+    assert {planted.fault for planted in PLANTED.values()} >= set(TaskFault) - {
+        TaskFault.PROBE_LEAKS,  # tests/unit/tasks/vetting
+        TaskFault.UNNAMED,  # takes no level
     }
 
 

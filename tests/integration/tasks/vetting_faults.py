@@ -27,7 +27,7 @@ from ops.lab.task_set.small import (
     pyc,
     task,
 )
-from orchestrator.tasks.vetting.findings import Fault
+from orchestrator.tasks.vetting.findings import TaskFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Planted:
     """A task with one fault. `probe`: that must find it, if the control is `tamper`."""
 
     files: Mapping[str, bytes]
-    fault: Fault
+    fault: TaskFault
     probe: str = ""
 
 
@@ -88,10 +88,10 @@ def _program(run: str, solution: str = ADD, **more: str | bytes) -> Files:
 
 
 def _pays(files: Mapping[str, bytes], probe: str) -> Planted:
-    return Planted(files=files, fault=Fault.PROBE_PAYS, probe=probe)
+    return Planted(files=files, fault=TaskFault.PROBE_PAYS, probe=probe)
 
 
-def _has(files: Mapping[str, bytes], fault: Fault) -> Planted:
+def _has(files: Mapping[str, bytes], fault: TaskFault) -> Planted:
     return Planted(files=files, fault=fault)
 
 
@@ -101,7 +101,7 @@ PLANTED: Final[dict[str, Planted]] = {
     # leak
     "answer in ENV": _has(
         _hard(**{"environment/Dockerfile": f"FROM debian:12\nENV BUILD_ID=1 ROOM_SECRET={WORD}\n"}),
-        Fault.LEAK_IN_ENV,
+        TaskFault.LEAK_IN_ENV,
     ),
     "answer in ENV as base64": _has(
         _hard(
@@ -109,50 +109,55 @@ PLANTED: Final[dict[str, Planted]] = {
                 "task.toml": f'[environment]\nenv = {{ CACHE = "{base64.b64encode(WORD.encode()).decode()}" }}\n'
             }
         ),
-        Fault.LEAK_IN_ENV,
+        TaskFault.LEAK_IN_ENV,
     ),
     "answer in a file": _has(
-        _hard(**{env("notes.txt"): f"todo: clean\nanswer: {WORD}\n"}), Fault.LEAK_IN_FILE
+        _hard(**{env("notes.txt"): f"todo: clean\nanswer: {WORD}\n"}), TaskFault.LEAK_IN_FILE
     ),
     "answer as base64": _has(
-        _hard(**{env("data/blob"): base64.b64encode(f"the answer is {WORD}".encode())}), Fault.LEAK_ENCODED
+        _hard(**{env("data/blob"): base64.b64encode(f"the answer is {WORD}".encode())}),
+        TaskFault.LEAK_ENCODED,
     ),
-    "answer as hex": _has(_hard(**{env("data/blob"): f"id: {WORD.encode().hex()}\n"}), Fault.LEAK_ENCODED),
-    "answer compressed": _has(_hard(**{env("old.gz"): _gz(f"log\n{WORD}\n")}), Fault.LEAK_ENCODED),
-    "answer reversed": _has(_hard(**{env("word.txt"): WORD[::-1]}), Fault.LEAK_ENCODED),
+    "answer as hex": _has(
+        _hard(**{env("data/blob"): f"id: {WORD.encode().hex()}\n"}), TaskFault.LEAK_ENCODED
+    ),
+    "answer compressed": _has(_hard(**{env("old.gz"): _gz(f"log\n{WORD}\n")}), TaskFault.LEAK_ENCODED),
+    "answer reversed": _has(_hard(**{env("word.txt"): WORD[::-1]}), TaskFault.LEAK_ENCODED),
     "solution compressed and as base64": _has(
         _hard(**{env("x.b64"): base64.b64encode(_gz(f"#!/bin/bash\necho {WORD} > out.txt\n"))}),
-        Fault.LEAK_ENCODED,
+        TaskFault.LEAK_ENCODED,
     ),
-    "answer in a file's name": _has(_hard(**{env(f"cache/{WORD}.lock"): "1"}), Fault.LEAK_IN_NAME),
+    "answer in a file's name": _has(_hard(**{env(f"cache/{WORD}.lock"): "1"}), TaskFault.LEAK_IN_NAME),
     "answer in a compiled module": _has(
-        _hard(**{env("__pycache__/solved.cpython-311.pyc"): _pyc()}), Fault.LEAK_IN_CACHE
+        _hard(**{env("__pycache__/solved.cpython-311.pyc"): _pyc()}), TaskFault.LEAK_IN_CACHE
     ),
     "solved module as a backup": _has(
-        _with("fix", **{env("backup/stats.py.orig"): FIXED}), Fault.LEAK_IN_FILE
+        _with("fix", **{env("backup/stats.py.orig"): FIXED}), TaskFault.LEAK_IN_FILE
     ),
     "solved line as a comment": _has(
-        _with("fix", **{env("notes.md"): f"# try this:\n#{FIXED_LINE}\n"}), Fault.LEAK_IN_FILE
+        _with("fix", **{env("notes.md"): f"# try this:\n#{FIXED_LINE}\n"}), TaskFault.LEAK_IN_FILE
     ),
-    "hidden tests in the environment": _has(_with("fix", **{env("ci/cases.py"): CASES}), Fault.LEAK_IN_FILE),
-    "answer in a repository's history": _has(_in_history(""), Fault.LEAK_IN_HISTORY),
+    "hidden tests in the environment": _has(
+        _with("fix", **{env("ci/cases.py"): CASES}), TaskFault.LEAK_IN_FILE
+    ),
+    "answer in a repository's history": _has(_in_history(""), TaskFault.LEAK_IN_HISTORY),
     "answer in a history that the solution only adds to": _has(
         _in_history("git -c user.name=a -c user.email=a@example.org commit -qam done\n"),
-        Fault.LEAK_IN_HISTORY,
+        TaskFault.LEAK_IN_HISTORY,
     ),
     "a damaged repository": _has(
-        _hard(**{env(".git/objects/pack/a.pack"): b"PACK\0\0\0\2\0\0\0\1"}), Fault.NOT_WELL_FORMED
+        _hard(**{env(".git/objects/pack/a.pack"): b"PACK\0\0\0\2\0\0\0\1"}), TaskFault.NOT_WELL_FORMED
     ),
     "a health check that never succeeds": _has(
         _with(
             "write",
             **{"task.toml": '[environment.healthcheck]\ncommand = "false"\nretries = 1\ninterval_sec = 0\n'},
         ),
-        Fault.DOES_NOT_BUILD,
+        TaskFault.DOES_NOT_BUILD,
     ),
     # nothing
     "a test that always passes": _has(
-        task("Say hello.", "echo hello", f"mkdir -p /logs/verifier; {PAY}\n"), Fault.NOTHING_PAYS
+        task("Say hello.", "echo hello", f"mkdir -p /logs/verifier; {PAY}\n"), TaskFault.NOTHING_PAYS
     ),
     "a test of absence": _has(
         task(
@@ -161,7 +166,7 @@ PLANTED: Final[dict[str, Planted]] = {
             checks("! grep -q wrong text.txt"),
             **{env("text.txt"): "a bad day\n"},
         ),
-        Fault.NOTHING_PAYS,
+        TaskFault.NOTHING_PAYS,
     ),
     "credit for nothing": _has(
         task(
@@ -169,7 +174,7 @@ PLANTED: Final[dict[str, Planted]] = {
             "echo hi > out",
             f'mkdir -p /logs/verifier; echo 0.2 > /logs/verifier/reward.txt; [ "$(head -c 9 out)" = hi ] && {PAY}; exit 0',
         ),
-        Fault.NOTHING_PAYS,
+        TaskFault.NOTHING_PAYS,
     ),
     "no verdict without the work": _has(
         task(
@@ -177,13 +182,13 @@ PLANTED: Final[dict[str, Planted]] = {
             "echo hi > out",
             f'set -e\nmkdir -p /logs/verifier\n[ "$(head -c 9 out)" = hi ]\n{PAY}\n',
         ),
-        Fault.NOTHING_HAS_NO_VERDICT,
+        TaskFault.NOTHING_HAS_NO_VERDICT,
     ),
     # oracle
     "a wrong solution": _has(
-        _with("write", **{"solution/solve.sh": "echo ho > out.txt"}), Fault.ORACLE_FAILS
+        _with("write", **{"solution/solve.sh": "echo ho > out.txt"}), TaskFault.ORACLE_FAILS
     ),
-    "an undeclared maximum": _has(_with("shares", **{"task.toml": ""}), Fault.ORACLE_FAILS),
+    "an undeclared maximum": _has(_with("shares", **{"task.toml": ""}), TaskFault.ORACLE_FAILS),
     "a solution that needs a network": _has(
         _with(
             "write",
@@ -191,16 +196,17 @@ PLANTED: Final[dict[str, Planted]] = {
                 "solution/solve.sh": "python3 -c \"import urllib.request as u; print(u.urlopen('http://example.com', timeout=2).read())\" > out.txt"
             },
         ),
-        Fault.ORACLE_FAILS,
+        TaskFault.ORACLE_FAILS,
     ),
     "no solution": _has(
-        {path: body for path, body in WELL_MADE["write"].items() if "solution" not in path}, Fault.NO_SOLUTION
+        {path: body for path, body in WELL_MADE["write"].items() if "solution" not in path},
+        TaskFault.NO_SOLUTION,
     ),
     "a test that kills itself": _has(
-        _with("write", **{"tests/test.sh": "kill -9 $$"}), Fault.ORACLE_HAS_NO_VERDICT
+        _with("write", **{"tests/test.sh": "kill -9 $$"}), TaskFault.ORACLE_HAS_NO_VERDICT
     ),
     "a test without a reward": _has(
-        _with("write", **{"tests/test.sh": "grep -q hi out.txt"}), Fault.ORACLE_HAS_NO_VERDICT
+        _with("write", **{"tests/test.sh": "grep -q hi out.txt"}), TaskFault.ORACLE_HAS_NO_VERDICT
     ),
     # flaky
     "a random reward": _has(
@@ -210,7 +216,7 @@ PLANTED: Final[dict[str, Planted]] = {
                 "tests/test.sh": f"{BEGIN}[ -f out.txt ] && echo 0.$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') > /logs/verifier/reward.txt\nexit 0\n"
             },
         ),
-        Fault.RANDOM,
+        TaskFault.RANDOM,
     ),
     "a reward by the draw": _has(
         _with(
@@ -219,14 +225,14 @@ PLANTED: Final[dict[str, Planted]] = {
                 "tests/test.sh": f"{BEGIN}[ $((PENSTOCK_SEED % 2)) = 0 ] && [ -f out.txt ] && {PAY}\nexit 0\n"
             },
         ),
-        Fault.DRAW_DEPENDENT,
+        TaskFault.DRAW_DEPENDENT,
     ),
     "a reward by the time zone": _has(
         _with(
             "write",
             **{"tests/test.sh": f'{BEGIN}[ "$(date +%z)" = +0000 ] && [ -f out.txt ] && {PAY}\nexit 0\n'},
         ),
-        Fault.CLOCK_DEPENDENT,
+        TaskFault.CLOCK_DEPENDENT,
     ),
     "a test that needs the one before": _has(
         _with(
@@ -237,7 +243,7 @@ PLANTED: Final[dict[str, Planted]] = {
                 "def test_second():\n    assert seen == [1]\n"
             },
         ),
-        Fault.ORDER_DEPENDENT,
+        TaskFault.ORDER_DEPENDENT,
     ),
     # budget
     "tests near their limit": _has(
@@ -248,7 +254,7 @@ PLANTED: Final[dict[str, Planted]] = {
                 "tests/test.sh": f"sleep 3.2\n{checks(SAME.format('out.txt', 'hi'))}",
             },
         ),
-        Fault.SLOW_TESTS,
+        TaskFault.SLOW_TESTS,
     ),
     "a solution near its limit": _has(
         _with(
@@ -258,7 +264,7 @@ PLANTED: Final[dict[str, Planted]] = {
                 "solution/solve.sh": "sleep 3.2; echo hi > out.txt",
             },
         ),
-        Fault.SLOW_ORACLE,
+        TaskFault.SLOW_ORACLE,
     ),
     "disk near its limit": _has(
         _with(
@@ -268,13 +274,13 @@ PLANTED: Final[dict[str, Planted]] = {
                 "solution/solve.sh": "head -c 36000000 /dev/urandom > /tmp/x && rm /tmp/x && echo hi > out.txt",
             },
         ),
-        Fault.TIGHT_LIMITS,
+        TaskFault.TIGHT_LIMITS,
     ),
     # form
     "a Dockerfile that needs an image": _has(
-        _hard(**{"environment/Dockerfile": "FROM debian:12\nRUN apt-get update\n"}), Fault.NOT_WELL_FORMED
+        _hard(**{"environment/Dockerfile": "FROM debian:12\nRUN apt-get update\n"}), TaskFault.NOT_WELL_FORMED
     ),
-    "a GPU": _has(_hard(**{"task.toml": "[environment]\ngpus = 1\n"}), Fault.NOT_WELL_FORMED),
+    "a GPU": _has(_hard(**{"task.toml": "[environment]\ngpus = 1\n"}), TaskFault.NOT_WELL_FORMED),
     # tamper
     "a reward that the agent writes": _pays(
         task(
@@ -392,7 +398,7 @@ PLANTED: Final[dict[str, Planted]] = {
                 "tests/test.sh": f'{BEGIN}[ -f out.txt ] && while [ "$(head -c 9 out.txt)" != hi ]; do sleep 0.1; done && {PAY}\nexit 0\n',
             },
         ),
-        fault=Fault.PROBE_HAS_NO_VERDICT,
+        fault=TaskFault.PROBE_HAS_NO_VERDICT,
         probe="guesses",
     ),
 }

@@ -18,7 +18,7 @@ from orchestrator.gateway.messages.turns import (
     read_messages,
 )
 from orchestrator.gateway.render import Renderer
-from orchestrator.gateway.sessions.forest import Forest, Origin
+from orchestrator.gateway.sessions.forest import Forest, StepOrigin
 from orchestrator.gateway.sessions.id_buffer import IdBuffer
 from orchestrator.gateway.sessions.node import Node, Placement
 
@@ -42,7 +42,7 @@ class Stepped:
 
     message: Message
     node: Node
-    origin: Origin
+    origin: StepOrigin
     placement: Placement
 
 

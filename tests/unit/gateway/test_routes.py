@@ -27,7 +27,7 @@ from orchestrator.gateway.servers.in_flight import InFlight
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway.servers.segmented import Generated
 from orchestrator.gateway.servers.server import RolloutServer
-from orchestrator.gateway.sessions.forest import Origin
+from orchestrator.gateway.sessions.forest import StepOrigin
 from orchestrator.gateway.sessions.node import Node
 from orchestrator.trajectory.routes import (
     Experts,
@@ -192,7 +192,7 @@ def test_a_step_records_the_routes_that_no_step_above_has_of_the_same_weights(
 ) -> None:
     keep_len = 3 if kind is StepKind.REWRITES else 5
     parent = None if kind is StepKind.ROOT else cast(Node, SimpleNamespace(routed=above))
-    origin = Origin(kind=kind, parent=parent, keep_len=keep_len, reason=None)
+    origin = StepOrigin(kind=kind, parent=parent, keep_len=keep_len, reason=None)
     found = recorder()._routes(step(rows(1, routes_from, 9), routes_from), origin, 8, CHAIN)
     assert found is not None and (
         found.start,
@@ -218,7 +218,7 @@ def test_routes_that_make_a_message_too_large_are_left_out_first_those_of_what_i
         experts=WIDE,
         routes_bytes=limit_kb * 1024,
     )
-    origin = Origin(
+    origin = StepOrigin(
         kind=StepKind.CONTINUES, parent=cast(Node, SimpleNamespace(routed=0)), keep_len=1000, reason=None
     )
     found = one._routes(step(rows(1, 0, 1400), 0), origin, 1401, CHAIN)
@@ -245,7 +245,7 @@ def test_routes_never_make_a_message_that_the_bus_does_not_take() -> None:
 
 
 def test_nothing_is_recorded_without_routes_or_while_replay_is_off() -> None:
-    origin = Origin(kind=StepKind.ROOT, parent=None, keep_len=5, reason=None)
+    origin = StepOrigin(kind=StepKind.ROOT, parent=None, keep_len=5, reason=None)
     assert recorder()._routes(step(None, 0), origin, 8, CHAIN) is None
     assert recorder()._routes(step(rows(1, 0, 0), 0), origin, 8, CHAIN) is None
     assert recorder(None)._routes(step(rows(1, 0, 7), 0), origin, 8, CHAIN) is None

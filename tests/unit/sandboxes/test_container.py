@@ -11,7 +11,7 @@ import pytest
 
 from sandboxes import seccomp
 from sandboxes.base import File, Folder, Limits, Link, SandboxError, SandboxSpec, SideService
-from sandboxes.container.engine import ContainerRun, Engine, Mount, ServiceRun, profile
+from sandboxes.container.engine import ContainerEngine, ContainerRun, Mount, ServiceRun, profile
 from sandboxes.container.image import digest
 from sandboxes.container.provider import ContainerProvider
 from sandboxes.container.settings import ContainerSettings
@@ -65,12 +65,12 @@ def test_without_privilege_an_engine_gets_no_more_than_our_own_hard_limits(
 ) -> None:
     monkeypatch.setattr(confine, "may_raise", lambda: False)
     monkeypatch.setattr("resource.getrlimit", lambda _: (100, 1000))
-    words = Engine(ContainerSettings()).run(RUN)
+    words = ContainerEngine(ContainerSettings()).run(RUN)
     assert {"--ulimit=core=0:0", "--ulimit=nofile=1000:1000", "--ulimit=stack=1000:1000"} < {*words}
 
 
 def test_the_command_of_podman_is_exactly_this() -> None:
-    engine = Engine(
+    engine = ContainerEngine(
         ContainerSettings(
             runtime="crun", cpus=1.5, global_options=("--log-level=error",), run_options=("--tz=UTC",)
         )
@@ -87,7 +87,7 @@ def test_the_command_of_podman_is_exactly_this() -> None:
 
 
 def test_a_program_is_led_into_its_container_with_its_own_user_and_nothing_else() -> None:
-    words = Engine(ContainerSettings()).exec("penstock-1-1", "7:7", "the script", ["/app", "true"])
+    words = ContainerEngine(ContainerSettings()).exec("penstock-1-1", "7:7", "the script", ["/app", "true"])
     assert words == [
         *("exec", "--user=7:7", "--workdir=/", "penstock-1-1"),
         *("/bin/sh", "-c", "the script", "sh", "/app", "true"),
@@ -95,12 +95,12 @@ def test_a_program_is_led_into_its_container_with_its_own_user_and_nothing_else(
 
 
 def test_where_users_are_shared_the_containers_own_limit_of_processes_is_exact() -> None:
-    words = Engine(ContainerSettings()).run(replace(RUN, own_user=False))
+    words = ContainerEngine(ContainerSettings()).run(replace(RUN, own_user=False))
     assert "--pids-limit=8" in words and "--ulimit=nproc=32768:32768" in words
 
 
 def test_the_command_of_docker_is_exactly_this() -> None:
-    engine = Engine(ContainerSettings(engine="/opt/docker", runtime="runsc"))
+    engine = ContainerEngine(ContainerSettings(engine="/opt/docker", runtime="runsc"))
     assert engine.command == ["/opt/docker"]
     assert engine.run(RUN) == ["run", *COMMON, "--runtime=runsc", *REST, *TAIL]
 
@@ -149,10 +149,10 @@ def test_the_command_of_a_side_service_is_exactly_this() -> None:
         "--entrypoint=serve",
     ]
     tail = ["image:2", "--fast", "--port", "80"]
-    podman = Engine(ContainerSettings(cpus=1.5, run_options=("--tz=UTC",)))
+    podman = ContainerEngine(ContainerSettings(cpus=1.5, run_options=("--tz=UTC",)))
     own = ["--systemd=false", "--http-proxy=false", "--cpus=1.5"]
     assert podman.serve(SERVICE) == ["run", *common, *own, *rest, "--tz=UTC", *tail]
-    docker = Engine(ContainerSettings(engine="docker", runtime="runsc"))
+    docker = ContainerEngine(ContainerSettings(engine="docker", runtime="runsc"))
     assert docker.serve(SERVICE) == ["run", *common, "--runtime=runsc", *rest, *tail]
     image_alone = replace(SERVICE, service=SideService(name="db", build={}, shown="x"))
     assert podman.serve(image_alone)[-1] == "image:2"
@@ -161,7 +161,7 @@ def test_the_command_of_a_side_service_is_exactly_this() -> None:
 
 def test_a_container_with_the_network_of_another_gets_a_name_from_podman_alone() -> None:
     run = replace(RUN, shares="penstock-1-services")
-    words = [Engine(ContainerSettings(engine=each)).run(run) for each in ("podman", "docker")]
+    words = [ContainerEngine(ContainerSettings(engine=each)).run(run) for each in ("podman", "docker")]
     assert all(
         "--network=container:penstock-1-services" in each and "--network=none" not in each for each in words
     )
@@ -171,7 +171,7 @@ def test_a_container_with_the_network_of_another_gets_a_name_from_podman_alone()
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker's client is not installed")
 def test_dockers_own_parser_takes_the_command() -> None:
     where = ["docker", "--host=unix:///nonexistent/docker.sock"]
-    engine = Engine(ContainerSettings(engine="docker"))
+    engine = ContainerEngine(ContainerSettings(engine="docker"))
     command = [*where, *engine.run(RUN)]
     command[command.index("--security-opt=seccomp=/here/seccomp.json")] = (
         "--security-opt=seccomp=unconfined"  # it reads the file
@@ -272,7 +272,9 @@ async def test_of_an_engine_that_prints_without_end_the_last_is_kept(tmp_path: P
         "#!/bin/sh\ncat > /dev/null\nhead -c 3000000 /dev/zero >&2\necho >&2 no such file\necho layer\nexit 3\n"
     )
     script.chmod(0o755)
-    done = await Engine(ContainerSettings(engine=str(script))).call("build", "-", stdin=b"x" * 1_000_000)
+    done = await ContainerEngine(ContainerSettings(engine=str(script))).call(
+        "build", "-", stdin=b"x" * 1_000_000
+    )
     assert (done.returncode, done.stdout, len(done.stderr)) == (3, b"layer\n", 1 << 20)
     assert done.stderr.endswith(b"no such file\n")
 
@@ -282,12 +284,14 @@ async def test_an_answer_that_was_cut_is_none(tmp_path: Path) -> None:
     script.write_text("#!/bin/sh\nhead -c 3000000 /dev/zero\n")
     script.chmod(0o755)
     with pytest.raises(SandboxError, match="podman ps printed more than 1 MiB"):
-        await Engine(ContainerSettings(engine=str(script))).must("ps")
+        await ContainerEngine(ContainerSettings(engine=str(script))).must("ps")
 
 
 async def test_an_engine_that_ends_before_it_has_read_its_input_says_why(tmp_path: Path) -> None:
     script = tmp_path / "podman"
     script.write_text("#!/bin/sh\necho >&2 no daemon\nexit 1\n")
     script.chmod(0o755)
-    done = await Engine(ContainerSettings(engine=str(script))).call("build", "-", stdin=b"x" * 5_000_000)
+    done = await ContainerEngine(ContainerSettings(engine=str(script))).call(
+        "build", "-", stdin=b"x" * 5_000_000
+    )
     assert (done.returncode, done.stderr) == (1, b"no daemon\n")

@@ -16,7 +16,7 @@ from orchestrator.tasks.artifacts import with_artifacts
 from orchestrator.tasks.environment import Environment
 from sandboxes.base import BuildEntry, File, ImageRefused, Limits, SandboxError, SandboxSpec
 from sandboxes.container.content import DirectoryBounds, DirectoryContent, read
-from sandboxes.container.engine import Engine
+from sandboxes.container.engine import ContainerEngine
 from sandboxes.container.image import Image, built, reads
 from sandboxes.container.provider import ContainerSandbox
 from sandboxes.container.settings import ContainerSettings
@@ -90,7 +90,7 @@ async def test_what_the_agent_deleted_of_an_image_does_not_come_back_and_what_it
         "rm -r gone emptied/a tree removed file void cut __pycache__; echo agent >edited; echo agent >tree;"
         " mkdir file; echo agent >file/in"
     )
-    engine = Engine(ContainerSettings())
+    engine = ContainerEngine(ContainerSettings())
 
     async with ContainerSandbox(root, SandboxSpec(), engine=engine, image=image).opened() as sandbox:
         before = await sandbox.changed()
@@ -218,12 +218,12 @@ match sys.argv[1:]:
 """
 
 
-def engine(directory: Path, *does: str) -> Engine:
+def engine(directory: Path, *does: str) -> ContainerEngine:
     shim = directory / "podman"
     lines = "\n".join(f"        {line}" for line in does)
     shim.write_text(ENGINE.format(python=sys.executable, does=lines, removed=str(directory / "removed")))
     shim.chmod(0o755)
-    return Engine(ContainerSettings(engine=str(shim)))
+    return ContainerEngine(ContainerSettings(engine=str(shim)))
 
 
 async def test_a_work_directory_that_never_ends_is_cut_off_as_it_arrives(tmp_path: Path) -> None:

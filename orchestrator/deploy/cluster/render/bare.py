@@ -8,8 +8,8 @@ from orchestrator.contracts.languages import json_text
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess, placed
 from orchestrator.deploy.cluster.processes import (
-    Command,
     Links,
+    ProcessCommand,
     Where,
     command,
 )
@@ -77,13 +77,13 @@ class HostSite:
             number=str(process.number),
         )
 
-    def command(self, process: PlacedProcess) -> Command:
+    def command(self, process: PlacedProcess) -> ProcessCommand:
         """The command that starts it, including its GPUs."""
         found = command(self.topology, process, self.where(process))
         if not process.gpus:
             return found
         gpus = ",".join(map(str, process.gpus))
-        return Command(found.argv, {**found.environment, "CUDA_VISIBLE_DEVICES": gpus}, found.files)
+        return ProcessCommand(found.argv, {**found.environment, "CUDA_VISIBLE_DEVICES": gpus}, found.files)
 
 
 def resources_of(topology: Topology, process: PlacedProcess) -> Resources:

@@ -30,7 +30,7 @@ from orchestrator.deploy.cluster.render.bare import (
 from orchestrator.deploy.cluster.render.objects import HOME, TRUTH, USER
 from orchestrator.deploy.cluster.render.text import to_yaml
 from orchestrator.deploy.cluster.toml import to_toml
-from orchestrator.deploy.cluster.topology import Engine, SecretKey, Topology
+from orchestrator.deploy.cluster.topology import SecretKey, ServerEngine, Topology
 
 Service = dict[str, Any]
 
@@ -138,7 +138,9 @@ class _Compose:
 
     def _own(self, process: PlacedProcess) -> Service:
         topology, role = self.topology, process.role
-        sglang = role == ProcessRole.ROLLOUT_SERVER and pool_of(topology, process).engine is Engine.SGLANG
+        sglang = (
+            role == ProcessRole.ROLLOUT_SERVER and pool_of(topology, process).engine is ServerEngine.SGLANG
+        )
         starts = self.site.command(process)
         argv = [
             part.replace("0.0.0.0", self.address(process)) if part.startswith("gateway.host=") else part

@@ -18,7 +18,7 @@ from orchestrator.deploy.cluster.render.text import (
     documents,
     to_yaml,
 )
-from orchestrator.deploy.cluster.topology import Engine, Topology
+from orchestrator.deploy.cluster.topology import ServerEngine, Topology
 
 END = "\u27e7"
 RESOURCES = ("cpus", "memory_gb", "disk_gb")
@@ -59,7 +59,7 @@ class _Amount(float):
 def parameters(topology: Topology) -> Iterator[Path]:
     """The values of the chart, by their path in the topology; pools by their name."""
     yield "images", "penstock"
-    if any(pool.engine is Engine.SGLANG for pool in topology.servers):
+    if any(pool.engine is ServerEngine.SGLANG for pool in topology.servers):
         yield "images", "sglang"
     if not topology.postgres.external:
         yield "images", "postgres"

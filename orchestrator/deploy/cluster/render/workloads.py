@@ -11,8 +11,8 @@ from orchestrator.contracts.languages import VARIABLE
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import (
-    Command,
     Links,
+    ProcessCommand,
     Where,
     command,
     key_files,
@@ -40,11 +40,11 @@ from orchestrator.deploy.cluster.render.objects import (
     server_probes,
 )
 from orchestrator.deploy.cluster.topology import (
-    Engine,
     Resources,
     Role,
     RunnerPool,
     SecretKey,
+    ServerEngine,
     ServerPool,
     Topology,
 )
@@ -143,7 +143,7 @@ class Workloads:
             resources=quantities(SMALL),
         )
 
-    def _environment(self, made_of: Command, *more: Object) -> list[Object]:
+    def _environment(self, made_of: ProcessCommand, *more: Object) -> list[Object]:
         variables = [{"name": name, "value": value} for name, value in made_of.environment.items()]
         return [*more, *variables]
 
@@ -328,7 +328,7 @@ class Workloads:
         pool = pool_of(self.topology, process)
         keys = key_files(self.topology, process)
         volume, _ = self._shared(read_only=True)
-        sglang = pool.engine is Engine.SGLANG
+        sglang = pool.engine is ServerEngine.SGLANG
         main = self._server(process, pool)
 
         def template(containers: list[Object]) -> Object:
@@ -373,7 +373,7 @@ class Workloads:
         )
         start_command = command(self.topology, process, location)
         _, mount = self._shared(read_only=True)
-        sglang = pool.engine is Engine.SGLANG
+        sglang = pool.engine is ServerEngine.SGLANG
         return container(
             ProcessRole.ROLLOUT_SERVER,
             self.topology.images.sglang if sglang else self.topology.images.penstock,

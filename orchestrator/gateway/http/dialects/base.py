@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.http.dialects.choice import read_choice
 from orchestrator.gateway.http.dialects.fields import check_fields, stripped
-from orchestrator.gateway.http.dialects.tool_names import Names
+from orchestrator.gateway.http.dialects.tool_names import ToolNames
 from orchestrator.gateway.messages.requests import (
     CompletionRequest,
     Reply,
@@ -112,7 +112,7 @@ class ChatRequest:
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     left_out: int = 0
-    names: Names | None = None
+    names: ToolNames | None = None
 
 
 def request_of(
@@ -129,7 +129,7 @@ def request_of(
 ) -> CompletionRequest:
     """The gateway's request. `limits` and `stop` name the body's keys for token limits and stop strings."""
     turns, parts_out = read_messages(chat_request.messages, past=past)
-    names = Names.plain(chat_request.tools) if chat_request.names is None else chat_request.names
+    names = ToolNames.plain(chat_request.tools) if chat_request.names is None else chat_request.names
     limits_sent = [limit for key in limits if (limit := read_limit(body.get(key), key)) is not None]
     return CompletionRequest(
         turns=tuple(turns),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.contracts.quote import quoted
-from orchestrator.gateway.http.dialects.tool_names import Names
+from orchestrator.gateway.http.dialects.tool_names import ToolNames
 from orchestrator.gateway.http.dialects.tools import of_provider
 from orchestrator.gateway.messages.requests import CallRule
 from orchestrator.gateway.problems import bad_request
@@ -25,7 +25,7 @@ _MODES = ("auto", "required")
 _SINGLE = "disable_parallel_tool_use"
 
 
-def read_choice(body: Mapping[str, Any], names: Names) -> CallRule:
+def read_choice(body: Mapping[str, Any], names: ToolNames) -> CallRule:
     """The rule of a request that offers the tools `names`. Raises Problem 400 naming an invalid choice, or a choice that forces a call
     without tools to call."""
     choice, key = body.get("tool_choice"), "tool_choice"
@@ -52,7 +52,7 @@ def read_choice(body: Mapping[str, Any], names: Names) -> CallRule:
     return CallRule(1 if single and rule.most is None else rule.most, rule.names, rule.required)
 
 
-def _rule(choice: Any, key: str, names: Names, offered: Sequence[Any]) -> CallRule:
+def _rule(choice: Any, key: str, names: ToolNames, offered: Sequence[Any]) -> CallRule:
     """`offered`: the types of the request's tools. A tool that is neither a function nor typed is left out."""
     if choice is None:
         return CallRule()
@@ -89,7 +89,7 @@ def _only(choice: Mapping[str, Any], key: str, *own: str) -> None:
             raise bad_request(f"{key} of the type {kind} has no {quoted(name)}: {remedy}", key)
 
 
-def _some(choice: Mapping[str, Any], key: str, names: Names) -> CallRule:
+def _some(choice: Mapping[str, Any], key: str, names: ToolNames) -> CallRule:
     """The rule of a choice of several tools, in the form of either of OpenAI's wires."""
     fields, place = choice, key
     if isinstance(choice.get("allowed_tools"), dict):
@@ -104,7 +104,7 @@ def _some(choice: Mapping[str, Any], key: str, names: Names) -> CallRule:
     return CallRule(names=_allowed(tools, key, names), required=mode == "required")
 
 
-def _allowed(tools: Sequence[Mapping[str, Any]], key: str, names: Names) -> tuple[str, ...]:
+def _allowed(tools: Sequence[Mapping[str, Any]], key: str, names: ToolNames) -> tuple[str, ...]:
     """The policy's names of allowed tools. A provider's own tools are left out, as in the list of tools."""
     found = []
     for tool in tools:
@@ -118,7 +118,7 @@ def _allowed(tools: Sequence[Mapping[str, Any]], key: str, names: Names) -> tupl
     return tuple(found)
 
 
-def _named(choice: Mapping[str, Any], key: str, names: Names, *, whole: bool = True) -> str:
+def _named(choice: Mapping[str, Any], key: str, names: ToolNames, *, whole: bool = True) -> str:
     """The policy's name of a chosen tool. `whole`: `choice` is a choice, and not a tool's description, which may have any key."""
     kind = str(choice.get("type", "function"))
     inner = choice.get(kind)

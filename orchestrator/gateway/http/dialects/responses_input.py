@@ -25,7 +25,7 @@ from orchestrator.gateway.http.dialects.base import (
 )
 from orchestrator.gateway.http.dialects.opaque_reasoning import kept_reasoning
 from orchestrator.gateway.http.dialects.responses_tools import read_tools, tools_of_the_past
-from orchestrator.gateway.http.dialects.tool_names import Names
+from orchestrator.gateway.http.dialects.tool_names import ToolNames
 from orchestrator.gateway.messages.content import LEFT_KEY, flatten
 from orchestrator.gateway.messages.foreign_keys import (
     ARGUMENTS,
@@ -65,7 +65,7 @@ _PROVIDER_ITEMS = frozenset(
 )
 
 
-def read_request(body: Mapping[str, Any], known: Known = NOTHING) -> tuple[ChatRequest, Names]:
+def read_request(body: Mapping[str, Any], known: Known = NOTHING) -> tuple[ChatRequest, ToolNames]:
     """The conversation and tools of a request body. Raises Problem 400 naming the error, Wanted if it refers to ids that `known` does not hold."""
     items = body.get("input")
     items = [{"role": "user", "content": items}] if isinstance(items, str) else items
@@ -74,7 +74,7 @@ def read_request(body: Mapping[str, Any], known: Known = NOTHING) -> tuple[ChatR
         raise bad_request("input must be a non-empty string or list of items", "input")
     _check_references(items, known)
     items = [_object(item, f"input[{i}]", known) for i, item in enumerate(items)]
-    names = Names()
+    names = ToolNames()
     tools = list(
         read_tools([(f"tools[{i}]", tool) for i, tool in enumerate(tool_list(body.get("tools")))], names)
     )
@@ -139,7 +139,7 @@ def _check_references(items: Sequence[Any], known: Known) -> None:
 class _Conversation:
     """Chat messages so far. Consecutive pieces of one reply are one assistant message."""
 
-    def __init__(self, names: Names, *, past: bool) -> None:
+    def __init__(self, names: ToolNames, *, past: bool) -> None:
         self._names = names
         self.messages: list[dict[str, Any]] = []
         self.left_out = 0

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.gateway.http.dialects.tool_names import Names, joined
+from orchestrator.gateway.http.dialects.tool_names import ToolNames, joined
 from orchestrator.gateway.http.dialects.tools import of_provider, unknown
 from orchestrator.gateway.messages.foreign_keys import Form, check_environment, check_keys
 from orchestrator.gateway.messages.requests import freeform_tool, function_tool, tool_list
@@ -12,7 +12,7 @@ from orchestrator.gateway.problems import Problem, bad_request
 
 
 def read_tools(
-    raw: Sequence[tuple[str, Mapping[str, Any]]], names: Names
+    raw: Sequence[tuple[str, Mapping[str, Any]]], names: ToolNames
 ) -> Iterator[Mapping[str, Any] | None]:
     """Convert tools, given with their places, to function tools; None for each one that would run at a provider."""
     for where, tool in raw:
@@ -27,7 +27,7 @@ def read_tools(
             yield _tool(tool, None, names, where)
 
 
-def tools_of_the_past(raw: Any, names: Names) -> Iterator[Mapping[str, Any] | None]:
+def tools_of_the_past(raw: Any, names: ToolNames) -> Iterator[Mapping[str, Any] | None]:
     """The same for tools that came with a history. They are never refused: None for each tool that cannot be shown."""
     for tool in raw if isinstance(raw, list) else [raw]:
         before = names.copy()
@@ -41,7 +41,7 @@ def tools_of_the_past(raw: Any, names: Names) -> Iterator[Mapping[str, Any] | No
 
 
 def _tool(
-    tool: Mapping[str, Any], namespace: str | None, names: Names, where: str
+    tool: Mapping[str, Any], namespace: str | None, names: ToolNames, where: str
 ) -> Mapping[str, Any] | None:
     kind, name, description = tool.get("type"), tool.get("name"), tool.get("description")
     if of_provider(tool):

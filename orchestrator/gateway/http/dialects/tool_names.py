@@ -17,14 +17,14 @@ WireName = tuple[str | None, str, str]
 """(namespace, name, type of the tool)."""
 
 
-class Names:
+class ToolNames:
     """The tools that a request offers, by the policy's names."""
 
     def __init__(self) -> None:
         self._offered: dict[str, tuple[WireName, Mapping[str, Any]]] = {}
 
     @classmethod
-    def plain(cls, tools: Sequence[Mapping[str, Any]]) -> "Names":
+    def plain(cls, tools: Sequence[Mapping[str, Any]]) -> "ToolNames":
         """The names of function tools on a wire without namespaces."""
         names = cls()
         for tool in tools:

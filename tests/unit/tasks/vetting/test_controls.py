@@ -19,7 +19,7 @@ from orchestrator.tasks.resources import granted
 from orchestrator.tasks.settings import parse_settings
 from orchestrator.tasks.vetting.budget import for_probes, squeeze_findings, squeezed, time_findings
 from orchestrator.tasks.vetting.conditions import Condition, in_order, plan, varies
-from orchestrator.tasks.vetting.findings import REMEDIES, Fault
+from orchestrator.tasks.vetting.findings import REMEDIES, TaskFault
 from orchestrator.tasks.vetting.forms import Form, views
 from orchestrator.tasks.vetting.instruction import instruction_findings
 from orchestrator.tasks.vetting.leaks import Readable, Suspect, confirmed, search, without
@@ -39,39 +39,39 @@ def runs(*rewards: float | None, reason: str = "") -> list[Outcome]:
 
 
 def test_every_fault_has_a_remedy() -> None:
-    without = [fault.name for fault in Fault if not REMEDIES.get(fault)]
+    without = [fault.name for fault in TaskFault if not REMEDIES.get(fault)]
     assert without == [], "write their remedies into REMEDIES of orchestrator/tasks/vetting/findings.py"
 
 
 def test_a_solution_earns_the_maximum_each_time() -> None:
     assert oracle_findings(runs(1.0, 1.0, 1.0), 1.0) == oracle_findings(runs(0.8, 0.8), 0.8) == []
     (half,) = oracle_findings(runs(0.5, 0.5, 0.5, reason="late"), 1.0)
-    assert half.fault is Fault.ORACLE_FAILS and half.says == "the solution earns 0.5 and not 1: late"
+    assert half.fault is TaskFault.ORACLE_FAILS and half.says == "the solution earns 0.5 and not 1: late"
     (none,) = oracle_findings(runs(None, None, reason="ended by signal 9"), 1.0)
-    assert none.fault is Fault.ORACLE_HAS_NO_VERDICT and "signal 9" in none.says
+    assert none.fault is TaskFault.ORACLE_HAS_NO_VERDICT and "signal 9" in none.says
     assert oracle_findings(runs(1.0, 0.0), 1.0) == [], "that is the fault of chance"
 
 
 def test_nothing_earns_0_each_time() -> None:
     assert nothing_findings(runs(0.0, 0.0)) == nothing_findings(runs(0.0, 1.0)) == []
-    assert [f.fault for f in nothing_findings(runs(0.2, 0.2))] == [Fault.NOTHING_PAYS]
-    assert [f.fault for f in nothing_findings(runs(None, None))] == [Fault.NOTHING_HAS_NO_VERDICT]
+    assert [f.fault for f in nothing_findings(runs(0.2, 0.2))] == [TaskFault.NOTHING_PAYS]
+    assert [f.fault for f in nothing_findings(runs(None, None))] == [TaskFault.NOTHING_HAS_NO_VERDICT]
 
 
 def test_a_difference_is_named_by_the_condition_that_makes_it() -> None:
-    zone = Condition(name="TZ=Etc/GMT-14", blames=Fault.CLOCK_DEPENDENT)
-    draw = Condition(name="draws 1", blames=Fault.DRAW_DEPENDENT)
+    zone = Condition(name="TZ=Etc/GMT-14", blames=TaskFault.CLOCK_DEPENDENT)
+    draw = Condition(name="draws 1", blames=TaskFault.DRAW_DEPENDENT)
     varied = [
         Outcome(condition=draw, reward=1.0),
         Outcome(condition=zone, reward=0.0),
         Outcome(condition=zone, reward=None),
     ]
     (found,) = flaky_findings("the solution", runs(1.0, 1.0), varied)
-    assert found.fault is Fault.CLOCK_DEPENDENT and found.where == "TZ=Etc/GMT-14"
+    assert found.fault is TaskFault.CLOCK_DEPENDENT and found.where == "TZ=Etc/GMT-14"
     assert found.says == "the solution earns 1, but 0 with TZ=Etc/GMT-14"
     (chance,) = flaky_findings("the solution", runs(1.0, None, 1.0), varied)
     assert (chance.fault, chance.says) == (
-        Fault.RANDOM,
+        TaskFault.RANDOM,
         "the solution earns 1, no verdict, 1 under the same conditions",
     )
     assert flaky_findings("the solution", runs(1.0), runs(1.0)) == flaky_findings("x", [], varied) == []
@@ -93,7 +93,7 @@ def test_time_needs_a_reserve() -> None:
     settings = parse_settings("[agent]\ntimeout_sec = 10.0\n[verifier]\ntimeout_sec = 4.0\n")
     assert time_findings([Outcome(reward=1.0, agent_s=7.4, tests_s=2.9)], settings) == []
     slow = [Outcome(reward=1.0, agent_s=7.6, tests_s=1.0), Outcome(reward=1.0, agent_s=1.0, tests_s=3.1)]
-    assert [f.fault for f in time_findings(slow, settings)] == [Fault.SLOW_ORACLE, Fault.SLOW_TESTS]
+    assert [f.fault for f in time_findings(slow, settings)] == [TaskFault.SLOW_ORACLE, TaskFault.SLOW_TESTS]
 
 
 def test_the_limits_without_the_reserve_are_three_quarters_of_the_declared_ones() -> None:
@@ -109,7 +109,7 @@ def test_the_limits_without_the_reserve_are_three_quarters_of_the_declared_ones(
     assert for_probes(section, {}, least, placed_mb=30).disk_mb == 16 + 60, "what lies there has room twice"
     assert squeeze_findings(Outcome(reward=0.8), 0.8, limits) == []
     (tight,) = squeeze_findings(Outcome(reward=None, reason="memory"), 1.0, limits)
-    assert tight.fault is Fault.TIGHT_LIMITS and "memory (200 MB)" in tight.says
+    assert tight.fault is TaskFault.TIGHT_LIMITS and "memory (200 MB)" in tight.says
 
 
 def test_a_task_that_asks_for_more_than_the_usual_gets_it_up_to_the_maximum() -> None:
@@ -127,9 +127,9 @@ def test_names_that_only_the_tests_know_are_reported() -> None:
     ).files
     found = instruction_findings("Write out.txt.", tests, {"/app/given.csv": b"1"})
     assert {(f.fault, f.where) for f in found} == {
-        (Fault.UNNAMED, "report.json"),
-        (Fault.UNNAMED, "total_sum"),
-        (Fault.UNNAMED, "JSON"),
+        (TaskFault.UNNAMED, "report.json"),
+        (TaskFault.UNNAMED, "total_sum"),
+        (TaskFault.UNNAMED, "JSON"),
     }
     assert not any(f.counts for f in found)
     stated = "Write out.txt and report.json (JSON with total_sum)."
@@ -181,13 +181,13 @@ def body(source: Source = Source.WORK) -> Body:
 @pytest.mark.parametrize(
     ("path", "fault"),
     [
-        ("/app/notes.txt", Fault.LEAK_IN_FILE),
-        ("/app/__pycache__/a.cpython-311.pyc", Fault.LEAK_IN_CACHE),
-        ("/srv/.cache/pip/x", Fault.LEAK_IN_CACHE),
-        ("/srv/project/.git/objects/pack/a.pack", Fault.LEAK_IN_HISTORY),
+        ("/app/notes.txt", TaskFault.LEAK_IN_FILE),
+        ("/app/__pycache__/a.cpython-311.pyc", TaskFault.LEAK_IN_CACHE),
+        ("/srv/.cache/pip/x", TaskFault.LEAK_IN_CACHE),
+        ("/srv/project/.git/objects/pack/a.pack", TaskFault.LEAK_IN_HISTORY),
     ],
 )
-def test_a_leak_is_named_by_its_place(path: str, fault: Fault) -> None:
+def test_a_leak_is_named_by_its_place(path: str, fault: TaskFault) -> None:
     (suspect,) = search([body()], Readable(files={path: b"it is " + SECRET}, variables={})).suspects
     (finding,) = confirmed([suspect])
     assert (finding.fault, finding.where) == (fault, path) and "word-7c41d09be2f8" in finding.says
@@ -200,8 +200,8 @@ def test_variables_and_names_of_files_are_searched() -> None:
     )
     found = search([body()], shown).suspects
     assert {(s.fault, s.place) for s in found} == {
-        (Fault.LEAK_IN_NAME, "/app/word-7c41d09be2f8.lock"),
-        (Fault.LEAK_IN_ENV, "$HINT"),
+        (TaskFault.LEAK_IN_NAME, "/app/word-7c41d09be2f8.lock"),
+        (TaskFault.LEAK_IN_ENV, "$HINT"),
     }
 
 
@@ -238,9 +238,9 @@ def test_a_probe_that_earns_leaks_or_breaks_the_verdict_is_a_finding() -> None:
         finding_of(guess, 0.0, "", leaked=True),
         finding_of(guess, None, "signal 9", leaked=False),
     )
-    assert paid and paid.fault is Fault.PROBE_PAYS and paid.where == "guesses" and "earns 1" in paid.says
-    assert leaked and leaked.fault is Fault.PROBE_LEAKS
-    assert none and none.fault is Fault.PROBE_HAS_NO_VERDICT and "signal 9" in none.says
+    assert paid and paid.fault is TaskFault.PROBE_PAYS and paid.where == "guesses" and "earns 1" in paid.says
+    assert leaked and leaked.fault is TaskFault.PROBE_LEAKS
+    assert none and none.fault is TaskFault.PROBE_HAS_NO_VERDICT and "signal 9" in none.says
 
 
 def test_probes_whose_program_is_run_have_a_remedy() -> None:

@@ -8,7 +8,7 @@ import pytest
 from orchestrator.contracts.no_verdict import NoVerdict
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.verdict import parse_reward
-from orchestrator.tasks.vetting.findings import REMEDIES, Fault
+from orchestrator.tasks.vetting.findings import REMEDIES, TaskFault
 from orchestrator.tasks.vetting.outcomes import Outcome, nothing_findings, oracle_findings
 from orchestrator.tasks.vetting.remedies import OUTSIDE
 
@@ -54,7 +54,7 @@ def test_tests_that_reach_a_limit_or_write_nothing_have_the_remedy_for_that() ->
     with pytest.raises(ValueError, match="wrote no") as flaw:
         parse_reward(None)
     (finding,) = oracle_findings([Outcome(reward=None, reason=NoVerdict.REWARD.of(flaw.value))], 1.0)
-    assert finding.what_to_do == REMEDIES[Fault.ORACLE_HAS_NO_VERDICT]
+    assert finding.what_to_do == REMEDIES[TaskFault.ORACLE_HAS_NO_VERDICT]
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_tests_that_reach_a_limit_or_write_nothing_have_the_remedy_for_that() ->
 )
 def test_a_solution_that_writes_outside_of_its_work_directory_is_named_as_such(output: str) -> None:
     (finding,) = oracle_findings([Outcome(reward=0.0, reason=f"exit code 1: {output}")], 1.0)
-    assert finding.fault is Fault.ORACLE_FAILS and OUTSIDE in finding.says
+    assert finding.fault is TaskFault.ORACLE_FAILS and OUTSIDE in finding.says
     assert finding.what_to_do.startswith("let the work lie below the work directory")
     assert (
         "a directory of data (/data) that it has or that artifacts of task.toml names" in finding.what_to_do
     )
     (finding,) = oracle_findings([Outcome(reward=0.0, reason="exit code 1")], 1.0)
-    assert finding.what_to_do == REMEDIES[Fault.ORACLE_FAILS]
+    assert finding.what_to_do == REMEDIES[TaskFault.ORACLE_FAILS]
 
 
 def test_a_task_without_a_name_is_called_by_its_directory() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contracts.vetting import Level, Vetting
-from orchestrator.tasks.vetting.findings import Control, Fault, Finding
+from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.page import page
 from orchestrator.tasks.vetting.report import ControlResult, Status, TaskReport, level_of, result_of
 from orchestrator.tasks.vetting.required import check_level
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 SHA = "ab" * 32
 
 
-def finding(control: Control, fault: Fault, says: str = "it does") -> Finding:
+def finding(control: Control, fault: TaskFault, says: str = "it does") -> Finding:
     return Finding(control=control, fault=fault, says=says, where="here")
 
 
@@ -38,12 +38,12 @@ def report(*failing: Finding, skipped: tuple[Control, ...] = (), sha256: str = S
     ("failing", "level"),
     [
         ((), Level.VETTED),
-        ((finding(Control.INSTRUCTION, Fault.UNNAMED),), Level.VETTED),
-        ((finding(Control.TAMPER, Fault.PROBE_PAYS),), Level.CONTROLS_HOLD),
-        ((finding(Control.LEAK, Fault.LEAK_IN_ENV),), Level.BUILDS),
-        ((finding(Control.FLAKY, Fault.RANDOM),), Level.BUILDS),
-        ((finding(Control.BUILD, Fault.DOES_NOT_BUILD),), Level.WELL_FORMED),
-        ((finding(Control.FORM, Fault.NOT_WELL_FORMED),), Level.NONE),
+        ((finding(Control.INSTRUCTION, TaskFault.UNNAMED),), Level.VETTED),
+        ((finding(Control.TAMPER, TaskFault.PROBE_PAYS),), Level.CONTROLS_HOLD),
+        ((finding(Control.LEAK, TaskFault.LEAK_IN_ENV),), Level.BUILDS),
+        ((finding(Control.FLAKY, TaskFault.RANDOM),), Level.BUILDS),
+        ((finding(Control.BUILD, TaskFault.DOES_NOT_BUILD),), Level.WELL_FORMED),
+        ((finding(Control.FORM, TaskFault.NOT_WELL_FORMED),), Level.NONE),
     ],
 )
 def test_a_level_needs_its_controls_and_those_of_the_levels_before(
@@ -60,7 +60,7 @@ def test_a_control_that_did_not_run_does_not_hold() -> None:
 
 
 def test_a_report_comes_back_from_json() -> None:
-    found = report(finding(Control.TAMPER, Fault.PROBE_PAYS))
+    found = report(finding(Control.TAMPER, TaskFault.PROBE_PAYS))
     again = TaskReport.from_json(json.loads(json.dumps(found.to_json())))
     assert again.to_json() == found.to_json() and again.level is found.level
     for broken in (
@@ -79,7 +79,7 @@ async def test_reports_are_kept_next_to_the_tasks_and_the_newest_counts(tmp_path
     assert next_to(tmp_path) == next_to(tmp_path / "a") == next_to(tmp_path / "b.jsonl") == tmp_path / FILE
     records = FileRecords(tmp_path / FILE)
     assert await records.find(SHA) is None
-    await records.add(report(finding(Control.TAMPER, Fault.PROBE_PAYS)))
+    await records.add(report(finding(Control.TAMPER, TaskFault.PROBE_PAYS)))
     await records.add(report())
     with (tmp_path / FILE).open("a") as file:
         file.write('{"a line that a crash has cut')
@@ -99,7 +99,7 @@ def test_a_second_call_asks_again_only_for_what_is_missing() -> None:
     assert finished(until_controls, Level.CONTROLS_HOLD) and finished(until_controls, Level.BUILDS)
     assert not finished(until_controls, Level.VETTED) and finished(report(), Level.VETTED)
     after_form = tuple(control for control in Control if control is not Control.FORM)
-    broken = report(finding(Control.FORM, Fault.NOT_WELL_FORMED), skipped=after_form)
+    broken = report(finding(Control.FORM, TaskFault.NOT_WELL_FORMED), skipped=after_form)
     assert finished(broken, Level.VETTED)
     assert not finished(report(skipped=after_form), Level.BUILDS)
 
@@ -126,7 +126,7 @@ def test_a_level_counts_for_exactly_these_bytes() -> None:
 def test_the_page_escapes_every_text_and_loads_nothing() -> None:
     evil = '<script>alert("x")</script>\x1b[2J\u202e'
     found = replace(
-        report(finding(Control.TAMPER, Fault.PROBE_PAYS, evil)),
+        report(finding(Control.TAMPER, TaskFault.PROBE_PAYS, evil)),
         name=evil,
         place=evil,
         undecided=evil,
