@@ -248,7 +248,8 @@ _STEPS: Final[Mapping[str, Key]] = {
     "steps.artifacts": _honoured(artifacts_must, "besides those of the task"),
     **_below("steps", _ARTIFACT),
     "multi_step_reward_strategy": _honoured(
-        values.strategy, "`mean` (default): of all steps that were graded; `final`: the last one of them"
+        values.strategy,
+        "`mean` (default): of all steps; `final`: the last step. A step that did not run counts as 0",
     ),
     "multi_step_reward_mode": _refused("write multi_step_reward_strategy"),
 }

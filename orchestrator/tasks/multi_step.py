@@ -6,7 +6,7 @@ The steps run one after the other in one sandbox. Each has its instruction, and 
     steps/<name>/tests/            laid over tests/; steps/<name>/solution/ stands for solution/
     steps/<name>/workdir/          put into the work directory before the step; bash runs its setup.sh there
 
-A step whose numbers miss its `min_reward` ends the task: later steps do not run and do not count. ops/decisions/0032 compares this with Harbor.
+A step whose numbers miss its `min_reward` ends the task: later steps do not run and count as 0. ops/decisions/0032 compares this with Harbor.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -186,8 +186,9 @@ def missed(step: TaskStep, numbers: Mapping[str, float]) -> bool:
 
 def together(task: Task, numbers: Sequence[Mapping[str, float]]) -> Scores:
     """The reward of a task, from the numbers of its graded steps in order: by name their mean, a missing number counts as 0, or those of the last
-    step. A step without numbers did not run and counts as 0. The components also hold the numbers of each step, as `<name>/reward`. ValueError if
-    they do not say which is the reward."""
+    step. A step without numbers, or after the last of `numbers`, did not run and counts as 0. The components also hold the numbers of each step, as
+    `<name>/reward`. ValueError if they do not say which is the reward."""
+    numbers = [*numbers, *({} for _ in task.settings.steps[len(numbers) :])]
     names = dict.fromkeys(name for each in numbers for name in each) or {
         task.settings.verifier.performance or REWARD: None
     }

@@ -85,7 +85,7 @@ async def test_the_strategy_makes_the_reward_of_what_the_steps_earn(
 @pytest.mark.parametrize(
     "least", ["min_reward = 0.5", "min_reward = { reward = 0.5 }", "min_reward = { other = 0 }"]
 )
-async def test_a_step_below_its_least_reward_ends_the_task_and_later_steps_do_not_run_or_count(
+async def test_a_step_below_its_least_reward_ends_the_task_and_later_steps_do_not_run(
     opens_at_work: Opens, least: str
 ) -> None:
     files = {

@@ -119,8 +119,9 @@ def test_the_image_of_a_steps_tests_is_its_own_before_that_of_the_task() -> None
         ("mean", "", [{"reward": 1.0}, {"reward": 0.5}], 0.75),
         ("final", "", [{"reward": 1.0}, {"reward": 0.5}], 0.5),
         ("mean", "", [{"reward": 1.0, "a": 1.0}, {"a": 1.0}], 0.5),
-        ("mean", "", [{"reward": 1.0}], 1.0),  # ended by min_reward: later steps do not count
-        ("final", "", [{"reward": 0.2}], 0.2),
+        ("mean", "", [{"reward": 0.8}], 0.4),  # ended by min_reward: later steps count as 0
+        ("final", "", [{"reward": 0.8}], 0.0),
+        ("mean", "a", [{"a": 0.8}], 0.4),
         ("mean", "", [{"reward": 1.0}, {}], 0.5),  # the agent did not reach the second step
         ("final", "", [{"reward": 1.0}, {}], 0.0),
         ("mean", "", [{}, {}], 0.0),
@@ -128,7 +129,7 @@ def test_the_image_of_a_steps_tests_is_its_own_before_that_of_the_task() -> None
         ("mean", "", [{"a": 0.5}, {"a": 1.0}], 0.75),
     ],
 )
-def test_rewards_of_steps_make_the_reward_of_the_task_as_in_harbor(
+def test_rewards_of_all_steps_make_the_reward_of_the_task(
     strategy: str, performance: str, numbers: list[dict[str, float]], reward: float
 ) -> None:
     named = f'[verifier]\nperformance = "{performance}"\n' if performance else ""

@@ -97,7 +97,7 @@ IN: Final[dict[str, tuple[str, ...]]] = {
         "unit/tasks/test_multi_step.py::test_what_a_step_states_replaces_or_extends_what_the_task_states",
     ),
     "steps.min_reward": (
-        f"{STEPS}::test_a_step_below_its_least_reward_ends_the_task_and_later_steps_do_not_run_or_count",
+        f"{STEPS}::test_a_step_below_its_least_reward_ends_the_task_and_later_steps_do_not_run",
     ),
     "multi_step_reward_strategy": (f"{STEPS}::test_the_strategy_makes_the_reward_of_what_the_steps_earn",),
 }
