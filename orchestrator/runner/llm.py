@@ -187,4 +187,6 @@ def _generating(reply: RecordedCompletion) -> tuple[tuple[float, float], ...]:
     """When a reply was generated, in seconds before it. If the gateway gives no times, the generation counts as directly before the reply."""
     if reply.replayed:
         return ()
-    return reply.generating if reply.generating is not None else ((reply.timings.generation, 0.0),)
+    if reply.generating or not reply.timings.generation:
+        return reply.generating or ()
+    return ((reply.timings.generation, 0.0),)

@@ -401,18 +401,19 @@ class CompletionService:
         return _reply(node, generated.timings, generated.stop, generated.generating)
 
     async def _demonstrated(self, completion: PreparedCompletion, script: Script) -> Generated:
-        """The reply of a demonstration, with the timings of a real completion if the reply requests that."""
+        """The reply of a demonstration, with the times of a real completion if the reply requests that."""
         call = completion.call
         scripted = self._scripted(
             script.turn(call.script_index, completion.request.turns), completion.params.max_new_tokens
         )
         if not script.generates(call.script_index):
             return scripted
-        return replace(scripted, timings=await self._time_of(completion, len(scripted.ids)))
+        discarded = await self._generated_in_its_place(completion, len(scripted.ids))
+        return replace(scripted, timings=discarded.timings, generating=discarded.generating)
 
-    async def _time_of(self, completion: PreparedCompletion, tokens: int) -> StepTimings:
-        """The timings of generating `tokens` tokens on the same state. The tokens are discarded."""
-        generated = await self._pool.generate(
+    async def _generated_in_its_place(self, completion: PreparedCompletion, tokens: int) -> Generated:
+        """`tokens` tokens on the same state, for the time that they take."""
+        return await self._pool.generate(
             completion.placement.ids,
             SamplingParams(max_new_tokens=tokens, ignore_eos=True),
             completion.key,
@@ -421,7 +422,6 @@ class CompletionService:
             UNROUTED,
             completion.session.spec.version,
         )
-        return generated.timings
 
     def _scripted(self, turn: Turn, room: int) -> Generated:
         """A demonstration's reply as the ids that the policy would have sampled."""

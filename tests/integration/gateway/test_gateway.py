@@ -1,18 +1,22 @@
 """The gateway on real Postgres and NATS before a real rollout server: the served tokens, the recorded tokens and the sent tokens are equal."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import aiohttp
 import anyio
 import openai
 import pytest
+from scaffolds.base import AgentLimits
 from sqlalchemy import text
 
 from orchestrator.deploy.embedded.ports import free_port
 from orchestrator.gateway.sessions.session import Session
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.gateway_client import BudgetExhausted, NativeLlm, SessionBudget, SessionOver
+from orchestrator.runner.clocks import Clocks
+from orchestrator.runner.llm import Recorder
 from tests.integration.gateway.rig import OpenRig, Rig, until_row
 from tests.waiting import eventually
 
@@ -157,7 +161,24 @@ async def test_a_scripted_reply_that_is_to_be_generated_takes_a_rollout_server_a
     assert sent["sampling_params"]["max_new_tokens"] == len(first.action)
     assert sent["sampling_params"]["ignore_eos"] is True
     assert reply.timings.generation > 0 and last.timings.generation == 0
+    generating = [round(begin - end, 6) for begin, end in reply.generating or ()]
+    assert sum(generating) == pytest.approx(reply.timings.generation, abs=1e-4) and not last.generating
     assert not first.logprobs.any()
+
+
+async def test_the_own_time_of_a_white_box_that_replays_a_rollout_holds_the_generation_of_its_replies(
+    rig: Rig,
+) -> None:
+    """From such replays the noise of log T is measured."""
+    rig.start_ingest()
+    _, session = await rig.open(scripted=[{"content": "seven lines, and not one more", "generate": True}])
+    clocks = Clocks(timeout_s=60.0, stall_s=60.0, completion_s=60.0)
+    limits = AgentLimits(turns=100, context=2048, tool_timeout_s=10.0, timeout_s=60.0)
+    async with NativeLlm(rig.gateway.url, session.token) as native:
+        agent = Recorder(native=native, clocks=clocks, limits=limits).agent("main")
+        reply = await clocks.run(partial(agent.llm.complete, [user("how many lines has oak.txt?")]))
+    assert clocks.own_s >= reply.timings.generation > 0
+    assert clocks.generation_s == pytest.approx(reply.timings.generation, abs=1e-3)
 
 
 async def test_a_wrong_or_missing_token_gets_401_and_a_sealed_session_409(rig: Rig) -> None:
