@@ -31,7 +31,8 @@ from orchestrator.bus.journal import Journal, JournalEntry
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.states import Purpose
-from orchestrator.gateway.completions.record import Recorder, routes_limit
+from orchestrator.gateway.completions.message_size import carried_tokens, longest_body, routes_limit
+from orchestrator.gateway.completions.record import Recorder
 from orchestrator.gateway.completions.service import CompletionService
 from orchestrator.gateway.http.admin import AdminRoutes
 from orchestrator.gateway.http.app import SandboxRoutes, guard
@@ -193,20 +194,33 @@ async def serve(settings: GatewaySettings) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Policy:
     """How the policy's steps are rendered and recorded. `routed`: the experts whose routes are recorded, up to `routes_bytes` a step; None: no
-    routes are recorded."""
+    routes are recorded. `longest_body`: bytes of the largest step. `carried`: the longest context, in tokens, whose steps are not larger."""
 
     renderer: Renderer
     routed: Experts | None
     routes_bytes: int
+    longest_body: int
+    carried: int
 
     @classmethod
     def read(cls, settings: GatewaySettings, bus: Bus) -> "_Policy":
         """Read it from the model directory. Raises ConfigurationError if no renderer fits."""
         config = settings.config
+        renderer = load_renderer(settings.model_dir, unproven=config.gateway.unproven_template)
+        carried = carried_tokens(bus.max_payload, config.sampling.max_new_tokens)
+        if carried < renderer.context:
+            log.warning(
+                "gateway.context_of_bus",
+                tokens=carried,
+                of_the_model=renderer.context,
+                why=f"a message of the NATS server has at most {bus.max_payload:,} bytes: raise max_payload in its configuration",
+            )
         return cls(
-            renderer=load_renderer(settings.model_dir, unproven=config.gateway.unproven_template),
+            renderer=renderer,
             routed=experts(settings.model_dir) if config.trainer.routing_replay else None,
             routes_bytes=routes_limit(config.gateway.routes_mb, bus.max_payload),
+            longest_body=longest_body(bus.max_payload),
+            carried=carried,
         )
 
 
@@ -269,6 +283,7 @@ def _completions(
         metrics=metrics,
         experts=policy.routed,
         routes_bytes=policy.routes_bytes,
+        longest_body=policy.longest_body,
     )
     return CompletionService(
         tasks=tasks,
@@ -279,6 +294,7 @@ def _completions(
         sampling=settings.config.sampling,
         metrics=metrics,
         replay_hold_s=settings.config.gateway.replay_hold_s,
+        carried=policy.carried,
     )
 
 

@@ -1,5 +1,6 @@
 """A finished action becomes a recorded step: durable in the journal, then in the forest, and only then served."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -32,7 +33,7 @@ from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.completions.parse import Parsed
 from orchestrator.gateway.messages.requests import CompletionRequest
 from orchestrator.gateway.metrics import GatewayMetrics
-from orchestrator.gateway.problems import unavailable
+from orchestrator.gateway.problems import Problem, bad_request, unavailable
 from orchestrator.gateway.servers.segmented import Generated
 from orchestrator.gateway.sessions.forest import StepOrigin
 from orchestrator.gateway.sessions.id_buffer import IdBuffer
@@ -56,7 +57,7 @@ TEXT_RULE = "text:"
 
 class Recorder:
     """Commits steps of one run. `experts`: those of a policy whose routes are recorded. If the routes make a step's message larger than
-    `routes_bytes`, only the routes of its own tokens are recorded, or none."""
+    `routes_bytes`, only the routes of its own tokens are recorded, or none. `longest_body`: bytes of the largest message."""
 
     def __init__(
         self,
@@ -67,10 +68,12 @@ class Recorder:
         metrics: GatewayMetrics,
         experts: Experts | None = None,
         routes_bytes: int = 0,
+        longest_body: int = sys.maxsize,
     ) -> None:
         self._run = run
         self._experts = experts
         self._routes_bytes = routes_bytes
+        self._longest_body = longest_body
         self._courier = courier
         self._stop_ids = stop_ids
         self._metrics = metrics
@@ -88,8 +91,8 @@ class Recorder:
         parsed: Parsed,
         sampling: dict[str, object],
     ) -> Node:
-        """Record one step and assign its idx. Raises Problem 409 when the session is over, 503 when the disk is full; in both cases
-        nothing was recorded. It cannot be interrupted, so forest and journal never disagree."""
+        """Record one step and assign its idx. Raises Problem 409 when the session is over, 503 when the disk is full, 400 when no message of the
+        bus holds the step; then nothing was recorded. It cannot be interrupted, so forest and journal never disagree."""
         with anyio.CancelScope(shield=True):
             async with session.lock:
                 session.check_open()
@@ -101,9 +104,11 @@ class Recorder:
                     session, request, placement, origin, generated, parsed, sampling, tokens, node
                 )
                 marks = self._marks(session, request, generated, event, origin)
-                event = msgspec.structs.replace(event, marks=marks)
+                message = self._message(msgspec.structs.replace(event, marks=marks))
+                if len(message.body) > self._longest_body:
+                    raise self._too_long(message)
                 try:
-                    await self._courier.send(self._message(event))
+                    await self._courier.send(message)
                 except JournalFull as error:
                     raise unavailable(str(error)) from error
                 forest.add(node)
@@ -150,6 +155,13 @@ class Recorder:
                 consequence="it does not train: nothing shows that this conversation is the scaffold's",
             )
         return marks
+
+    def _too_long(self, message: Outgoing) -> Problem:
+        log.warning("step.too_long", bytes=len(message.body), most=self._longest_body)
+        return bad_request(
+            f"the record of this step has {len(message.body):,} bytes, and the run's NATS server takes at most {self._longest_body:,} "
+            "(max_payload): send a shorter request"
+        )
 
     def _message(self, event: StepRecorded) -> Outgoing:
         """The bus message. The text is only derived from the ids. If it makes the message too large, it is left out."""
@@ -336,11 +348,6 @@ def _first_routed(origin: StepOrigin, generated: Generated) -> int:
 def _step_routes(chain: bytes, start: int, layers: int, top_k: int, width: int, raw: bytes) -> StepRoutes:
     sha = routes_sha(chain, start, layers, top_k, width, raw)
     return StepRoutes(start=start, layers=layers, top_k=top_k, width=width, ids=b64(raw), sha=sha.hex())
-
-
-def routes_limit(routes_mb: float, max_payload: int) -> int:
-    """Bytes of the largest message with routes: the configured limit or the limit of the bus, with room for headers."""
-    return min(int(routes_mb * 2**20), max_payload - 64 * 2**10)
 
 
 def _own_routes(event: StepRecorded, routes: StepRoutes) -> StepRoutes | None:

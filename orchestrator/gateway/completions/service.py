@@ -4,6 +4,7 @@ A call runs in the gateway's task group, not in its harness's connection. Equal 
 leaves, the gateway aborts the call at the rollout server and records it as undelivered.
 """
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -93,6 +94,7 @@ class CompletionService:
         sampling: SamplingSection,
         metrics: GatewayMetrics,
         replay_hold_s: float,
+        carried: int = sys.maxsize,
         large_requests: LargeRequests | None = None,
     ) -> None:
         self._tasks = tasks
@@ -104,7 +106,13 @@ class CompletionService:
         self._sampling = sampling
         self._metrics = metrics
         self.budgets = Budgets(
-            tasks=tasks, renderer=renderer, pool=pool, store=store, sampling=sampling, metrics=metrics
+            tasks=tasks,
+            renderer=renderer,
+            pool=pool,
+            store=store,
+            sampling=sampling,
+            metrics=metrics,
+            carried=carried,
         )
         self._replay_hold_s = replay_hold_s
 

@@ -38,7 +38,8 @@ class Limit:
 
 
 class Budgets:
-    """Enforces the budgets of sessions on their calls. A refused call raises Problem 400."""
+    """Enforces the budgets of sessions on their calls. A refused call raises Problem 400. `carried`: the longest context, in tokens, whose step
+    the bus takes."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Budgets:
         store: SessionStore,
         sampling: SamplingSection,
         metrics: GatewayMetrics,
+        carried: int,
     ) -> None:
         self._tasks = tasks
         self._renderer = renderer
@@ -56,6 +58,7 @@ class Budgets:
         self._store = store
         self._sampling = sampling
         self._metrics = metrics
+        self._carried = carried
 
     def limit(self, session: Session) -> Limit:
         """The capacity of the session's context."""
@@ -65,9 +68,9 @@ class Budgets:
         return self.context(session.spec.budget.max_context)
 
     def context(self, most: int) -> int:
-        """Tokens of state and action together that a session may have: `most` (0: no limit), bounded by the model and the available
-        servers."""
-        limit = int(min(self._renderer.context - CONTEXT_KEPT, self._pool.capacity))
+        """Tokens of state and action together that a session may have: `most` (0: no limit), bounded by the model, the available servers and
+        the bus."""
+        limit = int(min(self._renderer.context - CONTEXT_KEPT, self._pool.capacity, self._carried))
         return min(most, limit) if most else limit
 
     def charge(self, session: Session, *, aside: bool, again: bool = False) -> None:

@@ -181,6 +181,24 @@ async def test_the_own_time_of_a_white_box_that_replays_a_rollout_holds_the_gene
     assert clocks.generation_s == pytest.approx(reply.timings.generation, abs=1e-3)
 
 
+async def test_a_step_that_no_message_of_the_bus_holds_is_refused_and_the_next_one_is_recorded(
+    open_here: OpenRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.gateway.server.longest_body", lambda _: 3000)
+    async with open_here() as rig:
+        await rig.publish(0)
+        rig.start_ingest()
+        rollout, session = await rig.open()
+        async with client(rig, session.base_url, session.token) as chat:
+            with pytest.raises(
+                openai.BadRequestError, match=r"at most 3,000 \(max_payload\): send a shorter"
+            ):
+                await chat.chat.completions.create(model="policy", messages=[user("oak " * 300)])
+            await chat.chat.completions.create(model="policy", messages=[user("oak")])
+        assert (await rig.seal(rollout)).steps == 1
+        await rig.stored(rollout, 1)
+
+
 async def test_a_wrong_or_missing_token_gets_401_and_a_sealed_session_409(rig: Rig) -> None:
     rollout, session = await rig.open()
     body: dict[str, Any] = {"model": "policy", "messages": [user("oak")]}

@@ -13,7 +13,7 @@ from orchestrator.contracts.ids import Ids, unb64
 from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import StepKind
-from orchestrator.gateway.completions.record import Recorder, routes_limit
+from orchestrator.gateway.completions.record import Recorder
 from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.servers.client import (
     FinishReason,
@@ -237,11 +237,6 @@ def test_routes_that_make_a_message_too_large_are_left_out_first_those_of_what_i
     raw = unb64(sent.ids)
     assert sent.start == start and sent.sha == routes_sha(CHAIN, sent.start, 1, 2, 2, raw).hex()
     assert np.array_equal(routes_from_bytes(raw, 1, 2, 2), rows(1, sent.start, 1400))
-
-
-def test_routes_never_make_a_message_that_the_bus_does_not_take() -> None:
-    assert routes_limit(6.0, 8 * 2**20) == 6 * 2**20
-    assert routes_limit(6.0, 2**20) == 2**20 - 64 * 2**10  # NATS by default
 
 
 def test_nothing_is_recorded_without_routes_or_while_replay_is_off() -> None:

@@ -105,7 +105,7 @@ def _some(choice: Mapping[str, Any], key: str, names: ToolNames) -> CallRule:
 
 
 def _allowed(tools: Sequence[Mapping[str, Any]], key: str, names: ToolNames) -> tuple[str, ...]:
-    """The policy's names of allowed tools. A provider's own tools are left out, as in the list of tools."""
+    """The policy's names of allowed tools, each once. A provider's own tools are left out, as in the list of tools."""
     found = []
     for tool in tools:
         kind = tool.get("type", "function")
@@ -115,7 +115,7 @@ def _allowed(tools: Sequence[Mapping[str, Any]], key: str, names: ToolNames) -> 
             found.append(_named(tool, key, names, whole=False))
         elif not of_provider(tool):
             raise bad_request(f"{key} allows {quoted(str(kind))}, which is not a tool of this request", key)
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def _named(choice: Mapping[str, Any], key: str, names: ToolNames, *, whole: bool = True) -> str:

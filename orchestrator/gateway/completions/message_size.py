@@ -1,0 +1,26 @@
+"""What one message of the bus holds of a step. The server's `max_payload` bounds body and headers together."""
+
+from typing import Final
+
+_HEADERS_BYTES: Final = 64 * 2**10
+_REST_BYTES: Final = 64 * 2**10
+"""Of a body: all but ids, logprobs and routes."""
+_NUMBER_BYTES: Final = 16 / 3
+"""An id, or a logprob: four bytes in base64."""
+
+
+def longest_body(max_payload: int) -> int:
+    """Bytes of the largest body of a step."""
+    return max_payload - _HEADERS_BYTES
+
+
+def routes_limit(routes_mb: float, max_payload: int) -> int:
+    """Bytes of the largest body with routes: the configured limit, or that of the bus."""
+    return min(int(routes_mb * 2**20), longest_body(max_payload))
+
+
+def carried_tokens(max_payload: int, max_new_tokens: int) -> int:
+    """The longest context, in tokens of state and action together, whose step fits without routes, with an action of up to `max_new_tokens`. A
+    step that begins anew holds the ids of its whole state, and of its action the logprobs too."""
+    numbers = int((longest_body(max_payload) - _REST_BYTES) / _NUMBER_BYTES)
+    return max(numbers - max_new_tokens, numbers // 2)
