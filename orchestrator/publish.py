@@ -19,6 +19,7 @@ from orchestrator.bus.feed import in_background
 from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, encode
 from orchestrator.contracts.ids import NAME_RULE, is_name, sha256
+from orchestrator.contracts.limits import LONGEST_SUBMISSION
 from orchestrator.contracts.numbers import INT2
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
@@ -67,9 +68,8 @@ class PublishOptions:
 
     def submission(self, task: Task) -> str:
         """An id made of the options and the task's content: the same task is never accepted twice under one label."""
-        return ":".join(
-            part for part in (self.label, self.purpose, self.domain, task.content_hash[:24]) if part
-        )
+        head = ":".join(part for part in (self.label, self.purpose, self.domain) if part)
+        return f"{head}:{task.content_hash[:24]}"[:LONGEST_SUBMISSION]
 
     def event(self, task: Task, vetting: Vetting | None = None) -> tuple[str, TaskSubmitted]:
         """The task's domain and message, for `publish_tasks`. `vetting`: the task's known level, which travels with it."""

@@ -15,6 +15,14 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from orchestrator.contracts.errors import MessageError
+from orchestrator.contracts.limits import (
+    LONGEST_LABEL,
+    LONGEST_LOG,
+    LONGEST_NAME,
+    LONGEST_PATH,
+    LONGEST_PAYLOAD,
+    LONGEST_SENTENCE,
+)
 from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.members import read, without_empty
 from orchestrator.contracts.quote import quoted
@@ -22,15 +30,15 @@ from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import FailureClass, Left, Purpose, Replay, StepKind, SubmissionStatus
 from orchestrator.contracts.vetting import Vetting
 
-# Every text has a limit, which its reader checks; its sender cuts before. Counted in characters.
-Name = Annotated[str, msgspec.Meta(max_length=128)]
+# Every text has a limit, which its reader checks; its sender cuts before.
+Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
 """A name or word that Penstock or its operator chose: a run, a reason of a mark, an agent's path, hex of a sha256."""
-Label = Annotated[str, msgspec.Meta(max_length=256)]
-Sentence = Annotated[str, msgspec.Meta(max_length=4_000)]
-Path = Annotated[str, msgspec.Meta(max_length=4_096)]
-Log = Annotated[str, msgspec.Meta(max_length=16_384)]
-Payload = Annotated[str, msgspec.Meta(max_length=1 << 26)]
-"""Content, or a text whose own check has a better sentence. A server's largest message is 64 MiB."""
+Label = Annotated[str, msgspec.Meta(max_length=LONGEST_LABEL)]
+Sentence = Annotated[str, msgspec.Meta(max_length=LONGEST_SENTENCE)]
+Path = Annotated[str, msgspec.Meta(max_length=LONGEST_PATH)]
+Log = Annotated[str, msgspec.Meta(max_length=LONGEST_LOG)]
+Payload = Annotated[str, msgspec.Meta(max_length=LONGEST_PAYLOAD)]
+"""Content, or a text whose own check has a better sentence."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -142,7 +150,8 @@ class StepRecorded(Event, frozen=True, kw_only=True):
     appended: list[dict[str, Any]] = []  # the messages that this request added
     reply: dict[str, Any] = {}  # the parsed action: content, reasoning, tool_calls
     request_digest: Name | None = None  # hex
-    branch_reason: Name | None = None  # why this is not a plain continuation
+    # Why this is not a plain continuation. Older gateways send up to 200 characters.
+    branch_reason: Label | None = None
     # `near`, `turn`, `field`, `recorded`, `sent`: the first difference to the nearest step.
     branch: dict[str, Any] | None = None
     marks: list[Name] = []  # why the step must not train, as known when it was recorded (StepMark)
@@ -235,7 +244,7 @@ class RolloutFinished(Event, frozen=True, kw_only=True):
     log: Log = ""
     agent_s: float = 0.0  # wall time of the attempt without platform queueing
     queued_s: float = 0.0  # waiting for gateway, rollout server or sandbox start
-    scaffold: Name | None = None
+    scaffold: Path | None = None  # as the run's shares name it: a name, or where it lies
     scaffold_version: Name | None = None
     scaffold_sha: Name | None = None
     resumable: bool = False

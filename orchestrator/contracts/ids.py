@@ -15,6 +15,8 @@ Logprobs = npt.NDArray[np.float32]
 
 NAME = re.compile(r"[a-z0-9_-]{1,32}")
 NAME_RULE = "1 to 32 characters of a-z, 0-9, _ and -"
+WEIGHTS = re.compile(r"[0-9]{1,10}:[0-9a-f]{64}")
+"""`version:digest`: the weights that generated a step, where the rollout server tells digests."""
 NO_PARENT = bytes(32)  # the parent of a chain that starts from nothing
 
 

@@ -4,6 +4,9 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.contracts.limits import LONGEST_REASON
+from orchestrator.contracts.quote import cut_to
+
 NOTE: Final = "note: "
 """How the lines begin that the platform adds at the head of a verdict's log: what was odd and changed nothing."""
 
@@ -96,5 +99,5 @@ class NoVerdict(enum.Enum):
     )
 
     def of(self, detail: object) -> str:
-        """The reason of one verification, at most 1,000 characters."""
-        return f"{self.value.says}{detail}"[:1000]
+        """The reason of one verification."""
+        return cut_to(f"{self.value.says}{detail}", LONGEST_REASON)

@@ -34,6 +34,15 @@ def cut(text: str, most: int = MOST) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
+def cut_to(text: str, most: int) -> str:
+    """`text` in at most `most` characters; the last one is a mark if it was cut.
+
+    >>> cut_to("models/tiny", 11), cut_to("models/tiny", 7)
+    ('models/tiny', 'models…')
+    """
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def readable(sentence: str) -> str:
     """A sentence with its over-long words cut: paths, URLs and names that users supplied.
 

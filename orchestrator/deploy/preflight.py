@@ -1,6 +1,7 @@
 """Errors that can be detected before anything is started, each as one sentence: ConfigurationError."""
 
 import json
+import os
 import shutil
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -186,7 +187,7 @@ def missing(config: Config) -> list[str]:
             f"policy.directory: directory {Path(directory).parent}, the parent of {directory}, does not exist"
         )
     for name in (*config.rollout.scaffolds, *config.rollout.context):
-        if is_path(name) and not Path(name.rpartition(":")[0] if ".py:" in name else name).exists():
+        if is_path(name) and not os.path.exists(name.rpartition(":")[0] if ".py:" in name else name):
             found.append(f"rollout.scaffolds: {name} does not exist")
     programs = {"servers.command": config.servers.command[:1]}
     if config.sandbox.provider == "container":

@@ -4,7 +4,6 @@ One insert per batch with ON CONFLICT DO NOTHING: replays are no-ops, a differen
 order, so a parent may be missing for a while: `broken_steps` checks whole trajectories once they are complete.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +22,7 @@ from orchestrator.contracts.events import MOST_WEIGHTS, StepRecorded
 from orchestrator.contracts.ids import (
     LOGPROB_SLACK,
     NO_PARENT,
+    WEIGHTS,
     chain_sha,
     logprobs_from_bytes,
     prompt_sha,
@@ -51,7 +51,6 @@ from orchestrator.trajectory.routes import routes_sha
 
 Key = tuple[int, int, int]  # rollout, attempt, idx
 
-_WEIGHTS = re.compile(r"[0-9]{1,10}:[0-9a-f]{64}")
 YEAR = 366 * 86400.0
 LAST = 200 * YEAR  # seconds since 1970
 
@@ -139,7 +138,7 @@ def _wrong_lengths(step: Decoded) -> Iterable[str]:
         yield "action and logprobs do not hold full_len - state_len values"
     if fault := not_tiling(event.spans, n):
         yield fault
-    if len(event.weights) > MOST_WEIGHTS or not all(map(_WEIGHTS.fullmatch, event.weights)):
+    if len(event.weights) > MOST_WEIGHTS or not all(map(WEIGHTS.fullmatch, event.weights)):
         yield f"weights are not version:digest, {MOST_WEIGHTS} times at most"
     for span in event.spans:
         if not 0 <= span.version < 2**31:

@@ -1,16 +1,21 @@
 """Measurements of the speed noise: one row per measurement, inserted when its replays are submitted, completed when they have ended."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.ids import sha256
 from orchestrator.pool.tables import groups, speed_noise, tasks
 from orchestrator.rewards.noise import Noise
 
 MOST_FAILED = 3
 """Consecutive measurements without a result after which the scaffold waits for the interval."""
+
+
+KEY_BYTES: Final = 1024
+"""Of a scaffold in its rows. An index holds it, and a row of an index has 2,704 bytes at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +27,22 @@ class ReplayedTask:
     body: dict[str, Any]
 
 
+def key_of(scaffold: str) -> str:
+    """A scaffold as its rows name it: itself, or the hash of a longer path.
+
+    >>> key_of("shell"), key_of("/home/" + "a/" * 600 + "agent.py")[:16]
+    ('shell', 'sha256:8d2956c6d')
+    """
+    name = scaffold.encode()
+    return scaffold if len(name) <= KEY_BYTES else f"sha256:{sha256(name).hex()}"
+
+
 async def newest(connection: AsyncConnection, run_id: int, scaffold: str) -> float | None:
     """sd(log T) of the newest measurement of a scaffold; None before the first."""
     table = speed_noise.c
     return await connection.scalar(
         select(table.sd_log_t)
-        .where(table.run_id == run_id, table.scaffold == scaffold, table.sd_log_t.is_not(None))
+        .where(table.run_id == run_id, table.scaffold == key_of(scaffold), table.sd_log_t.is_not(None))
         .order_by(table.group_id.desc())
         .limit(1)
     )
@@ -42,7 +57,7 @@ async def due(connection: AsyncConnection, run_id: int, scaffold: str, interval_
         await connection.execute(
             select(groups.c.done, table.sd_log_t.is_not(None).label("measured"), recent.label("recent"))
             .join(groups, groups.c.group_id == table.group_id)
-            .where(table.run_id == run_id, table.scaffold == scaffold)
+            .where(table.run_id == run_id, table.scaffold == key_of(scaffold))
             .order_by(table.group_id.desc())
             .limit(MOST_FAILED)
         )
@@ -74,7 +89,9 @@ async def begin(
         .scalar_subquery()
     )
     await connection.execute(
-        insert(speed_noise).values(run_id=run_id, group_id=group_id, scaffold=scaffold, rollout_id=rollout_id)
+        insert(speed_noise).values(
+            run_id=run_id, group_id=group_id, scaffold=key_of(scaffold), rollout_id=rollout_id
+        )
     )
 
 

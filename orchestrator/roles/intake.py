@@ -27,7 +27,8 @@ from orchestrator.bus.base import Delivery
 from orchestrator.contracts.errors import ConfigurationError, MessageError
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, decode_written, encode
 from orchestrator.contracts.ids import is_name, sha256
-from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.limits import LONGEST_LABEL, LONGEST_REJECTION
+from orchestrator.contracts.quote import cut_to, quoted
 from orchestrator.contracts.states import Purpose, RunState, SubmissionStatus
 from orchestrator.contracts.vetting import Level, Vetting
 from orchestrator.pool import blobs
@@ -50,8 +51,6 @@ from orchestrator.tasks.harbor import SOLUTION, Task
 from orchestrator.tasks.settings import variables_of
 from orchestrator.tasks.vetting.required import check_level
 
-LONGEST_REASON = 2000  # characters of a reason
-MOST_LABEL = 256
 BLOB_TRIES = 15
 """Deliveries of a task whose blobs have not all arrived, before it is refused: about 50 s."""
 BLOB_WAIT_S = 5.0
@@ -171,7 +170,7 @@ class Intake:
                 submission = subjects.check_submission(event.submission)
         except (MessageError, ValueError) as error:
             # No submission and no row exist: the same body may come again with a valid address. The sender still gets an answer.
-            message = str(error)[:LONGEST_REASON]
+            message = cut_to(str(error), LONGEST_REJECTION)
             return _refused(delivery, message), message
         try:
             known = await answered(connection, run.run_id, submission)
@@ -212,9 +211,9 @@ class Intake:
             if isinstance(error, DBAPIError):
                 if not of_content(error):
                     raise
-                message = f"the database does not take it: {sentence(error)}"[:LONGEST_REASON]
+                message = cut_to(f"the database does not take it: {sentence(error)}", LONGEST_REJECTION)
             else:
-                message = str(error)[:LONGEST_REASON]
+                message = cut_to(str(error), LONGEST_REJECTION)
             answer = await reject(connection, run.run_id, submission, message)
             return answer, message if answer.new else None
 
@@ -272,8 +271,8 @@ class Intake:
                 "sampling is given: only eval and record groups have sampling parameters of their own"
             )
         sampling = checked(event.sampling or {})
-        if event.label is not None and len(event.label) > MOST_LABEL:
-            raise MessageError(f"label has {len(event.label)} characters, at most {MOST_LABEL} fit")
+        if event.label is not None and len(event.label) > LONGEST_LABEL:
+            raise MessageError(f"label has {len(event.label)} characters, at most {LONGEST_LABEL} fit")
         return NewGroup(
             submission=submission,
             task_sha=bytes.fromhex(task.content_hash),
@@ -323,7 +322,10 @@ def _refused(delivery: Delivery, reason: str) -> Answer:
     """The answer for a submission that is not recorded."""
     submission = subjects.submission_named(delivery.body) or sha256(delivery.body).hex()
     return Answer(
-        submission=submission, status=SubmissionStatus.REJECTED, reason=reason[:LONGEST_REASON], new=True
+        submission=submission,
+        status=SubmissionStatus.REJECTED,
+        reason=cut_to(reason, LONGEST_REJECTION),
+        new=True,
     )
 
 

@@ -8,6 +8,8 @@ from scaffolds.base import Scaffold
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.events import ArtifactFile, RolloutFinished, ToolCallTimed, encode
+from orchestrator.contracts.limits import LONGEST_SYSTEM
+from orchestrator.contracts.quote import cut_to
 from orchestrator.gateway_client import Seal
 from orchestrator.pool.confirm import MessageKey, MessageKind
 from orchestrator.pool.leases import Lease
@@ -110,6 +112,6 @@ def _finished(
         ungradable=None if outcome.infra else outcome.ungradable,
         generation_s=clocks.generation_s + clocks.replayed_s if clocks is not None else None,
         waiting_s=clocks.waiting_s if clocks is not None else None,
-        system=record.system,
+        system=None if record.system is None else cut_to(record.system, LONGEST_SYSTEM),
         spent={phase: round(seconds, 6) for phase, seconds in spent.items()},
     )

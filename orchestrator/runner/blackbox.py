@@ -12,11 +12,12 @@ from scaffolds.base import AgentLimits, BlackBox, Endpoint, Fault, Launch, TaskV
 
 from orchestrator.bus.feed import in_background
 from orchestrator.contracts.errors import AgentTimeout, InfraFailure, PenstockError, PolicyFailure
+from orchestrator.contracts.limits import LONGEST_KEPT_LOG
 from orchestrator.contracts.states import FailureClass
 from orchestrator.gateway_client import Activity, OpenSession
 from orchestrator.runner.clocked_sandbox import ClockedSandbox
 from orchestrator.runner.clocks import Clocks
-from orchestrator.runner.outcome import LOG_BYTES, AttemptOutcome
+from orchestrator.runner.outcome import AttemptOutcome
 from orchestrator.runtime.log import get
 from orchestrator.settings.timeouts import timeouts
 from sandboxes.base import GATEWAY_SOCKET, ExecResult, Sandbox
@@ -164,5 +165,5 @@ def _class(fault: Fault) -> FailureClass:
 
 
 def _tail(ended: ExecResult) -> str:
-    text = (ended.stdout[-LOG_BYTES:] + ended.stderr[-LOG_BYTES:]).decode(errors="replace")
-    return text[-LOG_BYTES:]
+    text = (ended.stdout[-LONGEST_KEPT_LOG:] + ended.stderr[-LONGEST_KEPT_LOG:]).decode(errors="replace")
+    return text[-LONGEST_KEPT_LOG:]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from orchestrator.contracts.events import ArtifactFile, TestResult
+from orchestrator.contracts.limits import LONGEST_KEPT_LOG
 from orchestrator.contracts.network import Access
 from orchestrator.contracts.no_verdict import NOTE, NoVerdict
 from orchestrator.runner.judging import (
@@ -21,7 +22,6 @@ from orchestrator.runner.judging import (
     wrapper,
 )
 from orchestrator.runner.open_sandbox import open_sandbox
-from orchestrator.runner.outcome import LOG_BYTES
 from orchestrator.runtime.log import get
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifact_modes import placeable
@@ -163,7 +163,9 @@ async def grade(
 
 async def _grade_of(sandbox: Sandbox, result: ExecResult, work: GradedWork) -> Grade:
     """What the script left, after its end."""
-    text = (result.stdout[-LOG_BYTES:] + result.stderr[-LOG_BYTES:]).decode(errors="replace")[-LOG_BYTES:]
+    text = (result.stdout[-LONGEST_KEPT_LOG:] + result.stderr[-LONGEST_KEPT_LOG:]).decode(errors="replace")[
+        -LONGEST_KEPT_LOG:
+    ]
     notes: list[str] = []
     ran = await _programs(sandbox, result, notes, wrapped=names_programs(work.tests, UNTRUSTED_VARIABLE))
     found = Grade(reward=None, exit_code=result.exit_code, log=text, wall_s=result.wall_s, programs=ran.count)
@@ -230,12 +232,12 @@ def _without(found: Grade, cause: NoVerdict, detail: object) -> Grade:
 
 def _noted(found: Grade, notes: Sequence[str]) -> Grade:
     lines = "".join(f"{NOTE}{note}\n" for note in notes)
-    return replace(found, log=f"{lines}{found.log}"[:LOG_BYTES])
+    return replace(found, log=f"{lines}{found.log}"[:LONGEST_KEPT_LOG])
 
 
 def _answered(found: Grade, reason: str) -> Grade:
     """Reward 0, with the reason at the head of the log, which is stored with the verdict."""
-    return replace(found, reward=0.0, reason=reason, log=f"{reason}\n{found.log}"[:LOG_BYTES])
+    return replace(found, reward=0.0, reason=reason, log=f"{reason}\n{found.log}"[:LONGEST_KEPT_LOG])
 
 
 async def _programs(sandbox: Sandbox, ended: ExecResult, notes: list[str], *, wrapped: bool) -> Programs:

@@ -16,7 +16,9 @@ from scaffolds.base import Completion as ScaffoldCompletion
 from scaffolds.context.base import ContextPolicy
 
 from orchestrator.contracts.events import ToolCallTimed
-from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.limits import LONGEST_AGENT, LONGEST_TOOL
+from orchestrator.contracts.numbers import INT2, INT4, INT8
+from orchestrator.contracts.quote import cut_to, quoted
 from orchestrator.gateway_client import BudgetExhausted, GatewayRefused, NativeLlm, RecordedCompletion
 from orchestrator.pool.sanitize import clean
 from orchestrator.runner.clocks import Clocks
@@ -25,7 +27,6 @@ from orchestrator.trajectory.waiting import Served
 
 MAX_TOOL_CALLS = 1000  # recorded per attempt: the result must fit one message
 TOO_LARGE = 413  # HTTP: the body is larger than the gateway reads
-MAX_AGENT = 64  # characters of an agent's path, as steps record it
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 
@@ -72,7 +73,7 @@ class AgentContext:
     def replace(self, messages: Sequence[Message], reason: str) -> list[Message]:
         if not reason:
             raise ValueError("ctx.replace needs a reason: it is recorded on the step")
-        self.replaced = reason
+        self.replaced = clean(reason)
         return list(messages)
 
     def spawn(self, name: str) -> Agent:
@@ -81,15 +82,19 @@ class AgentContext:
         path, number = f"{self._agent}/{name}", 2
         while path in self._recorder.agents:
             path, number = f"{self._agent}/{name}-{number}", number + 1
-        if len(path) > MAX_AGENT:
+        if len(path) > LONGEST_AGENT:
             raise ValueError(
-                f"ctx.spawn({quoted(name)}): the path {path} is longer than {MAX_AGENT} characters: spawn less deep, or shorten the names"
+                f"ctx.spawn({quoted(name)}): the path {path} is longer than {LONGEST_AGENT} characters: spawn less deep, or shorten the names"
             )
         self._recorder.agents.add(path)
         return self._recorder.agent(path)
 
     @contextmanager
     def tool_call(self, reply: ScaffoldCompletion, call: int, name: str) -> Iterator["Timer"]:
+        if not 0 <= call <= INT2:
+            raise ValueError(
+                f"ctx.tool_call: call {quoted(call)} does not exist: number the calls of a reply from 0"
+            )
         recorder, timer = self._recorder, Timer()
         start = recorder.clocks.attempt_s
         try:
@@ -102,7 +107,7 @@ class AgentContext:
                     ToolCallTimed(
                         step=reply.step,
                         call=call,
-                        name=clean(name)[:100],
+                        name=cut_to(clean(name), LONGEST_TOOL),
                         start=start,
                         end=recorder.clocks.attempt_s,
                         exit=timer.exit_code,
@@ -120,7 +125,9 @@ class Timer:
         self.output_bytes = 0
 
     def ended(self, exit_code: int | None, output_bytes: int) -> None:
-        self.exit_code, self.output_bytes = exit_code, output_bytes
+        # A number that no row holds would end the attempt.
+        self.exit_code = None if exit_code is None or abs(exit_code) > INT4 else exit_code
+        self.output_bytes = min(max(0, output_bytes), INT8)
 
 
 class AgentLlm:

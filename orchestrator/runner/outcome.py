@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from scaffolds.base import PolicyFault
 
 from orchestrator.contracts.errors import Hung, RolloutFailure, ServiceError
+from orchestrator.contracts.limits import LONGEST_KEPT_LOG, LONGEST_REASON
 from orchestrator.contracts.marks import MarkReason
+from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import FailureClass, Replay
 from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayDrains, Seal
 from orchestrator.pool.sanitize import clean
@@ -23,8 +25,6 @@ from sandboxes.base import ImageRefused, SandboxError, SandboxFull, SandboxLost,
 
 log = get(__name__)
 
-LOG_BYTES = 4096
-REASON_CHARACTERS = 1000
 # Faults of this process or this machine, which all attempts share.
 OURS = frozenset(
     {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
@@ -59,10 +59,10 @@ class AttemptOutcome:
 
     def __post_init__(self) -> None:
         if self.reason is not None:
-            object.__setattr__(self, "reason", clean(self.reason)[:REASON_CHARACTERS])
+            object.__setattr__(self, "reason", cut_to(clean(self.reason), LONGEST_REASON))
         if self.ungradable is not None:
-            object.__setattr__(self, "ungradable", clean(self.ungradable)[:REASON_CHARACTERS])
-        object.__setattr__(self, "log", clean(self.log)[-LOG_BYTES:])
+            object.__setattr__(self, "ungradable", cut_to(clean(self.ungradable), LONGEST_REASON))
+        object.__setattr__(self, "log", clean(self.log)[-LONGEST_KEPT_LOG:])
         if self.answer is not None:
             object.__setattr__(self, "answer", clean(self.answer))
 

@@ -9,16 +9,16 @@ import msgspec
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.journal import JournalEntry
 from orchestrator.contracts.events import RolloutFinished, VerdictReached, decode, encode
+from orchestrator.contracts.limits import LONGEST_REASON
 from orchestrator.contracts.no_verdict import NOTE
+from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import FailureClass
 from orchestrator.tasks.verdict import PROCESS_FILE
-
-REASON_CHARACTERS = 500
 
 
 async def failed_instead(entry: JournalEntry, reason: str) -> Outgoing:
     """A result that is graded 0, or remains an infrastructure failure; for a verdict, the same one without its large parts."""
-    message, why = entry.message, f"result too large: {reason}"[:REASON_CHARACTERS]
+    message, why = entry.message, cut_to(f"result too large: {reason}", LONGEST_REASON)
     event: RolloutFinished | VerdictReached
     if message.schema == VerdictReached.schema():
         verdict = decode(message.body, message.schema, VerdictReached)

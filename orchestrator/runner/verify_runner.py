@@ -26,17 +26,20 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.events import ArtifactFile, VerdictReached, VerifyAssigned, encode
+from orchestrator.contracts.limits import LONGEST_KEPT_LOG, LONGEST_REASON
 from orchestrator.contracts.no_verdict import NoVerdict
+from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import FailureClass
 from orchestrator.pool.confirm import MessageKey, MessageKind
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.results import artifacts_of, ungradable_of
+from orchestrator.pool.sanitize import clean
 from orchestrator.pool.transact import transact
 from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.grade import MAX_TESTS, GradedWork
 from orchestrator.runner.judging import seed
 from orchestrator.runner.metrics import WorkerMetrics
-from orchestrator.runner.outcome import LOG_BYTES, OURS, leaves, root_cause
+from orchestrator.runner.outcome import OURS, leaves, root_cause
 from orchestrator.runner.step_grades import grade_step, work_of
 from orchestrator.runner.worker import Worker, WorkerSettings, environment_of, open_worker
 from orchestrator.runtime.log import get
@@ -92,8 +95,8 @@ class VerifyRunner:
                     verdict,
                     failure_class=FailureClass.COMPLETED,
                     reward=0.0,
-                    reason=ungradable[:1000],
-                    log=f"nothing to grade: {ungradable}"[:1000],
+                    reason=ungradable,
+                    log=f"nothing to grade: {ungradable}",
                 )
             else:
                 verdict = await self._graded(
@@ -108,7 +111,7 @@ class VerifyRunner:
         except Exception as error:  # noqa: BLE001  # counted and logged: one rollout can end only its own verification
             _log_unforeseen(error)
             verdict = _with(verdict, reason=why(error))
-        verdict = _with(verdict, verify_s=time.monotonic() - started_at)
+        verdict = _sendable(_with(verdict, verify_s=time.monotonic() - started_at))
         log.info("verdict", failure=verdict.failure_class, reward=verdict.reward, reason=verdict.reason)
         return Outgoing(
             subject=subjects.results_verdict(self._worker.run),
@@ -164,12 +167,12 @@ class VerifyRunner:
             for step, found in graded
             for test in found.tests
         ]
-        share = LOG_BYTES // len(graded)
+        share = LONGEST_KEPT_LOG // len(graded)
         return _with(
             graded[-1][1],
-            reason=reasons[-1][:1000] if reasons else None,
+            reason=reasons[-1] if reasons else None,
             tests=tests[:MAX_TESTS],
-            log="\n".join(f"{step.label}{found.log}"[:share] for step, found in graded)[:LOG_BYTES],
+            log="\n".join(f"{step.label}{found.log}"[:share] for step, found in graded)[:LONGEST_KEPT_LOG],
             programs=sum(found.programs for _, found in graded),
         )
 
@@ -266,3 +269,9 @@ def why(error: Exception) -> str:
 
 def _with(verdict: VerdictReached, **changes: object) -> VerdictReached:
     return msgspec.structs.replace(verdict, **changes)
+
+
+def _sendable(verdict: VerdictReached) -> VerdictReached:
+    """A verdict whose texts its reader takes: an error may quote names of the agent's, of any bytes and length."""
+    reason = None if verdict.reason is None else cut_to(clean(verdict.reason), LONGEST_REASON)
+    return _with(verdict, reason=reason, log=clean(verdict.log)[:LONGEST_KEPT_LOG])

@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from orchestrator.contracts.limits import LONGEST_PATH
+from orchestrator.contracts.quote import quoted
 from orchestrator.settings.curriculum import Count, Positive, Section
 from orchestrator.settings.scope import PROCESS
 from orchestrator.settings.timeouts import Seconds, Wait
@@ -63,4 +65,9 @@ class RolloutSection(Section):
     def _shares(self) -> "RolloutSection":
         if min(self.scaffolds.values(), default=0) < 0 or sum(self.scaffolds.values()) <= 0:
             raise ValueError(f"scaffolds must be shares >= 0 with at least one above 0, not {self.scaffolds}")
+        for name in (*self.scaffolds, *self.context):
+            if len(name.encode()) > LONGEST_PATH:
+                raise ValueError(
+                    f"the path of the scaffold {quoted(name)} has more than {LONGEST_PATH:,} bytes: move it to a shorter one"
+                )
         return self

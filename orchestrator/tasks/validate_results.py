@@ -19,6 +19,7 @@ from orchestrator.contracts.events import (
     VerifyAssigned,
 )
 from orchestrator.contracts.ids import unb64
+from orchestrator.contracts.limits import LONGEST_SYSTEM
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FailureClass, Left
 from orchestrator.tasks.artifact_modes import TYPES, is_change, type_of
@@ -32,7 +33,6 @@ from sandboxes.elsewhere import lies_elsewhere
 
 YEAR = 366 * 86400.0
 SMALL, INTEGER = 2**15 - 1, 2**31 - 1
-_MOST_SYSTEM = 512
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -75,8 +75,8 @@ def _of_result(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[str]:
     ):
         if value is not None:
             yield from _seconds(name, value)
-    if event.system is not None and len(event.system) > _MOST_SYSTEM:
-        yield f"system has {len(event.system)} characters, it may have {_MOST_SYSTEM}"
+    if event.system is not None and len(event.system) > LONGEST_SYSTEM:
+        yield f"system has {len(event.system)} characters, it may have {LONGEST_SYSTEM}"
     for phase, value in event.spent.items():
         if phase not in PHASES:
             yield f"spent has {quoted(phase)}, the phases are {', '.join(PHASES)}"

@@ -17,6 +17,7 @@ from orchestrator.bus.journal import JournalFull
 from orchestrator.contracts.events import MOST_WEIGHTS, StepRecorded, StepRoutes, StepTimings, encode
 from orchestrator.contracts.ids import (
     NO_PARENT,
+    WEIGHTS,
     Ids,
     b64,
     chain_sha,
@@ -290,7 +291,9 @@ class Recorder:
             branch=origin.difference.plain() if origin.difference is not None else None,
             routes=self._routes(generated, origin, node.full_len, tokens.chain),
             weights=[
-                reported for reported in generated.weights if int(reported.partition(":")[0]) in node.versions
+                reported
+                for reported in generated.weights
+                if WEIGHTS.fullmatch(reported) and int(reported.partition(":")[0]) in node.versions
             ][:MOST_WEIGHTS],
         )
 

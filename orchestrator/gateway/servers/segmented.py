@@ -22,6 +22,7 @@ import numpy as np
 from orchestrator.contracts.events import StepTimings
 from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.marks import Finish
+from orchestrator.contracts.numbers import INT4
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.gateway.servers.client import Generation, SamplingParams
 from orchestrator.gateway.servers.repetition import Repetition, RepetitionDetector
@@ -135,7 +136,10 @@ class Segments:
 
 def belongs(generation: Generation, pinned: int) -> bool:
     """Whether every token comes from weights with a version of ours that is not older than the pinned one."""
-    return all(label.isascii() and label.isdigit() and int(label) >= pinned for label in generation.labels)
+    return all(
+        label.isascii() and label.isdigit() and len(label) <= 10 and pinned <= int(label) <= INT4
+        for label in generation.labels
+    )
 
 
 class Reason(StrEnum):

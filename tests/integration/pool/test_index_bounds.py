@@ -8,14 +8,14 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.cli.processes import LONGEST_NAME
-from orchestrator.contracts import states
+from orchestrator.contracts import limits, states
 from orchestrator.pool.counter_names import MEANINGS
-from orchestrator.roles.intake import MOST_LABEL
+from orchestrator.pool.speed_noise import KEY_BYTES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 MOST = 2_704
-NAME = 32  # orchestrator.contracts.ids: of runs, domains, pools, scaffolds
+NAME = 32  # orchestrator.contracts.ids: of runs, domains, pools
 SUBMISSION = 128  # orchestrator.bus.subjects.check_submission
 WORD = 256 * 4  # orchestrator.tasks.settings: cut to 256 characters of at most 4 bytes
 SHA = 32
@@ -25,9 +25,9 @@ BOUNDS = {
     "groups.submission": SUBMISSION,
     "groups.domain": NAME,
     "groups.difficulty": WORD,
-    "groups.label": MOST_LABEL * 4,
-    "step_marks.reason": 128 * 4,  # orchestrator.contracts.events.Name
-    "speed_noise.scaffold": NAME,
+    "groups.label": limits.LONGEST_LABEL * 4,
+    "step_marks.reason": limits.LONGEST_NAME * 4,
+    "speed_noise.scaffold": KEY_BYTES,
     "processes.host": 253,  # a host's name
     "processes.process": LONGEST_NAME * 4,
     "rollout_servers.url": 2_000,  # orchestrator.settings.gateway
@@ -39,7 +39,7 @@ BOUNDS = {
 }
 HASHES = {"sha", "token_hash"}
 EXPRESSIONS = {
-    "groups_eval": MOST_LABEL * 4,
+    "groups_eval": limits.LONGEST_LABEL * 4,
     "dead_letters_once": 2 * 256 * 4 + SHA,
     "artifacts_once": SHA,
 }

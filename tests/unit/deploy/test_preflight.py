@@ -18,6 +18,7 @@ from orchestrator.deploy.preflight import (
     check_port,
     check_sandbox,
     check_scaffolds,
+    missing,
     sandbox_shortages,
 )
 from orchestrator.deploy.stack import up
@@ -72,6 +73,12 @@ async def test_a_run_that_would_sample_from_a_part_of_the_distribution_is_not_st
         await up(Home.at(tmp_path))
     with pytest.raises(ConfigurationError, match="does not exist"):  # for evaluation, it is started
         await up(Home.at(tmp_path), only=("orchestrator", "gateway"))
+
+
+@pytest.mark.parametrize("name", ["no/such.py", "n" * 300 + "/agent.py:Mine", "d/" * 2000 + "scaffold.toml"])
+def test_a_scaffold_whose_path_leads_nowhere_is_missing_whatever_its_length(name: str) -> None:
+    config = Config.model_validate({"rollout": {"scaffolds": {name: 1}}})
+    assert f"rollout.scaffolds: {name} does not exist" in missing(config)
 
 
 def test_a_scaffold_that_cannot_be_loaded_is_named_before_it_fails_every_attempt() -> None:

@@ -131,7 +131,7 @@ def test_a_reply_of_newer_weights_than_were_pinned_counts_and_is_suspect() -> No
     assert made.suspect and spans(made) == [(2, 0, 1)]
 
 
-@pytest.mark.parametrize("version", ["1", "default", "²", ""])
+@pytest.mark.parametrize("version", ["1", "default", "²", "", str(2**31), "9" * 5000])
 def test_nothing_is_taken_from_weights_that_are_older_or_not_ours(version: str) -> None:
     segmented = call()
     request = next_request(segmented, version=2)

@@ -99,6 +99,33 @@ async def test_tool_calls_are_recorded_in_the_order_of_the_reply_whichever_ends_
     assert timed[0].start <= timed[1].start <= timed[1].end <= timed[0].end <= timed[2].end
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "size", "kept"),
+    [(137, 5, (137, 5)), (-9, 0, (-9, 0)), (2**31, 2**63, (None, 2**63 - 1)), (None, -1, (None, 0))],
+)
+async def test_numbers_of_a_tool_call_that_no_row_holds_are_not_sent(
+    exit_code: int | None, size: int, kept: tuple[int | None, int]
+) -> None:
+    main = recorder(Noted()).agent("main")
+    reply = await main.llm.complete([{"role": "user", "content": "x"}])
+    with main.ctx.tool_call(reply, 0, "b\ud800" * 99) as timer:
+        timer.ended(exit_code, size)
+    (timed,) = cast(Any, main.ctx)._recorder.tool_calls
+    assert (timed.exit, timed.bytes) == kept and timed.name == "b?" * 49 + "b…"
+    for call in (-1, 2**15):
+        with pytest.raises(ValueError, match="number the calls of a reply from 0"):
+            with main.ctx.tool_call(reply, call, "bash"):
+                pass
+
+
+async def test_a_reason_that_is_not_text_is_cleaned_before_it_is_sent() -> None:
+    native = Noted()
+    main = recorder(native).agent("main")
+    main.ctx.replace(HISTORY, "half of a pair \ud83d")
+    await main.llm.complete(HISTORY)
+    assert native.requests == [("main", 3, "half of a pair ?")]
+
+
 async def test_the_scaffolds_reason_comes_before_the_policys_and_counts_once() -> None:
     native = Noted()
     main = recorder(native, SlidingWindow(max_turns=2, keep_turns=1)).agent("main")

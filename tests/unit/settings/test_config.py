@@ -115,6 +115,10 @@ def test_without_a_file_everything_has_a_value() -> None:
         ("[reward]\ngamma = 1.5\n", "reward.gamma: must be less than or equal to 1"),
         ("[trainer]\ntis_max = inf\n", "trainer.tis_max: must be a finite number"),
         ("[rollout]\nscaffolds = {shell = 0}\n", "scaffolds must be shares >= 0 with at least one above 0"),
+        (
+            f"[rollout]\nscaffolds = {{'{'ж' * 2049}:Mine' = 1}}\n",
+            f"the path of the scaffold '{'ж' * 80}…' has more than 4,096 bytes: move it to a shorter one",
+        ),
         ("queue = 3\n", "queue: must be a table, got 3"),
         ("[queue\n", "is not valid TOML"),
     ],

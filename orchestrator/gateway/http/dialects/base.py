@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.limits import LONGEST_AGENT
+from orchestrator.contracts.quote import cut_to, quoted
 from orchestrator.gateway.http.dialects.choice import read_choice
 from orchestrator.gateway.http.dialects.fields import check_fields, stripped
 from orchestrator.gateway.http.dialects.tool_names import ToolNames
@@ -174,4 +175,4 @@ def retries_of(headers: Mapping[str, str]) -> int:
 
 def agent_of(headers: Mapping[str, str]) -> str:
     """The agent's name from its header. The bytes of the header need not be text."""
-    return clean(headers.get(AGENT_HEADER, "main")[:64]) or "main"
+    return cut_to(clean(headers.get(AGENT_HEADER, "main")), LONGEST_AGENT) or "main"

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.contracts.limits import LONGEST_AGENT, LONGEST_BRANCH_REASON
+from orchestrator.contracts.quote import cut_to
 from orchestrator.gateway.http.dialects.base import (
     NOTHING,
     ChatRequest,
@@ -41,8 +43,8 @@ class NativeDialect:
             ChatRequest(messages=body.get("messages") or [], tools=tools, left_out=left_out),
             limits=("max_tokens",),
             stop="stop",
-            agent=agent[:64] if isinstance(agent, str) and agent else "main",
-            reason=reason[:200] if isinstance(reason, str) and reason else None,
+            agent=cut_to(agent, LONGEST_AGENT) if isinstance(agent, str) and agent else "main",
+            reason=cut_to(reason, LONGEST_BRANCH_REASON) if isinstance(reason, str) and reason else None,
             past=known.past,
         )
         return Incoming(request, False, {})

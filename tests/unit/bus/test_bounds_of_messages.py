@@ -1,0 +1,171 @@
+"""No message of ours is too long for our own reader: every text of every message has a bound at its sender, within the reader's limit."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from scaffolds.base import LONGEST_VERSION
+
+from orchestrator.bus import subjects
+from orchestrator.contracts import limits
+from orchestrator.contracts.events import (
+    EVENTS,
+    PHASES,
+    ArtifactFile,
+    Event,
+    PolicyPublished,
+    StepMark,
+    StepRoutes,
+    SubmissionAnswered,
+    TaskSubmitted,
+    TestResult,
+    ToolCallTimed,
+    decode,
+    decode_written,
+    encode,
+)
+from orchestrator.contracts.marks import MarkReason
+from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.publish import MAX_LABEL, PublishOptions
+from orchestrator.settings.sampling import SAMPLING_KEYS
+from orchestrator.tasks.artifacts import SHOWN_PATH
+from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.verdict import MOST_NAME
+from sandboxes.artifacts import LONGEST_PATH
+from sandboxes.base import Lost, RefusedReason
+
+NAME, HEX = 32, 64
+CONTENT = limits.LONGEST_PAYLOAD
+"""The bus takes no longer message, and its sender learns that."""
+NEVER = 0
+"""No code of ours sends it."""
+BOUNDS = {
+    "TaskSubmitted.submission": limits.LONGEST_SUBMISSION,
+    "TaskSubmitted.scaffold": limits.LONGEST_PATH,
+    "TaskSubmitted.label": limits.LONGEST_LABEL,
+    "TaskSubmitted.sampling.keys": max(map(len, SAMPLING_KEYS)),
+    "RolloutAssigned.run": NAME,
+    "VerifyAssigned.run": NAME,
+    "StepRecorded.run": NAME,
+    "StepRecorded.delta": CONTENT,
+    "StepRecorded.action": CONTENT,
+    "StepRecorded.logprobs": CONTENT,
+    "StepRecorded.prompt": CONTENT,
+    "StepRecorded.chain_sha": HEX,
+    "StepRecorded.row_sha": HEX,
+    "StepRecorded.prompt_sha": HEX,
+    "StepRecorded.request_digest": HEX,
+    "StepRecorded.sampling.keys": max(map(len, (*SAMPLING_KEYS, "repetition_stop"))),
+    "StepRecorded.agent": limits.LONGEST_AGENT,
+    "StepRecorded.branch_reason": limits.LONGEST_BRANCH_REASON,
+    "StepRecorded.marks": max(map(len, MarkReason)),
+    "StepRecorded.weights": len(f"{2**31}:") + HEX,
+    "StepRoutes.ids": CONTENT,
+    "StepRoutes.sha": HEX,
+    "StepMark.reason": max(map(len, MarkReason)),
+    "ToolCallTimed.name": limits.LONGEST_TOOL,
+    "ArtifactFile.path": max(LONGEST_PATH, SHOWN_PATH + 1 + max(len(f" ({lost.value})") for lost in Lost)),
+    "ArtifactFile.body": CONTENT,
+    "ArtifactFile.why": max(max(len(reason.value) for reason in RefusedReason), limits.LONGEST_REASON),
+    "ArtifactFile.parts": HEX,
+    "RolloutFinished.run": NAME,
+    "RolloutFinished.reason": limits.LONGEST_REASON,
+    "RolloutFinished.digest": HEX,
+    "RolloutFinished.answer": CONTENT,
+    "RolloutFinished.listing": HEX,
+    "RolloutFinished.log": limits.LONGEST_KEPT_LOG,
+    "RolloutFinished.scaffold": limits.LONGEST_PATH,
+    "RolloutFinished.scaffold_version": LONGEST_VERSION,
+    "RolloutFinished.scaffold_sha": HEX,
+    "RolloutFinished.spent.keys": max(map(len, PHASES)),
+    "RolloutFinished.ungradable": limits.LONGEST_REASON,
+    "RolloutFinished.system": limits.LONGEST_SYSTEM,
+    "TestResult.name": CONTENT,
+    "TestResult.message": CONTENT,
+    "VerdictReached.run": NAME,
+    "VerdictReached.reason": limits.LONGEST_REASON,
+    "VerdictReached.log": limits.LONGEST_KEPT_LOG,
+    "VerdictReached.process.keys": MOST_NAME,
+    "VerdictReached.components.keys": MOST_NAME,
+    "PolicyPublished.run": NAME,
+    "PolicyPublished.path": limits.LONGEST_PATH,  # Linux opens no longer one
+    "PolicyPublished.manifest_sha": HEX,
+    "SubmissionAnswered.submission": limits.LONGEST_SUBMISSION,
+    "SubmissionAnswered.reason": limits.LONGEST_REJECTION,
+    "DeadLettered.stream": NEVER,
+    "DeadLettered.subject": NEVER,
+    "DeadLettered.schema": NEVER,
+    "DeadLettered.reason": NEVER,
+    "DeadLettered.body": NEVER,
+}
+
+
+def texts(struct: type[msgspec.Struct]) -> dict[str, int | None]:
+    """The most characters that a reader takes of each text of a message, by its name; None: any number."""
+    schema = msgspec.json.schema(struct)
+    fields = schema["$defs"][struct.__name__]["properties"]
+    found: dict[str, int | None] = {}
+    for name, field in fields.items():
+        for place, text in _texts(name, field):
+            found[f"{struct.__name__}.{place}"] = text.get("maxLength")
+    return found
+
+
+def _texts(place: str, schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    found = [(place, schema)] if schema.get("type") == "string" else []
+    for inner in (*schema.get("anyOf", ()), *filter(None, [schema.get("items")])):
+        found += _texts(place, inner) if isinstance(inner, dict) else []
+    if isinstance(names := schema.get("propertyNames"), dict):
+        found.append((f"{place}.keys", {"type": "string", **names}))
+    return found
+
+
+PARTS = (StepRoutes, StepMark, ToolCallTimed, ArtifactFile, TestResult)
+
+
+@pytest.mark.parametrize("struct", [*EVENTS.values(), *PARTS], ids=lambda struct: struct.__name__)
+def test_every_text_of_a_message_has_a_bound_at_its_sender_within_the_limit_of_its_reader(
+    struct: type[msgspec.Struct],
+) -> None:
+    taken = texts(struct)
+    known = {name: most for name, most in BOUNDS.items() if name.partition(".")[0] == struct.__name__}
+    assert taken.keys() == known.keys(), "name what bounds the text where it is sent"
+    for name, most in taken.items():
+        assert most is not None, f"{name} has no limit: give it one of contracts.events"
+        assert known[name] <= most, f"{name} may have {known[name]} characters, its reader takes {most}"
+
+
+WRITTEN: list[Event] = [
+    PolicyPublished(
+        run="r" * NAME,
+        version=2**31 - 1,
+        path="/" + "ж" * 4095,
+        manifest_sha="f" * HEX,
+        batch_no=None,
+        revision=1,
+    ),
+    SubmissionAnswered(
+        submission="s" * limits.LONGEST_SUBMISSION,
+        status=SubmissionStatus.REJECTED,
+        reason="ж" * limits.LONGEST_REJECTION,
+    ),
+]
+
+
+@pytest.mark.parametrize("event", WRITTEN, ids=lambda event: type(event).__name__)
+def test_a_message_of_the_longest_texts_is_read_back(event: Event) -> None:
+    assert decode(encode(event), event.schema(), type(event)) == event
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_a_task_with_the_longest_label_and_domain_is_published_under_an_id_that_intake_takes(
+    purpose: Purpose,
+) -> None:
+    task = Task.from_files({"task.toml": b"", "instruction.md": b"x", "tests/test.sh": b"exit 0\n"})
+    options = PublishOptions(purpose=purpose, label="l" * MAX_LABEL, domain="d" * NAME, scaffold="/s" * 2000)
+    _, event = options.event(task)
+    read = decode_written(encode(event), event.schema(), TaskSubmitted)
+    assert read.submission is not None and subjects.check_submission(read.submission) == options.submission(
+        task
+    )
+    assert task.content_hash[:20] in read.submission
