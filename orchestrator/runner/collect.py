@@ -1,12 +1,13 @@
 """What the tests get of the agent's sandbox: the changes of its work directory, and the declared artifacts after the collect hooks.
 
 Hooks run as the agent after it has ended, so what they report is as much the agent's word as its files. Only regular files are copied, and links
-are not followed. A missing source is not an error: the tests decide what its absence means.
+are not followed; what else lies there stays behind, by name and number. A missing source is not an error: the tests decide what its absence means.
 """
 
+import os
 import posixpath
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -14,20 +15,42 @@ import anyio.to_thread
 
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.ids import b64
+from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FailureClass, Left
 from orchestrator.runner.outcome import AttemptOutcome, outcome_of
 from orchestrator.runner.redact import redacted_changes, redacted_files, without
 from orchestrator.runtime.log import get
 from orchestrator.tasks.artifact_blobs import entries
-from orchestrator.tasks.artifacts import INLINE_BYTES, answer_bytes, too_much
+from orchestrator.tasks.artifacts import INLINE_BYTES, MOST_BEHIND, answer_bytes, too_much, written
 from orchestrator.tasks.collected import COLLECTED, ArtifactSource, CollectHook
 from orchestrator.tasks.message import BlobFile, Part, split
-from sandboxes.base import ArtifactLimits, Artifacts, File, PathRefused, Sandbox, SandboxError
+from sandboxes.artifacts import LONGEST_PATH
+from sandboxes.base import (
+    ArtifactLimits,
+    Artifacts,
+    File,
+    KilledBy,
+    PathRefused,
+    RefusedReason,
+    Sandbox,
+    SandboxError,
+)
 
 log = get(__name__)
 
 LIST_S: Final = 30.0
-_FIND: Final = 'find "$1" -type f -print0; printf "\\0"; find "$1" -type f -perm -u+x -print0'
+_FIND: Final = r"""
+list() { printf '%s\0' "$1"; shift; find "$@" -print0 || status=$?; }
+status=0
+if [ -e "$1" ] || [ -L "$1" ]; then
+    list files "$1" -type f; list programs "$1" -type f -perm -u+x
+    list links "$1" -type l; list others "$1" ! -type f ! -type d ! -type l
+fi
+printf 'end\0'; exit $status
+"""
+"""Each list begins with its kind, which is not an absolute path."""
+_PARTLY: Final = 1
+"""find's exit status where it could not read everything."""
 
 
 Keep = Callable[[Mapping[str, Part]], Awaitable[None]]
@@ -102,14 +125,18 @@ async def declared(
     limits: ArtifactLimits,
     kept: Callable[[bytes], Awaitable[BlobFile]] | None = None,
 ) -> list[ArtifactFile]:
-    """The files of the sources outside of the work directory, by absolute path, at most what may be copied at all. `kept` stores what exceeds
-    `limits.memory_bytes`; None: everything is in memory. SandboxError if the platform fails."""
+    """The files of the sources outside of the work directory, by absolute path, at most what may be copied at all; of what cannot be copied the first
+    `MOST_BEHIND` by name, and the number of the others. `kept` stores what exceeds `limits.memory_bytes`; None: everything is in memory.
+    SandboxError if the platform fails."""
     found: dict[str, ArtifactFile] = {}
+    behind: dict[str, ArtifactFile] = {}
     size = 0
     for source in sources:
         if not source.is_collected:
             continue
-        for path, mode in await _listed(sandbox, source):
+        listed = await _listed(sandbox, source)
+        behind |= {file.path: file for file in listed.behind(MOST_BEHIND - len(behind))}
+        for path, mode in listed.files:
             if path in found:
                 continue
             if len(found) > limits.files:
@@ -118,7 +145,7 @@ async def declared(
                 data = await sandbox.get(path, max_bytes=limits.file_bytes)
             except (PathRefused, FileNotFoundError, ValueError) as error:
                 why = error.reason.value if isinstance(error, PathRefused) else "is not there any more"
-                found[path] = ArtifactFile(path=path, body=None, kind=Left.BEHIND, why=why)
+                found[path] = _behind(path, why)
                 continue
             size += len(data)
             if kept is not None and limits.memory_bytes is not None and size > limits.memory_bytes:
@@ -135,34 +162,98 @@ async def declared(
                 found[path] = ArtifactFile(path=path, body=b64(data), mode=mode, kind=Left.COLLECTED)
             if size > limits.total_bytes:  # `too_much` names it
                 return list(found.values())
-    return list(found.values())
+    return list({**behind, **found}.values())
 
 
-async def _listed(sandbox: Sandbox, source: ArtifactSource) -> list[tuple[str, int]]:
-    """(absolute path, mode) of the files of a source, in order."""
+@dataclass(slots=True, kw_only=True)
+class _Listing:
+    """What lies in a source: its regular files as (absolute path, mode), in order; the names of what cannot be copied, by the path for people; and
+    what is wrong with the source as a whole."""
+
+    source: ArtifactSource
+    files: list[tuple[str, int]] = field(default_factory=list)
+    refused: dict[str, RefusedReason] = field(default_factory=dict)
+    flaws: list[str] = field(default_factory=list)
+
+    def add(self, path: str, root: str, mode: int, reason: RefusedReason | None) -> None:
+        """Add a listed path. What is listed comes from the agent's sandbox."""
+        if path == root and self.source.source in COLLECTED:
+            self.flaws.append("is not a directory")
+            return
+        inside = _inside(self.source, path, root)
+        if inside is None:
+            return
+        if reason is None:
+            reason = _flaw_of(inside)
+        if reason is None:
+            self.files.append((inside, mode))
+        else:
+            self.refused[written(inside)] = reason
+
+    def behind(self, most: int) -> Iterator[ArtifactFile]:
+        """What cannot be copied: at most `most` by name, and in one more entry the number of the others."""
+        named = dict(list(self.refused.items())[: max(0, most)])
+        for path, reason in named.items():
+            yield _behind(path, reason.value)
+        flaws = list(self.flaws)
+        if more := len(self.refused) - len(named):
+            flaws.append(f"holds {more:,} more that cannot be copied")
+        if flaws:
+            yield _behind(written(f"{self.source.source}/…"), ", ".join(flaws))
+
+
+def _behind(path: str, why: str) -> ArtifactFile:
+    return ArtifactFile(path=path, body=None, kind=Left.BEHIND, why=why)
+
+
+async def _listed(sandbox: Sandbox, source: ArtifactSource) -> _Listing:
+    """What lies in a source. If its list did not come to its end, nothing of it crosses: what is missing has no name."""
     root = sandbox.path(source.source)
     result = await sandbox.exec(["sh", "-c", _FIND, "sh", root], timeout_s=LIST_S, cwd="/")
-    everything, _, programs = result.stdout.partition(b"\0\0")
-    executable = set(_names(programs))
-    return [
-        (inside, 0o755 if path in executable else 0o644)
-        for path in sorted(_names(everything))
-        if (inside := _inside(source, path, root)) is not None
-    ]
+    found = _Listing(source=source)
+    lists = _lists(result.stdout)
+    if result.killed_by is not KilledBy.NONE or result.truncated or lists is None:
+        limit = "" if result.killed_by is KilledBy.NONE else f" ({result.killed_by.value})"
+        found.flaws.append(f"could not be listed to its end{limit}, so nothing of it is copied")
+        return found
+    if result.exit_code not in (0, _PARTLY):
+        error = result.stderr[-300:].decode(errors="replace").strip()
+        found.flaws.append(f"could not be listed, so nothing of it is copied: {quoted(error, 300)}")
+        return found
+    if result.exit_code == _PARTLY:
+        found.flaws.append("holds something that cannot be read")
+    executable = set(lists["programs"])
+    for kind, reason in (("files", None), ("links", RefusedReason.LINK), ("others", RefusedReason.SPECIAL)):
+        for path in sorted(lists[kind]):
+            found.add(path, root, 0o755 if path in executable else 0o644, reason)
+    return found
 
 
-def _names(listing: bytes) -> Iterator[str]:
-    """Names that are UTF-8; other names cannot be copied."""
-    for name in listing.split(b"\0"):
-        try:
-            if name:
-                yield name.decode()
-        except UnicodeDecodeError:
-            continue
+def _lists(output: bytes) -> Mapping[str, list[str]] | None:
+    """The listed paths by kind; None: the output does not come to its end. Bytes that are not UTF-8 are surrogates."""
+    lists: dict[str, list[str]] = {"files": [], "programs": [], "links": [], "others": []}
+    *entries, last = output.split(b"\0")
+    if last or not entries or entries.pop() != b"end":
+        return None
+    kind = "files"
+    for name in map(os.fsdecode, entries):
+        if name in lists:
+            kind = name
+        else:
+            lists[kind].append(name)
+    return lists
+
+
+def _flaw_of(inside: str) -> RefusedReason | None:
+    try:
+        size = len(inside.encode())
+    except UnicodeEncodeError:
+        return RefusedReason.NAME
+    return RefusedReason.LONG if size > LONGEST_PATH else None
 
 
 def _inside(source: ArtifactSource, path: str, root: str) -> str | None:
-    """The path inside of a listed file; None: it is not one of the source's, or is excluded. What is listed comes from the agent's sandbox."""
+    """The path inside of something that is listed; None: it is not one of the source's, or is excluded."""
     if path != root and not path.startswith(f"{root}/"):
         return None
     inside = source.source + path[len(root) :]

@@ -57,7 +57,9 @@ def entries(
                     size=blob.size,
                 )
             )
-    return sorted(found, key=lambda file: file.path), parts
+    # A file may have the name under which something else stayed behind: the file counts.
+    by_path = {file.path: file for file in sorted(found, key=lambda file: file.kind is not Left.BEHIND)}
+    return sorted(by_path.values(), key=lambda file: file.path), parts
 
 
 def carried(files: Sequence[ArtifactFile], answer: str | None) -> Carried:

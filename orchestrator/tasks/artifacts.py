@@ -67,12 +67,22 @@ def over_limit(changed: Artifacts, answer: str | None, limits: ArtifactLimits) -
     for reason in _TOO_MUCH:
         if changed.counts.get(reason):  # beyond the listed ones
             return f"artifacts: one of {sum(changed.counts.values()):,} files that stay behind {reason.value}"
-    behind = len(changed.refused[:MOST_BEHIND])
-    parts = (changed.added, changed.modified, changed.deleted, changed.links, changed.directories)
-    if behind + sum(map(len, parts)) > limits.files:
+    if _entries_of(changed) > limits.files:
         return f"artifacts: more than {limits.files:,} files differ (sandbox.artifact_files)"
+    return _over(_bytes_of(changed), limits)
+
+
+def _entries_of(changed: Artifacts) -> int:
+    """How many entries `packed` makes, notes apart."""
+    parts = (changed.added, changed.modified, changed.deleted, changed.links, changed.directories)
+    return len(changed.refused[:MOST_BEHIND]) + sum(map(len, parts))
+
+
+def _bytes_of(changed: Artifacts) -> int:
+    """The bytes of these entries: of files, and of the targets of links."""
     files = [*changed.added.values(), *changed.modified.values()]
-    return _over(sum(file.size for file in files), limits)
+    targets = sum(len(target.encode(errors="surrogateescape")) for target in changed.links.values())
+    return sum(file.size for file in files) + targets
 
 
 def too_much(
@@ -84,10 +94,9 @@ def too_much(
     for file in collected:
         if file.why == RefusedReason.TOO_LARGE.value:
             return f"artifacts: {cut(file.path, SHOWN_PATH)} {file.why}"
-    files = [*changed.added.values(), *changed.modified.values()]
-    if len(files) + len(collected) > limits.files:
+    if _entries_of(changed) + len(collected) > limits.files:
         return f"artifacts: more than {limits.files:,} files (sandbox.artifact_files)"
-    return _over(sum(file.size for file in files) + sum(map(size_of, collected)), limits)
+    return _over(_bytes_of(changed) + sum(map(size_of, collected)), limits)
 
 
 def _over(total: int, limits: ArtifactLimits, when: str = "") -> str | None:
@@ -127,7 +136,7 @@ def packed(changed: Artifacts, only: Mapping[str, AnyFile] | None = None) -> lis
     files = {**changed.added, **changed.modified} if only is None else only
     found = [
         ArtifactFile(
-            path=f"{_written(path)} ({lost.value})",
+            path=f"{written(path)} ({lost.value})",
             body=None,
             kind=Left.BEHIND,
             why=_one_of(changed.lost_counts[lost]),
@@ -140,7 +149,7 @@ def packed(changed: Artifacts, only: Mapping[str, AnyFile] | None = None) -> lis
         for path in changed.deleted
     ]
     found += [
-        ArtifactFile(path=_written(path), body=None, kind=Left.BEHIND, why=reason.value)
+        ArtifactFile(path=written(path), body=None, kind=Left.BEHIND, why=reason.value)
         for path, reason in changed.refused[:MOST_BEHIND]
     ]
     found += [
@@ -196,7 +205,7 @@ def _one_of(count: int) -> str:
     return f"{_NOTE}, one of {count:,}" if count > 1 else _NOTE
 
 
-def _written(path: str) -> str:
+def written(path: str) -> str:
     """The path of an entry that stayed behind, for people: its name may not be UTF-8, or too long."""
     return cut(path.encode(errors="surrogateescape").decode(errors="backslashreplace"), SHOWN_PATH)
 

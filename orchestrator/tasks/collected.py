@@ -153,7 +153,8 @@ def only_declared(
         _without_ways_out(file)
         for file in left
         for path in [noted(file)]
-        if (file.kind == Left.COLLECTED and not is_change(file))
+        if (file.kind is Left.COLLECTED and not is_change(file))
+        or any(path.startswith(f"{place}/") for place in COLLECTED)
         or any(
             path == root or root == "." or path.startswith(f"{root}/")
             for root, artifact in (beyond if path.startswith("/") else roots)

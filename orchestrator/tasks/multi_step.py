@@ -9,6 +9,7 @@ The steps run one after the other in one sandbox. Each has its instruction, and 
 A step whose numbers miss its `min_reward` ends the task: later steps do not run and count as 0. ops/decisions/0032 compares this with Harbor.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -195,7 +196,7 @@ def together(task: Task, numbers: Sequence[Mapping[str, float]]) -> Scores:
     if task.settings.multi_step_reward_strategy is RewardStrategy.FINAL:
         total = dict(numbers[-1] or dict.fromkeys(names, 0.0))
     else:
-        total = {name: sum(each.get(name, 0.0) for each in numbers) / len(numbers) for name in names}
+        total = {name: _mean([each.get(name, 0.0) for each in numbers]) for name in names}
     wanted = task.settings.verifier.performance
     chosen = wanted or (next(iter(total)) if len(total) == 1 else REWARD)
     if chosen not in total:
@@ -206,6 +207,12 @@ def together(task: Task, numbers: Sequence[Mapping[str, float]]) -> Scores:
     if not 0.0 <= total[chosen] <= 1.0:
         raise ValueError(f"the steps together must give a reward from 0 to 1, got {total[chosen]:g}")
     return Scores(total[chosen], dict(_components(task, total, numbers, chosen)))
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Finite, because the values are."""
+    total = sum(values)
+    return total / len(values) if math.isfinite(total) else sum(value / len(values) for value in values)
 
 
 def _components(
