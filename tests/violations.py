@@ -1,5 +1,9 @@
-"""Broken invariants, as tests report them: each with its evidence."""
+"""Broken invariants, as tests report them: each with its evidence.
 
+tests/architecture/test_violations.py names tests that look for broken invariants without the functions of this module.
+"""
+
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from subprocess import CompletedProcess
@@ -101,10 +105,19 @@ async def nothing_found(engine: AsyncEngine, report: Report, *, names: Collectio
 
 
 def command_found_nothing(audited: CompletedProcess[str]) -> None:
-    """`penstock audit` ran, and found nothing. Raises Violation with its output otherwise."""
-    if re.search(r"\b[1-9]\d* violations", audited.stdout):
+    """`penstock audit`, with or without `--json`, ran and found nothing. Raises Violation with its output, which names the rows, otherwise."""
+    found = _counted(audited.stdout)
+    if found:
         raise Violation(audited.stdout)
-    assert audited.returncode == 0 and "0 violations" in audited.stdout, audited.stdout + audited.stderr
+    assert (audited.returncode, found) == (0, 0), audited.stdout + audited.stderr
+
+
+def _counted(output: str) -> int | None:
+    """The number of violations at the end of an output of `penstock audit`; None: it has no result."""
+    if output.startswith("{"):
+        return int(json.loads(output)["violations"])
+    counted = re.findall(r"\b(\d+)\s+violations\b", output)
+    return int(counted[-1]) if counted else None
 
 
 def promise_kept(result: CheckResult) -> None:
@@ -112,6 +125,13 @@ def promise_kept(result: CheckResult) -> None:
     if result.escaped:
         raise Violation(f"an escape from a sandbox, {result.name}: {result.detail}")
     assert result.passed, result.detail
+
+
+def nothing_got_out(got: Mapping[str, object]) -> None:
+    """No program got out of its sandbox. `got`: the attempts that did, and what each of them reached. Raises Violation with all of them."""
+    if got:
+        reached = "".join(f"\n{attempt}: {what}" for attempt, what in got.items())
+        raise Violation(f"{len(got)} attempts got out of a sandbox:{reached}")
 
 
 async def _of_submission(connection: AsyncConnection, run_id: int, row: Mapping[str, Any]) -> list[str]:

@@ -28,6 +28,7 @@ from sandboxes import procfs
 from tests.e2e.observer import PATIENCE_S, Observer, observing
 from tests.e2e.stack_rig import Stack, until
 from tests.e2e.worker import WAITS
+from tests.violations import command_found_nothing
 from tests.waiting import repeatedly
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(900), pytest.mark.tier("faults")]
@@ -206,7 +207,7 @@ async def test_one_sandbox_in_ten_dies_and_rewards_and_advantages_are_those_of_r
         assert await seen.value("select count(*) from rollouts where run_id = :run and state = 'lost'") == 0
         kept = "select count(distinct seq) from groups where run_id = :run and seq < :n"
         assert await seen.value(kept, n=2 * GROUPS) == 2 * GROUPS
-        assert stack.penstock("audit", timeout_s=PATIENCE_S).returncode == 0
+        command_found_nothing(stack.penstock("audit", timeout_s=PATIENCE_S))
     # Deaths happened, of agents' sandboxes and of verifiers', and each was recognized as a death.
     deaths_seen = len(failed) + len(again)
     assert killer.killed == killer.doomed and len(killer.killed) >= 2 * GROUPS * SIZE // ONE_IN

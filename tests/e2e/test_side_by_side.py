@@ -34,6 +34,7 @@ from orchestrator.recording import STACK, Studio
 from orchestrator.tasks.suite.record import demonstrations
 from tests.e2e.stack_rig import REPOSITORY, START_S, Stack, place, until
 from tests.integration.pool.test_migrations import NEXT, contracting
+from tests.violations import nothing_found
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400), pytest.mark.tier("stacks")]
@@ -249,5 +250,5 @@ async def test_runners_of_the_previous_commit_work_for_todays_orchestrator_and_t
         report = await audit(
             reader, run.name, alive=frozenset(), sandbox_root=sandboxes, workers=home.workers
         )
-    assert [check for check in report.checks if check.found] == []
+        await nothing_found(reader, report)
     assert world.stack.tracebacks() == []

@@ -1,6 +1,7 @@
 """The evidence of a broken invariant: which submissions are missing, with their rows and last transitions."""
 
 import re
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.integration.audit.audit_damage import batch, group
 from tests.integration.audit.audited import no_violations
 from tests.integration.audit.rig import LEDGER, healthy
 from tests.integration.audit.test_audit import RUN, Place, over, reading
-from tests.violations import Violation, promise_kept
+from tests.violations import Violation, command_found_nothing, nothing_got_out, promise_kept
 
 __all__ = ["healthy", "over"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
@@ -67,6 +68,38 @@ async def test_findings_of_the_auditor_come_with_rows_and_transitions(over: Plac
             Violation, match=r"(?s)found 1 violations.*I1 filtered and dead .*'because'.*→ filtered"
         ):
             await no_violations(engine, RUN)
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "raised"),
+    [
+        ("3 of 4\nrun 'x' (ended): 3 violations in 0.1 s\n", 1, Violation),
+        ('{"run": "x", "violations": 2, "seconds": 0.1}\n', 1, Violation),
+        ("run 'x' (ended): 10 violations in 0.1 s\n", 0, Violation),
+        ("", 2, AssertionError),
+        ('{"run": "x", "violations": 0, "seconds": 0.1}\n', 1, AssertionError),
+        ("run 'x' (ended): 0 violations in 0.1 s\n", 0, None),
+        ('{"run": "x", "violations": 0, "seconds": 0.1}\n', 0, None),
+    ],
+)
+def test_findings_of_the_command_are_a_violation_in_both_of_its_forms_and_its_own_failure_is_none(
+    output: str, status: int, raised: type[AssertionError] | None
+) -> None:
+    audited = CompletedProcess("penstock audit", status, output, "why")
+    if raised is None:
+        command_found_nothing(audited)
+        return
+    with pytest.raises(raised) as caught:
+        command_found_nothing(audited)
+    assert caught.type is raised and output in str(caught.value)
+
+
+def test_every_attempt_that_got_out_is_named_with_what_it_reached() -> None:
+    nothing_got_out({})
+    with pytest.raises(
+        Violation, match=r"^2 attempts got out of a sandbox:\na mount: out\na disk: /dev/vda$"
+    ):
+        nothing_got_out({"a mount": "out", "a disk": "/dev/vda"})
 
 
 async def test_an_escape_is_a_violation_and_another_broken_promise_is_not() -> None:
