@@ -10,19 +10,21 @@ import time
 from pathlib import Path
 
 SIZE_MB = 96
+SOURCE = "penstock-chaos"
 BALLAST = ".ballast"
 BUSY_S = 60.0
 _BLOCK = bytes(1 << 20)
 
 
-def mount(place: Path) -> bool:
-    """Mount the small disk at `place`, unless it is mounted already. False if this user or this machine cannot."""
+def mount(place: Path, *, source: str = SOURCE) -> bool:
+    """Mount the small disk at `place`, unless it is mounted already. False if this user or this machine cannot. `source`: its name in the table
+    of mounts."""
     place.mkdir(parents=True, exist_ok=True)
     if os.path.ismount(place):
         return True
     if os.geteuid() != 0 or any(place.iterdir()):
         return False
-    argv = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m,mode=0755", "penstock-chaos", str(place)]
+    argv = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m,mode=0755", source, str(place)]
     return subprocess.run(argv, capture_output=True).returncode == 0
 
 
