@@ -159,6 +159,7 @@ async def test_sandboxes_of_one_named_user_do_not_use_up_each_others_processes()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have other users")
+@pytest.mark.alone
 @pytest.mark.parametrize("user", ["agent", "4321"])
 async def test_programs_that_multiply_without_pause_are_the_sandboxs_own_fault(user: str) -> None:
     bomb = "import os\nif os.fork(): os._exit(0)\nwhile True:\n    try: os.fork()\n    except OSError: pass\n"

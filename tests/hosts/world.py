@@ -26,6 +26,7 @@ from ops.lab.demo import policy, prepare
 from ops.lab.demo.suite import draw_suite
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.events import TaskSubmitted
+from orchestrator.contracts.states import SubmissionStatus
 from orchestrator.deploy.stack import upgrade
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import get_run
@@ -240,20 +241,19 @@ class World:
             self.slow.append(self.seen.ledger[-1])
 
     async def submit(self, tasks: list[Task]) -> None:
-        """Into the ledger, onto the bus, and wait until accepted."""
-        events = []
-        for task in tasks:
-            name = f"task:{len(self.seen.ledger):05d}"
-            self.seen.ledger.append(name)
+        """Into the ledger, onto the bus, and wait until accepted. A cancellation waits: nothing is in the ledger that the bus did not get."""
+        first = len(self.seen.ledger)
+        called = [f"task:{number:05d}" for number in range(first, first + len(tasks))]
+        events = [
+            (task.settings.metadata.domain, TaskSubmitted(task=task.to_message(), submission=name))
+            for name, task in zip(called, tasks, strict=True)
+        ]
+        with anyio.CancelScope(shield=True):
+            self.seen.ledger += called
             with (self.directory / "ledger.txt").open("a") as ledger:
-                ledger.write(f"{name}\n")
-            events.append(
-                (task.settings.metadata.domain, TaskSubmitted(task=task.to_message(), submission=name))
-            )
-        answers = await publish_tasks(self.seen.bus, self.seen.run, events, timeout_s=60)
-        assert [answers.get(event.submission or "") for _, event in events] == [("accepted", None)] * len(
-            events
-        ), answers
+                ledger.writelines(f"{name}\n" for name in called)
+            answers = await publish_tasks(self.seen.bus, self.seen.run, events, timeout_s=60)
+        assert answers == dict.fromkeys(called, (SubmissionStatus.ACCEPTED, None)), answers
 
     async def progress(self, patience_s: float, *, rollouts: int = 1) -> None:
         """Wait until this many more rollouts were verified."""

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.http import app
 from orchestrator.gateway.http.dialects.base import KEEP_ALIVE_S, RETRY_HEADER
-from tests.integration.gateway.rig import Policies, Rig, open_rig
+from tests.integration.gateway.rig import PATIENCE_S, Policies, Rig, open_rig
 from tests.integration.gateway.wires_rig import PATHS, ask, bodies
 from tests.waiting import eventually
 
@@ -23,7 +23,7 @@ wires = pytest.mark.parametrize("path", PATHS)
 async def slow(
     database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
 ) -> AsyncIterator[Rig]:
-    """Calls take a while: the random policy's likeliest tokens go round in circles and never end."""
+    """Calls of any length: the random policy's likeliest tokens go round in circles and never end."""
     async with open_rig(
         database_url, nats_server.url, server_url, policies, tmp_path, max_new_tokens=1000, temperature=0.0
     ) as rig:
@@ -49,16 +49,17 @@ async def test_a_stream_begins_at_once_shows_life_and_ends_as_its_wire_wants_whe
     }[path]
     body = bodies("oak", stream=True, max_tokens=1000)[path]
     received = b""
+    slow.proxy.stops = [10]
     async with (
         aiohttp.ClientSession() as http,
         http.post(slow.gateway.url + session.path + path, json=body) as answer,
     ):
         assert answer.status == 200 and answer.content_type == "text/event-stream"
-        with anyio.fail_after(10):
+        with anyio.fail_after(PATIENCE_S):
             first = await answer.content.readany()
             assert opening in first
             received += first
-            while received.count(life) < 4 or not slow.proxy.busy:
+            while received.count(life) < 4 or not slow.proxy.standing:
                 received += await answer.content.readany()
                 assert not answer.content.at_eof(), received
         await slow.seal(rollout)
@@ -129,13 +130,14 @@ async def test_a_stream_that_its_reader_leaves_is_given_up_and_recorded_as_undel
     slow.start_ingest()
     rollout, session = await slow.open()
     body = bodies("oak", stream=True, max_tokens=1000)[path]
+    slow.proxy.stops = [10]
     async with (
         aiohttp.ClientSession() as http,
         http.post(f"{session.base_url}{path}", json=body) as answer,
     ):
         assert await answer.content.readany()
-        await eventually(lambda: slow.proxy.busy, within_s=10)
+        await eventually(lambda: slow.proxy.standing)
         answer.close()
-    await eventually(lambda: not slow.proxy.busy, within_s=10)
+    await eventually(lambda: not slow.proxy.busy)
     seal = await slow.seal(rollout)
     assert seal.steps <= 1 and [mark.reason for mark in seal.marks] == ["undelivered"] * seal.steps

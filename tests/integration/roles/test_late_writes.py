@@ -1,6 +1,7 @@
 """A write that is delayed at its failpoint until its lease has run out and another worker has taken over: refused, counted, and nothing changes.
 
-The delays of the tier `failpoints` are shorter than a lease. Here a delay lasts until the other worker is there.
+The delays of the tier `failpoints` are shorter than a lease. Here a delay lasts until the other worker is there. Leases last for hours; SQL
+moves the end of the one that runs out.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,7 +31,10 @@ from tests.integration.roles.rig import Stage, everything, playing, staged, unti
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
-TTL_S = 0.6
+TTL_S = 7200.0
+RENEWED_S = 0.6  # a renewal that is over before it is committed
+RUN_OUT = """UPDATE rollouts SET lease_until = now() - interval '1 second', graced_until = now() - interval '1 second'
+ WHERE rollout_id = :id"""
 
 
 class Delay:
@@ -75,17 +79,21 @@ async def queued(stage: Stage) -> int:
     return rollout
 
 
-async def leased(
-    stage: Stage, rollout: int, owner: str, before: RolloutState = RolloutState.QUEUED, ttl_s: float = TTL_S
-) -> Lease:
+async def leased(stage: Stage, rollout: int, owner: str, before: RolloutState = RolloutState.QUEUED) -> Lease:
     epoch = (await rollout_row(stage.flow.engine, rollout)).lease_epoch
 
     async def take(connection: AsyncConnection) -> Lease | None:
-        return await leases.lease(connection, rollout, epoch, owner, ttl_s, before=before)
+        return await leases.lease(connection, rollout, epoch, owner, TTL_S, before=before)
 
     held = await transact(stage.flow.engine, take, at="lease.taken")
     assert held is not None
     return held
+
+
+async def runs_out(stage: Stage, late: Lease) -> None:
+    """As if its holder had been silent for its whole time, and for that of a reaper's grace."""
+    async with stage.flow.engine.begin() as connection:
+        await connection.execute(text(RUN_OUT), {"id": late.rollout_id})
 
 
 async def taken_over(stage: Stage, late: Lease, before: RolloutState = RolloutState.QUEUED) -> Lease:
@@ -97,7 +105,7 @@ async def taken_over(stage: Stage, late: Lease, before: RolloutState = RolloutSt
 
     await until(free)
     assert await counter(stage.flow.engine, stage.run, "leases_expired") == 1
-    return await leased(stage, late.rollout_id, "another", before, ttl_s=60.0)
+    return await leased(stage, late.rollout_id, "another", before)
 
 
 async def counts(stage: Stage, name: str, number: int) -> bool:
@@ -117,6 +125,7 @@ async def test_a_result_that_is_delayed_until_another_runner_has_the_rollout_cha
     ]
     async with playing(roles):
         await delay.reached.wait()
+        await runs_out(stage, late)
         holder = await taken_over(stage, late)
         before = await everything(stage)
         delay.over.set()
@@ -131,7 +140,7 @@ async def test_a_verdict_that_is_delayed_until_another_verifier_has_the_attempt_
     stage: Stage, delayed: Callable[[str], Delay]
 ) -> None:
     rollout, run = await queued(stage), stage.run.name
-    runner = await leased(stage, rollout, "runner", ttl_s=60.0)
+    runner = await leased(stage, rollout, "runner")
     subject = subjects.results_verdict(run)
 
     def verdict(held: Lease, reward: float) -> VerdictReached:
@@ -151,6 +160,7 @@ async def test_a_verdict_that_is_delayed_until_another_verifier_has_the_attempt_
         delay = delayed("publish.results.verdict.before")
         async with playing([partial(reaper, stage.flow), partial(stage.send, subject, verdict(late, 0.25))]):
             await delay.reached.wait()
+            await runs_out(stage, late)
             holder = await taken_over(stage, late, RolloutState.FINISHED)
             before = await everything(stage)
             delay.over.set()
@@ -166,14 +176,19 @@ async def test_a_renewal_that_is_committed_after_the_time_that_it_gives_revives_
     stage: Stage, delayed: Callable[[str], Delay], tmp_path: Path
 ) -> None:
     engine = stage.flow.engine
-    late = await leased(stage, await queued(stage), "late", ttl_s=60.0)
-    async with Journal.open(tmp_path / "journal") as journal:
-        heart = Heart(engine, "late", ttl_s=TTL_S, journal=journal)
+    late = await leased(stage, await queued(stage), "late")
+
+    async def graced() -> bool:
+        return (await rollout_row(engine, late.rollout_id)).graced_until is not None
+
+    async with Journal.open(tmp_path / "journal") as journal, playing([partial(reaper, stage.flow)]):
+        await until(graced)  # the reaper gives no second grace
+        heart = Heart(engine, "late", ttl_s=RENEWED_S, journal=journal)
         delay = delayed("lease.renewed.before")
         with heart.holding(late.rollout_id, late.epoch) as scope:
-            async with playing([partial(reaper, stage.flow), heart.beat]):
+            async with playing([heart.beat]):
                 await delay.reached.wait()  # the renewal is written, and not committed
-                await until(await after(engine, TTL_S))
+                await until(await after(engine, RENEWED_S))
                 delay.over.set()
                 await taken_over(stage, late)
                 before = await everything(stage)

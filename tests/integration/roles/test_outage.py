@@ -119,7 +119,7 @@ async def test_without_the_bus_the_dead_are_found_and_what_is_reported_waits_for
     async with (
         open_engine(database_url) as engine,
         EmbeddedNats(services_directory / "nats-that-dies") as nats,
-        staged(engine, nats.url, rollout={"lease_ttl_s": 0.5}, queue={"max_attempts": 9}) as stage,
+        staged(engine, nats.url, rollout={"lease_ttl_s": 3600.0}, queue={"max_attempts": 9}) as stage,
     ):
         await stage.serves(0)
         [lease, dead] = await running(engine, stage.run)

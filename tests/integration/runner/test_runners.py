@@ -380,11 +380,24 @@ async def test_a_program_that_its_own_commands_end_is_graded_and_not_run_again(o
         rig.start_verifier()
         looper = str(Path(__file__).parent / "looper_scaffold")
         killed = await rig.submit(a_task(runs("echo done > out; kill -9 $PPID"), says("")), scaffold=looper)
+        assert await rig.verdict(killed) == 1.0
+        (attempt,) = await rig.attempts(killed)
+        assert attempt.failure_class == "policy_failure"
+        assert attempt.reason.startswith("the program ended with exit code 137"), attempt
+
+
+@pytest.mark.alone
+async def test_a_program_whose_own_commands_take_more_memory_than_its_limit_is_graded_and_not_run_again(
+    opens: Opens,
+) -> None:
+    async with opens() as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        looper = str(Path(__file__).parent / "looper_scaffold")
         greedy = await rig.submit(a_task(runs("head -c 2G /dev/zero | tail"), says("")), scaffold=looper)
-        assert (await rig.verdict(killed), await rig.verdict(greedy)) == (1.0, 0.0)
-        for rollout, reason in ((killed, "the program ended with exit code 137"), (greedy, "limit of")):
-            (attempt,) = await rig.attempts(rollout)
-            assert attempt.failure_class == "policy_failure" and attempt.reason.startswith(reason), attempt
+        assert await rig.verdict(greedy) == 0.0
+        (attempt,) = await rig.attempts(greedy)
+        assert attempt.failure_class == "policy_failure" and attempt.reason.startswith("limit of"), attempt
 
 
 async def test_a_program_that_ends_before_its_first_completion_is_an_infrastructure_failure(
