@@ -17,8 +17,10 @@ from orchestrator.rewards.speed import agent_seconds
 from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.gateways import KnownGateway
 from orchestrator.runner.outcome import AttemptOutcome
+from orchestrator.runner.oversize import readable
 from orchestrator.runtime.log import get
 from orchestrator.tasks.artifact_blobs import NONE, Carried
+from sandboxes.base import ArtifactLimits
 
 log = get(__name__)
 
@@ -50,9 +52,10 @@ def result_of(
     seal: Seal | None,
     record: AttemptRecord,
     spent: Mapping[str, float],
+    limits: ArtifactLimits,
 ) -> Outgoing:
-    """The message that ends an attempt. `spent`: seconds by phase."""
-    event = _finished(run, lease, outcome, seal, record, spent)
+    """The message that ends an attempt. `spent`: seconds by phase; `limits`: what the reader lets cross."""
+    event = readable(_finished(run, lease, outcome, seal, record, spent), record.artifacts, limits)
     log.info(
         "rollout.finished",
         failure=event.failure_class,

@@ -78,6 +78,7 @@ from orchestrator.runtime.log import get
 from orchestrator.runtime.phase_timer import collect, phase
 from orchestrator.settings.timeouts import timeouts
 from orchestrator.tasks.artifact_blobs import carried
+from orchestrator.tasks.artifacts import limits_of
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.extras import mcp_servers, refusals, skills_dir
 from orchestrator.tasks.harbor import SCRIPT, SOLUTION, Task
@@ -169,7 +170,8 @@ class RolloutRunner:
             raise
         if outcome.scaffold_error:
             await self._count("scaffold_errors")
-        return result_of(self._worker.run, lease, outcome, seal, record, spent.seconds)
+        may_cross = limits_of(self._worker.config.sandbox)
+        return result_of(self._worker.run, lease, outcome, seal, record, spent.seconds, may_cross)
 
     async def _episode(self, lease: Lease, record: AttemptRecord) -> AttemptOutcome:
         task = await self._task(lease)

@@ -93,11 +93,11 @@ def sent(
         tool_calls=[ToolCallTimed(step=0, call=0, name="n" * 100, start=0.0, end=1.0)],
     )
     lease: Lease = _lease("/" + "ж/" * 1000 + "x" * (LONGEST_PATH - 2001))
-    message = result_of(RUN, lease, outcome, seal(4), record, {"agent": 1.0})
+    message = result_of(RUN, lease, outcome, seal(4), record, {"agent": 1.0}, limits)
     event = decode(message.body, message.schema, RolloutFinished)
     assert (event.scaffold, event.scaffold_version) == (lease.scaffold, manifest.version)
     assert event.system is not None and len(event.system) == LONGEST_SYSTEM
-    check_result(event if event.artifacts else _with(event, left), limits)
+    check_result(_with(event, left) if event.listing else event, limits)
     return event
 
 
@@ -125,6 +125,20 @@ def test_a_result_of_any_words_is_read(odd: str) -> None:
     )
     assert event.reason is not None and len(event.reason) == LONGEST_REASON and event.reason[-1] == "…"
     assert len(event.log) == LONGEST_KEPT_LOG
+
+
+@pytest.mark.parametrize("many", [1, 1000])
+@pytest.mark.parametrize(("failure", "graded"), [("completed", True), ("infra_failure", False)])
+def test_a_result_that_its_reader_would_refuse_is_sent_as_one_of_which_nothing_is_graded(
+    failure: str, graded: bool, many: int
+) -> None:
+    """Refused, it would give the agent another attempt."""
+    odd = [ArtifactFile(path=f"../{number}", body=b64(b"x")) for number in range(many)]
+    outcome = AttemptOutcome(failure=FailureClass(failure), reason="why", answer="yes")
+    event = sent(outcome, odd)
+    assert (event.artifacts, event.listing) == ([], [])
+    assert event.failure_class == ("policy_failure" if graded else "infra_failure")
+    assert (event.ungradable is not None and "not below the work directory" in event.ungradable) is graded
 
 
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))
