@@ -1,7 +1,6 @@
 """The tiers of ./ops/test (ops/tiers.toml): their test files, and the parts that `.ci/run` runs for a change. Standard library only.
 
     python ops/tiers.py pytest NAME [K/N]  # the test files that a tier runs, as arguments, one per line; K/N: every N-th from the K-th
-    python ops/tiers.py alone NAME [K/N]   # those of them with tests that the marker `alone` keeps from company
     python ops/tiers.py budget NAME        # seconds on this machine: those of the reference machine (REFERENCE_S) times its `slowness`
 
 A commit's change is the difference from the last commit that passed here (ops/gate/memory.py) or that PENSTOCK_BASE names, or else from the newest
@@ -73,9 +72,7 @@ class Tiers:
         return self.tiers[name]
 
     def rule(self, path: str) -> Rule | None:
-        """The first rule that fits a path; None if none does, or if it concerns everything."""
-        if matches(path, self.everything):
-            return None
+        """The first rule that fits a path; None if none does."""
         return next((rule for rule in self.rules if matches(path, rule.paths)), None)
 
 
@@ -102,7 +99,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A part, and why it runs, or why it is left out, as the end of a sentence. `touched`: it runs because of the change."""
+    """A part, and why it runs, or why it is left out, as the end of a sentence. `touched`: a change concerns it."""
 
     part: Part
     why: str
@@ -198,12 +195,6 @@ def arguments(tiers: Tiers, tier: Tier, among: Sequence[str], part: str = "") ->
     )
 
 
-def alone(tier: Tier, among: Sequence[str], part: str = "") -> list[str]:
-    """The files of a tier with tests that run with no other next to them (marker `alone`)."""
-    mine = _part(files(tier, among), part)
-    return [path for path in mine if "pytest.mark.alone" in (REPOSITORY / path).read_text(encoding="utf-8")]
-
-
 def _part(found: list[str], part: str) -> list[str]:
     if not part:
         return found
@@ -215,19 +206,30 @@ def _part(found: list[str], part: str) -> list[str]:
 
 def touched(tiers: Tiers, changed: Sequence[str], root: Path = REPOSITORY) -> dict[str, str]:
     """The tiers that a change concerns, the most telling first, each with one path of the change."""
+    return {name: path for name, (_, path) in _ranked(tiers, changed, root).items()}
+
+
+def _ranked(tiers: Tiers, changed: Sequence[str], root: Path) -> dict[str, tuple[int, str]]:
+    """These tiers, each with its lowest place in the rules of the change's paths; `len(tiers)` for a path that concerns every tier."""
     found: dict[str, tuple[int, str]] = {}
     for path in changed:
-        if path.startswith("tests/") and not matches(path, tiers.everything):
-            itself = {path} if Path(path).name.startswith("test_") and (root / path).is_file() else set()
-            its_tests = sorted(itself | _served(path, root))
-            names = [tier.name for tier in tiers.tiers.values() if files(tier, its_tests, root)]
-        else:
-            rule = tiers.rule(path)
-            names = list(tiers.tiers if rule is None else rule.tiers)
-        for rank, name in enumerate(names):
+        ranks = {name: rank for rank, name in enumerate(_named(tiers, path, root))}
+        if matches(path, tiers.everything) or not (path.startswith("tests/") or tiers.rule(path)):
+            ranks = dict.fromkeys(tiers.tiers, len(tiers.tiers)) | ranks
+        for name, rank in ranks.items():
             if name not in found or rank < found[name][0]:
                 found[name] = (rank, path)
-    return {name: path for name, (_, path) in sorted(found.items(), key=lambda item: item[1][0])}
+    return dict(sorted(found.items(), key=lambda item: item[1][0]))
+
+
+def _named(tiers: Tiers, path: str, root: Path) -> Sequence[str]:
+    """The tiers of a path's rule; of a file below tests/ those of the tests that it holds or serves."""
+    if not path.startswith("tests/") or matches(path, tiers.everything):
+        rule = tiers.rule(path)
+        return rule.tiers if rule else ()
+    itself = {path} if Path(path).name.startswith("test_") and (root / path).is_file() else set()
+    its_tests = sorted(itself | _served(path, root))
+    return [tier.name for tier in tiers.tiers.values() if files(tier, its_tests, root)]
 
 
 def _served(path: str, root: Path) -> frozenset[str]:
@@ -290,41 +292,67 @@ def _parts(tier: Tier, turn: int) -> list[Part]:
     return [Part(tier, (turn + offset) % tier.parts) for offset in range(tier.parts)]
 
 
-def choose(tiers: Tiers, changed: Sequence[str] | None, turn: int) -> Plan:
-    """What `.ci/run` runs. `changed`: the paths of the change, None if they are unknown; `turn`: which slice of the rotation is next.
+def choose(tiers: Tiers, changed: Sequence[str] | None, turn: int, owed: Sequence[str] = ()) -> Plan:
+    """What `.ci/run` runs. `changed`: the paths of the change, None if they are unknown; `turn`: which slice of the rotation is next; `owed`: the
+    names of parts that earlier changes touched and for which no time was left.
 
-    Tiers that the change concerns, the most telling first, until their quiet seconds are spent; then the first slice from the `turn`-th that is not
-    among them.
+    Parts that a change concerns until their quiet seconds are spent; then the first slice from the `turn`-th that is not among them.
     """
     runs = [Choice(Part(tier), "always") for tier in tiers.tiers.values() if tier.when is When.ALWAYS]
     left_out = []
-    if changed is None:
-        concerned = {name: "what the commit changes is not known" for name in tiers.tiers}
-    else:
-        concerned = {name: f"the change touches {path}" for name, path in touched(tiers, changed).items()}
-    names = list(concerned)
-    if len(names) == len(tiers.tiers):  # everything: not the same ones each time
-        names = names[turn % len(names) :] + names[: turn % len(names)]
+    due = _due(tiers, changed, turn, owed)
     seconds_left = tiers.touched_s
-    for name in names:
-        tier, why = tiers.named(name), concerned[name]
+    for choice in due.values():
+        tier = choice.part.tier
         if tier.when is When.BY_HAND:
-            left_out.append(Choice(Part(tier), f"{why}, and it is run by hand: ./ops/test --tier {name}"))
-        elif tier.when is When.TURNS:
-            for part in _parts(tier, turn):
-                if tier.planned <= seconds_left:
-                    seconds_left -= tier.planned
-                    runs.append(Choice(part, why, touched=True))
-                else:
-                    left_out.append(Choice(part, f"{why}; no time is left for it"))
+            why = f"{choice.why}, and it is run by hand: ./ops/test --tier {tier.name}"
+            left_out.append(Choice(choice.part, why))
+        elif tier.planned <= seconds_left:
+            seconds_left -= tier.planned
+            runs.append(choice)
+        else:
+            left_out.append(Choice(choice.part, f"{choice.why}; no time is left for it", touched=True))
     rotation = slices(tiers)
     taken = {choice.part.name for choice in runs}
     turned = rotation[turn % len(rotation) :] + rotation[: turn % len(rotation)] if rotation else []
     following = next((part for part in turned if part.name not in taken), None)
     if following is not None:
-        runs.append(Choice(following, "its turn"))
+        runs.append(Choice(following, "its turn", touched=following.name in due))
         left_out = [choice for choice in left_out if choice.part.name != following.name]
     return Plan(runs, left_out)
+
+
+def _due(tiers: Tiers, changed: Sequence[str] | None, turn: int, owed: Sequence[str]) -> Mapping[str, Choice]:
+    """The parts that changes concern, by name, the first to run first: those of the most telling tier of each path, those that are owed, those of
+    the other tiers; at the end, where a path concerns every tier, those of the rest, beginning with another tier each time."""
+    last = len(tiers.tiers)
+    if changed is None:
+        ranked = [(last, name, "what the commit changes is not known") for name in tiers.tiers]
+    else:
+        ranked = [
+            (rank, name, f"the change touches {path}")
+            for name, (rank, path) in _ranked(tiers, changed, REPOSITORY).items()
+        ]
+    ruled = [each for each in ranked if each[0] < last]
+    rest = ranked[len(ruled) :]
+    at = turn % len(rest) if rest else 0
+    ordered = [
+        (rank, Choice(part, why, touched=True))
+        for rank, name, why in [*ruled, *rest[at:], *rest[:at]]
+        if (tier := tiers.named(name)).when in (When.TURNS, When.BY_HAND)
+        for part in (_parts(tier, turn) if tier.when is When.TURNS else [Part(tier)])
+    ]
+    known = {part.name: part for part in slices(tiers)}
+    earlier = [
+        Choice(known[name], "an earlier change touched it and it did not fit", touched=True)
+        for name in owed
+        if name in known
+    ]
+    first = [choice for rank, choice in ordered if rank == 0]
+    found: dict[str, Choice] = {}
+    for choice in [*first, *earlier, *(choice for _, choice in ordered)]:
+        found.setdefault(choice.part.name, choice)
+    return found
 
 
 def every(tiers: Tiers) -> Plan:
@@ -335,7 +363,7 @@ def every(tiers: Tiers) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """HEAD's hash ("" without git), the commit that it is compared with, and the paths that differ; None where they are unknown."""
+    """HEAD's hash ("" without git), the commit that the checkout is compared with, and the paths that differ; None where they are unknown."""
 
     commit: str
     base: str | None = None
@@ -343,8 +371,8 @@ class Change:
 
 
 def changes(root: Path, base: str | None) -> Change:
-    """The change of HEAD against `base`, a commit, or else against the newest one that is `HOURS` older than HEAD. It is unknown without git, if the
-    base does not exist, and if a shallow clone does not reach back that far."""
+    """The change of the checkout, with what is not committed, against `base`, a commit, or else against the newest one that is `HOURS` older than
+    HEAD. It is unknown without git, if the base does not exist, and if a shallow clone does not reach back that far."""
     try:
         commit = _git(root, "rev-parse", "HEAD").strip()
     except (OSError, subprocess.CalledProcessError):
@@ -357,7 +385,9 @@ def changes(root: Path, base: str | None) -> Change:
             found = _git(root, "rev-list", "-1", f"--before={before}", "HEAD").strip()
         if not found:
             return Change(commit)
-        return Change(commit, found, _git(root, "diff", "--name-only", found, "HEAD").splitlines())
+        differ = _git(root, "diff", "--name-only", found).splitlines()
+        differ += _git(root, "ls-files", "--others", "--exclude-standard").splitlines()
+        return Change(commit, found, sorted({*differ}))
     except (subprocess.CalledProcessError, ValueError):
         return Change(commit)
 
@@ -378,12 +408,10 @@ def main(words: Sequence[str]) -> int:
     match list(words):
         case ["pytest", name, *part] if len(part) < 2:
             print("\n".join(arguments(tiers, tiers.named(name), test_files(), *part)))
-        case ["alone", name, *part] if len(part) < 2:
-            print("\n".join(alone(tiers.named(name), test_files(), *part)))
         case ["budget", name]:
             print(round(tiers.named(name).budget * slowness()))
         case _:
-            raise ValueError("known: pytest NAME [K/N], alone NAME [K/N], budget NAME")
+            raise ValueError("known: pytest NAME [K/N], budget NAME")
     return 0
 
 

@@ -6,7 +6,8 @@ It imports nothing of the product: a product that does not start must not take t
 |---|---|
 | `__main__` | the order of things |
 | `part` | runs one command with a limit, and ends what it leaves behind |
-| `results` | what pytest reported |
+| `company` | a plugin of pytest: tests that fill the machine run with no other next to them |
+| `results` | what pytest reported, and whether it reported all |
 | `verdict` | which failures are red |
 | `flaky` | `ops/flaky.toml`: tests that wait for their repair |
 | `new_tests` | tests that a change adds or changes |

@@ -6,12 +6,13 @@ Exit status: 0 if the gate is green, 1 if it is red, 2 for a wrong command line.
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Collection, Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from ops import tiers
@@ -20,7 +21,6 @@ from ops.gate.part import Ended, end_leftovers, run, set_up
 from ops.gate.results import Result
 from ops.gate.verdict import Judged
 from ops.tiers import Change, Choice, Tier, Tiers
-from orchestrator.contracts.numbers import option, real
 
 ROOM = Path("var/gate")
 PATIENCE = 4.0  # times its budget: then a part hangs
@@ -46,6 +46,7 @@ class Gate:
         self.from_before: list[str] = []
         self.parts: list[Ended] = []
         self.left_out: list[tuple[str, str]] = []
+        self.red: list[str] = []
 
     def run_part(self, choice: Choice) -> Ended | None:
         """One part of a tier; None if no time is left for it."""
@@ -59,24 +60,36 @@ class Gate:
             if not choice.touched:
                 words.append("--dry-benches")  # bars judge where the change may have moved them
             words += tier.gate.split()
-        ended = self._run(name, choice.why, words, tier)
+        ended = self._run(
+            name, choice.why, words, tier, has_tests=bool(tiers.files(tier, tiers.test_files()))
+        )
+        if ended is None:
+            self.red.append(
+                f"{name} did not begin: the limit of {self.tiers.limit_s // 60} minutes was reached"
+            )
         if ended is not None and self.commit and not tiers.uncommitted(Path.cwd()):
             kept.keep(directory, self.commit, ended)
         return ended
 
-    def _run(self, name: str, why: str, words: Sequence[str], tier: Tier) -> Ended | None:
+    def _run(self, name: str, why: str, words: Sequence[str], tier: Tier, *, has_tests: bool) -> Ended | None:
         time_left = self.deadline - time.monotonic() - RESERVE_S
         if time_left <= 0:
             self.left_out.append((name, f"{why}; the limit of {self.tiers.limit_s // 60} minutes is reached"))
             return None
         patience = max(LEAST_S, PATIENCE * tier.budget) * tiers.slowness()
-        ended = run(name, why, ["./ops/test", *words], _directory(name), min(patience, time_left))
+        command, limit_s = ["./ops/test", *words], min(patience, time_left)
+        ended = run(name, why, command, _directory(name), limit_s, has_tests=has_tests)
         self.parts.append(ended)
         return ended
 
-    def _run_tests(self, name: str, why: str, tier: Tier, tests: Sequence[str], *more: str) -> Ended | None:
-        words = ["--tier", tier.name, *(word for test in tests for word in ("--only", test)), *more]
-        return self._run(name, why, words, tier)
+    def _run_tests(
+        self, name: str, why: str, part: str, tests: Sequence[str], *more: str, has_tests: bool = False
+    ) -> Ended | None:
+        """Some tests of a part, such as `failpoints 1/3`: which tests it has may depend on its number."""
+        tier, *numbered = part.split()
+        words = ["--tier", tier, *(word for number in numbered for word in ("--part", number))]
+        words += [word for test in tests for word in ("--only", test)]
+        return self._run(name, why, [*words, *more], self.tiers.named(tier), has_tests=has_tests)
 
     def new_runs(self, parts: Sequence[Ended], new: Sequence[str]) -> list[Judged]:
         """New and changed tests of these parts, under load: all once, then again, five times or as far as time reaches. Each failure is red."""
@@ -85,8 +98,8 @@ class Gate:
         for part in parts:
             for result in part.tests.values():
                 test = new_tests.of(result.test)
-                if test in new and not result.failed:
-                    owner[test] = part.name.split()[0]
+                if test in new and result.passed:
+                    owner[test] = part.name
                     seconds[test] = seconds.get(test, 0.0) + result.seconds
         chosen: dict[str, list[str]] = {}
         left_s = NEW_S * NEW_WORKERS
@@ -101,12 +114,14 @@ class Gate:
         began = time.monotonic()
         for number in range(1, NEW_TIMES + 1):
             # Each run is a session of its own: tests of a file may share what they made.
-            for tier, tests in chosen.items():
+            for part_name, tests in chosen.items():
                 why = f"{len(tests)} new or changed tests, run {number} of {NEW_TIMES}"
                 if number > 1 and time.monotonic() - began > NEW_S:
-                    self.left_out.append((f"{tier} new {number}", f"{why}: {NEW_S:.0f} s are over"))
+                    self.left_out.append((f"{part_name} new {number}", f"{why}: {NEW_S:.0f} s are over"))
                     continue
-                ended = self._run_tests(f"{tier} new {number}", why, self.tiers.named(tier), tests, *more)
+                ended = self._run_tests(
+                    f"{part_name} new {number}", why, part_name, tests, *more, has_tests=True
+                )
                 judged += [Judged(ended.name, r, verdict.Why.NEW) for r in ended.failed] if ended else []
         return judged
 
@@ -117,8 +132,7 @@ class Gate:
         if sum(len(part.failed) for part in failing) <= verdict.SECOND_RUNS:
             for part in failing:
                 tests = [result.test for result in part.failed]
-                tier = self.tiers.named(part.name.split()[0])
-                ended = self._run_tests(f"{part.name} again", "failed tests, alone", tier, tests)
+                ended = self._run_tests(f"{part.name} again", "failed tests, alone", part.name, tests)
                 again[part.name] = ended.tests if ended else {}
         return [
             verdict.judge(part.name, result, again.get(part.name, {}), new)
@@ -142,6 +156,19 @@ def _turn(change: Change) -> tuple[int, list[str]]:
     return turn, remarks
 
 
+def low_disk(root: Path) -> list[str]:
+    """A remark if the disk may become full during the run."""
+    free_mb = shutil.disk_usage(root).free >> 20
+    return [f"only {free_mb} MB of disk are free"] if free_mb < LOW_MB else []
+
+
+def _seconds(text: str) -> float:
+    """A time of day in seconds since 1970. It reads no number of the product, which may be broken."""
+    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", text):
+        raise argparse.ArgumentTypeError(f"must be a number from 0 to 1e+12, not {text[:40]!r}")
+    return float(text)
+
+
 def _options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ops/gate", description="Runs parts of ./ops/test and says what failed."
@@ -149,7 +176,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("what", choices=["change", "everything", "plan"])
     parser.add_argument(
         "--started",
-        type=option(real, least=0, most=1e12),
+        type=_seconds,
         help="when .ci/run began, in seconds since 1970: its set-up counts",
     )
     parser.add_argument(
@@ -165,6 +192,26 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
+def _flakes(judged: Sequence[Judged], listed: Collection[str], today: date) -> list[str]:
+    """Why the flakes of this run that are not on the list make it red, as sentences."""
+    found = verdict.unlisted(judged, listed)
+    sentences = [verdict.too_many(found), *flaky.overdue(memory.flaked(found, today), today)]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _say(found: summary.Summary, file: Path | None) -> int:
+    """Print the summary, and write its JSON to a file; returns the exit status."""
+    line = json.dumps(summary.as_json(found))
+    print(summary.text(found), line, sep="\n", flush=True)
+    try:
+        if file is not None:
+            file.write_text(line + "\n", encoding="utf-8")
+    except OSError as problem:
+        print(f"{file} cannot be written ({problem.strerror}): choose another --json", file=sys.stderr)
+        return 1
+    return 0 if found.green else 1
+
+
 def main(words: Sequence[str]) -> int:
     """The command line."""
     given = _options().parse_args(words)
@@ -174,7 +221,8 @@ def main(words: Sequence[str]) -> int:
     # A base that passed here makes the change as small as it is.
     change = tiers.changes(root, os.environ.get("PENSTOCK_BASE") or memory.base(root))
     turn, remarks = _turn(change)
-    plan = tiers.every(mapped) if given.what == "everything" else tiers.choose(mapped, change.paths, turn)
+    everything = given.what == "everything"
+    plan = tiers.every(mapped) if everything else tiers.choose(mapped, change.paths, turn, memory.owed())
     if given.what == "plan":
         print("\n".join(f"{choice.part.name:<14} runs: {choice.why}" for choice in plan.runs))
         print("\n".join(f"{choice.part.name:<14} rests: {choice.why}" for choice in plan.left_out))
@@ -196,10 +244,10 @@ def main(words: Sequence[str]) -> int:
     )
     if given.started:
         gate.parts.append(set_up(time.monotonic() - started))
-    free_mb = shutil.disk_usage(root).free >> 20
-    remarks += [f"only {free_mb} MB of disk are free"] if free_mb < LOW_MB else []
+    remarks += low_disk(root)
     remarks += [f"ended {one}, which a killed run had left" for one in end_leftovers()]
-    complaints = list(flaky.complaints(root, datetime.now(UTC).date()))
+    today = datetime.now(UTC).date()
+    complaints = list(flaky.complaints(root, today))
     listed = {entry.test for entry in flaky.read(root)} if not complaints else set()
     gate.left_out += [(choice.part.name, choice.why) for choice in plan.left_out]
     new = new_tests.changed_tests(root, change.base, change.paths or ())
@@ -207,10 +255,10 @@ def main(words: Sequence[str]) -> int:
     if gate.from_before:
         remarks.append(f"ended before, on this commit, and not repeated: {', '.join(gate.from_before)}")
     judged = [*gate.new_runs(parts, new), *gate.second_runs(parts, new)]
-    if flood := verdict.too_many(judged, listed):
-        complaints.append(flood)
+    complaints += [*gate.red, *_flakes(judged, listed, today)]
     found = summary.Summary(
         commit=change.commit,
+        with_changes=bool(change.commit) and not whole,
         seconds=time.monotonic() - started + sum(p.seconds for p in parts if p.name in gate.from_before),
         parts=gate.parts,
         judged=judged,
@@ -218,13 +266,10 @@ def main(words: Sequence[str]) -> int:
         remarks=remarks,
         left_out=gate.left_out,
     )
-    if found.green and for_change and change.commit:
-        memory.passed(change.commit)
-    line = json.dumps(summary.as_json(found))
-    print(summary.text(found), line, sep="\n", flush=True)
-    if given.json is not None:
-        given.json.write_text(line + "\n", encoding="utf-8")
-    return 0 if found.green else 1
+    if found.green and for_change and whole:
+        owed = [choice.part.name for choice in plan.left_out if choice.touched]
+        memory.passed(whole, ran=[part.name for part in parts], owed=owed)
+    return _say(found, given.json)
 
 
 if __name__ == "__main__":

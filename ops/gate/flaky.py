@@ -1,7 +1,7 @@
 """`ops/flaky.toml`: tests that failed and passed again without a fault of the product, and wait for their repair."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
@@ -56,4 +56,17 @@ def complaints(root: Path, today: date) -> Sequence[str]:
         f"{FILE}: {entry.test} waits since {entry.since}, longer than {DAYS} days ({entry.cause}): mend the test, or delete it"
         for entry in entries
         if entry.expired(today)
+    ] + [
+        f"{FILE}: {entry.test} waits since {entry.since}, which is still to come: write the day of its first failure"
+        for entry in entries
+        if entry.since > today
+    ]
+
+
+def overdue(first: Mapping[str, date], today: date) -> Sequence[str]:
+    """Why tests that are not on the list flake for too long, as sentences. `first`: the day of the first time of each."""
+    return [
+        f"{test} flakes since {since}, longer than {DAYS} days, and is not on the list: mend the test, or delete it"
+        for test, since in first.items()
+        if today > since + timedelta(days=DAYS)
     ]

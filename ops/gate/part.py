@@ -37,25 +37,42 @@ class Ended:
     def failed(self) -> list[Result]:
         return [result for result in self.tests.values() if result.failed]
 
+    @property
+    def skipped(self) -> list[Result]:
+        return [result for result in self.tests.values() if result.skipped]
+
+    @property
+    def ran(self) -> int:
+        """How many tests passed or failed."""
+        return len(self.tests) - len(self.skipped)
+
 
 def set_up(seconds: float) -> Ended:
     """The set-up of the environment, which `.ci/run` has made before."""
     return Ended(name="set-up", why="always", seconds=seconds, trouble="", tests={}, left=())
 
 
-def run(name: str, why: str, command: Sequence[str], directory: Path, limit_s: float) -> Ended:
+def run(
+    name: str, why: str, command: Sequence[str], directory: Path, limit_s: float, *, has_tests: bool = False
+) -> Ended:
     """Run a command from the current directory until it ends or `limit_s` seconds have passed.
 
     Its output goes to `directory/output.log` and to our own; its pytest reports to `directory`. Every process with our mark is ended after it.
+    `has_tests`: at least one test must pass.
     """
-    shutil.rmtree(directory, ignore_errors=True)  # of an earlier run
-    directory.mkdir(parents=True)
     started = time.monotonic()
     print(f"\n===== {name} ({why}): {' '.join(command):.300}", flush=True)
     mine = mark_of(os.getpid())
     environment = {**os.environ, MARK: mine, "PENSTOCK_REPORTS": str(directory)}
     log = directory / "output.log"
-    with log.open("wb") as output, log.open("rb") as shown:
+    try:
+        shutil.rmtree(directory, ignore_errors=True)  # of an earlier run
+        directory.mkdir(parents=True)
+        output, shown = log.open("wb"), log.open("rb")
+    except OSError as problem:
+        trouble = f"it did not run: {directory} cannot be written ({problem.strerror}); free some disk"
+        return Ended(name=name, why=why, seconds=0.0, trouble=trouble, tests={}, left=())
+    with output, shown:
         running = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -75,32 +92,41 @@ def run(name: str, why: str, command: Sequence[str], directory: Path, limit_s: f
             code = running.wait()
         _show(shown.read())
     tests = results.read(directory)
+    remarks = [_end_of(code, None if in_time else limit_s, tests)]
+    if in_time:
+        remarks += results.incomplete(directory, tests)
+    if has_tests and not any(remarks) and not any(result.passed for result in tests.values()):
+        remarks.append(f"none of its tests passed ({sum(r.skipped for r in tests.values())} were skipped)")
     return Ended(
         name=name,
         why=why,
         seconds=time.monotonic() - started,
-        trouble=_trouble(code, None if in_time else limit_s, tests, log),
+        trouble="; ".join(filter(None, [*remarks, *_around(log)])),
         tests=tests,
         left=left if in_time else (),
     )
 
 
-def _trouble(code: int, limit_s: float | None, tests: dict[str, Result], log: Path) -> str:
-    """What went wrong besides failed tests. `limit_s`: the limit that ended it, if one did."""
-    free = psutil.disk_usage(str(log.parent)).free
-    full = f"; the disk is full ({free >> 20} MB are free)" if free < LOW_BYTES else ""
-    remark = "" if log.stat().st_size else "; it printed nothing"
+def _end_of(code: int, limit_s: float | None, tests: dict[str, Result]) -> str:
+    """What went wrong besides failed tests, as a sentence. `limit_s`: the limit that ended it, if one did."""
     if limit_s is not None:
-        return f"it was still running after {limit_s:.0f} s and was ended{remark}{full}"
+        return f"it was still running after {limit_s:.0f} s and was ended"
     if code < 0:
-        return f"it was killed by {signal.Signals(-code).name}{remark}{full}"
+        return f"it was killed by {signal.Signals(-code).name}"
     if code > 128 and code - 128 in {*signal.Signals}:
-        return f"its shell was killed by {signal.Signals(code - 128).name}{remark}{full}"
+        return f"its shell was killed by {signal.Signals(code - 128).name}"
     if code == TESTS_FAILED and not any(result.failed for result in tests.values()):
-        return f"pytest failed without naming a test{remark}{full}"
+        return "pytest failed without naming a test"
     if code not in (0, TESTS_FAILED):
-        return f"it ended with status {code}, see its output{remark}{full}"
-    return full.removeprefix("; ")
+        return f"it ended with status {code}, see its output"
+    return ""
+
+
+def _around(log: Path) -> list[str]:
+    """What is wrong around a part, whatever its status: it printed nothing, the disk is full."""
+    free = psutil.disk_usage(str(log.parent)).free
+    silent = [] if log.stat().st_size else ["it printed nothing"]
+    return [*silent, *([f"the disk is full ({free >> 20} MB are free)"] if free < LOW_BYTES else [])]
 
 
 def _show(output: bytes) -> None:

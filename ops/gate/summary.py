@@ -15,9 +15,11 @@ FAST_FILE_S = 5.0  # a file of the tier fast that takes longer belongs into a ti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All of one run. `red`: sentences that make it red besides failed tests and troubled parts; `remarks`: sentences that do not."""
+    """All of one run. `with_changes`: the checkout differs from its commit; `red`: sentences that make it red besides failed tests and troubled
+    parts; `remarks`: sentences that do not."""
 
     commit: str
+    with_changes: bool = False
     seconds: float
     parts: Sequence[Ended]
     judged: Sequence[Judged]
@@ -34,9 +36,14 @@ class Summary:
 
 def text(summary: Summary) -> str:
     """The table and the lists, as they are printed."""
-    lines = ["", "===== summary", f"{'part':<28}{'seconds':>8}{'tests':>7}{'failed':>7}  why it ran"]
+    lines = [
+        "",
+        "===== summary",
+        f"{'part':<28}{'seconds':>8}{'tests':>7}{'failed':>7}{'skipped':>9}  why it ran",
+    ]
     lines += [
-        f"{p.name:<28}{p.seconds:>8.0f}{len(p.tests):>7}{len(p.failed):>7}  {p.why}" for p in summary.parts
+        f"{p.name:<28}{p.seconds:>8.0f}{p.ran:>7}{len(p.failed):>7}{len(p.skipped):>9}  {p.why}"
+        for p in summary.parts
     ]
     lines += [f"left out: {name}: {why}" for name, why in summary.left_out]
     lines += [f"slow test: {r.seconds:.1f} s {r.test}" for r in slowest(summary.parts)]
@@ -54,9 +61,8 @@ def text(summary: Summary) -> str:
             lines.append(f"FAILED {one.result.test} ({one.part}): {one.why}: {one.result.cause}")
     lines += [f"FAILED {part.name}: {part.trouble}" for part in summary.parts if part.trouble]
     lines += [f"FAILED {sentence}" for sentence in summary.red]
-    lines.append(
-        f"the gate is {'green' if summary.green else 'RED'}: {summary.seconds:.0f} s, {summary.commit[:12]}"
-    )
+    color, changes = "green" if summary.green else "RED", " with changes" if summary.with_changes else ""
+    lines.append(f"the gate is {color}: {summary.seconds:.0f} s, {summary.commit[:12]}{changes}")
     return "\n".join(lines)
 
 
@@ -81,6 +87,7 @@ def as_json(summary: Summary) -> dict[str, Any]:
     return {
         "green": summary.green,
         "commit": summary.commit,
+        "with_changes": summary.with_changes,
         "seconds": round(summary.seconds),
         "slowness": round(tiers.slowness(), 2),
         "parts": [
@@ -88,7 +95,8 @@ def as_json(summary: Summary) -> dict[str, Any]:
                 "part": part.name,
                 "why": part.why,
                 "seconds": round(part.seconds),
-                "tests": len(part.tests),
+                "tests": part.ran,
+                "skipped": len(part.skipped),
                 "failed": [result.test for result in part.failed],
                 "trouble": part.trouble,
                 "left_running": list(part.left),

@@ -36,12 +36,16 @@ def judge(part: str, result: Result, again: Mapping[str, Result], new: Collectio
         return Judged(part, result, Why.VIOLATION)
     if of(result.test) in new:
         return Judged(part, result, Why.NEW)
-    if second is None:
+    if second is None or second.skipped:
         return Judged(part, result, Why.NOT_AGAIN)
     return Judged(part, result, Why.AGAIN if second.failed else None)
 
 
-def too_many(judged: Collection[Judged], listed: Collection[str]) -> str:
-    """The sentence if more tests flake than may; "" if not."""
-    flakes = [one.result.test for one in judged if one.why is None and one.result.test not in listed]
+def unlisted(judged: Collection[Judged], listed: Collection[str]) -> list[str]:
+    """The tests that flaked and are not on the list."""
+    return [one.result.test for one in judged if one.why is None and one.result.test not in listed]
+
+
+def too_many(flakes: Collection[str]) -> str:
+    """The sentence if more tests that are not on the list flake than may; "" if not."""
     return f"{len(flakes)} tests flake, {FLAKES} at most may" if len(flakes) > FLAKES else ""

@@ -1,8 +1,10 @@
 """ops/tiers.toml: every test file has one tier, every path a rule; what `.ci/run` chooses fits into its time and follows the change."""
 
+import ast
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,41 @@ def test_a_path_that_may_break_anything_and_one_without_a_rule_concern_every_tie
     assert set(tiers.touched(MAP, [path])) == set(MAP.tiers)
 
 
+GATE = ["ops/tiers.py", *(f"ops/gate/{file.name}" for file in (REPOSITORY / "ops/gate").glob("*.py"))]
+
+
+def test_the_gate_imports_nothing_of_the_product() -> None:
+    roots = set()
+    for path in GATE:
+        for node in ast.walk(ast.parse((REPOSITORY / path).read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            roots |= {".".join(name.split(".")[: 2 if name.startswith("ops.") else 1]) for name in names}
+    assert roots - sys.stdlib_module_names == {"ops", "ops.gate", "ops.tiers", "psutil", "pytest"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "first"),
+    [
+        (["pyproject.toml", "orchestrator/gateway/sessions/tree.py"], "gateway"),
+        *(
+            ([path], "gate")
+            for path in [*GATE, ".ci/run", "ops/test", "ops/setup", "ops/tiers.toml", "ops/help"]
+        ),
+    ],
+)
+def test_what_a_rule_names_runs_before_the_rest_of_everything_at_each_turn(
+    changed: list[str], first: str
+) -> None:
+    for turn in range(len(MAP.tiers)):
+        touched = [choice for choice in tiers.choose(MAP, changed, turn).runs if choice.touched]
+        assert touched[0].part.tier.name == first and len(touched) > 1, turn
+
+
+def test_no_tier_ends_at_its_first_failure() -> None:
+    assert re.findall(r"\btests \d.* (?:-x|--exitfirst|--maxfail)\b", SCRIPT) == []
+
+
 def test_what_a_commit_runs_fits_into_its_minutes() -> None:
     always = sum(tier.planned for tier in MAP.tiers.values() if tier.when is When.ALWAYS)
     assert always + MAP.touched_s + MAP.slice_s <= 25 * 60 and MAP.limit_s == 75 * 60
@@ -202,6 +239,24 @@ def test_an_unknown_change_runs_what_fits_beginning_elsewhere_each_time(changed:
     assert [name for name in _runs(changed, 0)] == ["static", "web", "bus 0/2", "bus 1/2"]
     plan = tiers.choose(SMALL, changed, 2)
     assert [choice.part.name for choice in plan.runs] == ["static", "bus 0/2", "bus 1/2", "web"]
+
+
+def test_what_earlier_changes_left_comes_after_the_first_tier_of_a_rule_and_before_the_others() -> None:
+    plan = tiers.choose(SMALL, ["product/bus/x.py"], 0, ["gone", "web"])
+    assert [(choice.part.name, choice.touched) for choice in plan.runs] == [
+        ("static", False),
+        ("bus 0/2", True),
+        ("bus 1/2", True),
+        ("web", True),  # as a slice, with targets that judge
+    ]
+    plan = tiers.choose(SMALL, [], 0, ["bus 1/2", "web"])
+    assert [choice.part.name for choice in plan.runs] == ["static", "bus 1/2", "web", "bus 0/2"]
+    plan = tiers.choose(SMALL, ["product/web/page.py"], 1, ["bus 1/2", "bus 0/2"])
+    assert [choice.part.name for choice in plan.runs] == ["static", "web", "bus 1/2", "bus 0/2"]
+    plan = tiers.choose(SMALL, ["product/web/page.py"], 2, ["bus 0/2", "bus 1/2"])
+    assert [choice.part.name for choice in plan.runs] == ["static", "web", "bus 0/2", "bus 1/2"]
+    plan = tiers.choose(SMALL, ["setup"], 0)
+    assert [choice.part.name for choice in plan.left_out if choice.touched] == []
 
 
 def test_everything_is_every_tier_but_the_optional_ones() -> None:
@@ -297,6 +352,9 @@ def test_the_change_is_what_differs_from_the_base_or_from_the_commit_of_some_hou
     assert tiers.changes(origin, "HEAD~1").paths == ["now"]
     assert tiers.changes(origin, "HEAD~2").paths == ["lately", "now"]
     assert tiers.changes(origin, "not-there") == Change(change.commit)
+    (origin / "now").write_text("not committed")
+    (origin / "new").write_text("not committed")
+    assert tiers.changes(origin, "HEAD").paths == ["new", "now"] and tiers.uncommitted(origin)
 
 
 def test_a_shallow_clone_that_does_not_reach_far_enough_and_a_directory_without_git_know_no_change(

@@ -2,18 +2,24 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ops.gate import flaky, memory, new_tests, part, results, summary
+from ops.gate import __main__ as main
+from ops.gate import flaky, memory, new_tests, part, results, summary, verdict
 from ops.gate.part import Ended
 from ops.gate.results import Result
+from ops.gate.verdict import Why
+from tests.integration.deploy.small_disk import directory, small_disk
 from tests.violations import Violation
+
+__all__ = ["directory", "small_disk"]
 
 pytestmark = pytest.mark.tier("gate")
 
@@ -51,18 +57,41 @@ def test_reports_of_an_earlier_run_are_not_read(tmp_path: Path) -> None:
     assert part.run("look", "always", command("pass"), tmp_path / "look", 60).tests == {}
 
 
+def test_a_part_whose_output_cannot_be_kept_is_troubled_and_does_not_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = part.run("look", "always", command("print('ran')"), tmp_path / "file/look", 60)
+    assert (
+        ended.trouble
+        == f"it did not run: {tmp_path}/file/look cannot be written (Not a directory); free some disk"
+    )
+
+
+def test_a_part_on_a_full_disk_says_so(small_disk: Path) -> None:
+    room = small_disk / "look"
+    with (small_disk / "fills").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(bytes(1 << 16))
+    ended = part.run("look", "always", command("print('x' * 9000, flush=True)"), room, 60)
+    assert ended.trouble == (
+        "it ended with status 1, see its output; it printed nothing; the disk is full (0 MB are free)"
+    )
+    assert main.low_disk(small_disk) == ["only 0 MB of disk are free"]
+
+
 def test_processes_of_a_gate_that_was_killed_are_ended_by_the_next_one() -> None:
     dead = subprocess.Popen(command("pass"))
     mark = part.mark_of(dead.pid)
     dead.wait()
-    code = "import time; print('up', flush=True); time.sleep(1000)"
+    code = "import socket, time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); time.sleep(1000)"
     left = subprocess.Popen(command(code), env={**os.environ, part.MARK: mark}, stdout=subprocess.PIPE)
     elsewhere = {**os.environ, part.MARK: "of-another-form"}
     other = subprocess.Popen(command("import time; time.sleep(1000)"), env=elsewhere)
     try:
-        assert left.stdout is not None and left.stdout.readline() == b"up\n"
+        assert left.stdout is not None
+        port = int(left.stdout.readline())
         assert any(name.endswith(f"({left.pid})") for name in part.end_leftovers())
         assert not psutil.pid_exists(left.pid) and other.poll() is None
+        socket.create_server(("127.0.0.1", port)).close()  # free again
     finally:
         left.kill()
         other.kill()
@@ -101,6 +130,7 @@ GOOD = {"test": '"tests/test_a.py::TestA::test_b[1]"', "since": "2026-01-31", "c
     [
         ({}, None),
         ({"since": "2026-01-24"}, "longer than 7 days"),
+        ({"since": "2026-02-02"}, "which is still to come"),
         ({"cause": '"flaky"'}, "a cause of at least three words"),
         ({"since": '"yesterday"'}, "needs a day"),
         ({"test": '"tests/test_a.py::test_gone"'}, "does not exist"),
@@ -171,6 +201,45 @@ def test_the_machine_remembers_what_passed_and_counts_it(
     monkeypatch.setenv("PENSTOCK_GATE_MEMORY", "/proc/no/place/gate.json")
     assert memory.turn() is None and memory.base(root) is None
     memory.passed("0" * 40)
+    assert memory.flaked(["a"], DAY) == {} and list(memory.owed()) == []
+
+
+DAY = date(2026, 2, 1)
+
+
+def test_parts_that_did_not_fit_are_owed_until_they_have_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_GATE_MEMORY", str(tmp_path / "gate.json"))
+    (tmp_path / "gate.json").write_text('{"runs": 5, "passed": ["x"]}')  # of an earlier version
+    assert memory.turn() == 5 and list(memory.owed()) == []
+    memory.passed("a", ran=["look"], owed=["stacks 1/2", "roles"])
+    memory.passed("b", ran=["stacks 1/2", "faults 0/3"], owed=["look", "roles"])
+    assert list(memory.owed()) == ["roles", "look"] and memory.turn() == 7
+
+
+def test_the_first_day_of_a_flake_is_kept_until_it_has_not_been_seen_for_four_weeks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_GATE_MEMORY", str(tmp_path / "gate.json"))
+    assert memory.flaked(["a", "b"], DAY) == {"a": DAY, "b": DAY}
+    later, much_later = DAY + timedelta(days=28), DAY + timedelta(days=57)
+    assert memory.flaked(["a"], later) == {"a": DAY}
+    assert memory.flaked(["a", "b"], much_later) == {"a": much_later, "b": much_later}
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (Result(test="a", called=True), None),
+        (Result(test="a", cause="x"), Why.AGAIN),
+        (Result(test="a"), Why.NOT_AGAIN),  # skipped
+        (None, Why.NOT_AGAIN),
+    ],
+)
+def test_only_a_second_run_that_passes_makes_a_flake(second: Result | None, why: Why | None) -> None:
+    first = Result(test="a", cause="x")
+    assert verdict.judge("look", first, {"a": second} if second else {}, []).why is why
 
 
 def test_the_base_is_the_nearest_ancestor_that_passed(
@@ -197,7 +266,7 @@ def test_the_base_is_the_nearest_ancestor_that_passed(
 
 
 def _ended(name: str, tests: dict[str, float]) -> Ended:
-    found = {test: Result(test=test, seconds=seconds) for test, seconds in tests.items()}
+    found = {test: Result(test=test, seconds=seconds, called=True) for test, seconds in tests.items()}
     return Ended(name=name, why="always", seconds=9, trouble="", tests=found, left=())
 
 
