@@ -21,12 +21,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus.base import BusError, Delivery
 from orchestrator.bus.subjects import Consumer, run_of
+from orchestrator.bus.suspects import Suspects
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.quote import quoted
 from orchestrator.pool.dead_letters import Letter, store
 from orchestrator.pool.transact import of_content, sentence, transact
 from orchestrator.roles.context import Flow
-from orchestrator.roles.suspects import Suspects
 from orchestrator.runtime.liveness import Loop, current, reporting
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured

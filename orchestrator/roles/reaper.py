@@ -17,6 +17,7 @@ import anyio
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.bus.suspects import TRIES
 from orchestrator.contracts.no_verdict import NoVerdict
 from orchestrator.contracts.states import RolloutState
 from orchestrator.pool import leases, transitions
@@ -26,7 +27,6 @@ from orchestrator.roles.complete import complete_reported, give_up, run_again
 from orchestrator.roles.context import Flow
 from orchestrator.roles.ingest import verify_again
 from orchestrator.roles.rebuild import remind
-from orchestrator.roles.suspects import TRIES
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get
 
@@ -34,6 +34,8 @@ log = get(__name__)
 
 Failures = Counter[tuple[int, int]]
 """Failed tries to take back a lease, by rollout and epoch."""
+
+MOST_FAILURES = 1_000
 
 # Holders renew their leases without the bus. Only the steps of reported rollouts come over it.
 WITHOUT_BUS = tuple(state for state in LEASED if state is not RolloutState.REPORTED)
@@ -77,7 +79,11 @@ async def reap(
     """Take back every expired lease of `states`."""
     failures = Counter() if failures is None else failures
     await transitions.lock_run(connection, flow.run_id)
-    for lease in await leases.expired(connection, flow.run_id, states=states):
+    expired = await leases.expired(connection, flow.run_id, states=states)
+    if len(failures) > MOST_FAILURES:  # another process has taken back what is no longer among them
+        for key in failures.keys() - {(lease.rollout_id, lease.epoch) for lease in expired}:
+            del failures[key]
+    for lease in expired:
         await transitions.count(
             connection, flow.run_id, "leases_given_back" if lease.given_back else "leases_expired"
         )

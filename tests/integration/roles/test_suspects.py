@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Delivery
+from orchestrator.bus.suspects import TRIES
 from orchestrator.contracts.events import SubmissionAnswered
 from orchestrator.contracts.states import SubmissionStatus
 from orchestrator.pool.leases import Expired
@@ -23,7 +24,6 @@ from orchestrator.roles.consume import Outcome, consume
 from orchestrator.roles.context import Flow
 from orchestrator.roles.intake import Intake
 from orchestrator.roles.reward import reward_group
-from orchestrator.roles.suspects import TRIES
 from orchestrator.settings.timeouts import Timeouts, use
 from tests.integration.pool.rig import ended, group_state, report, running, verify
 from tests.integration.roles.rig import Stage, has_counted, playing, until

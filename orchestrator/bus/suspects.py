@@ -6,6 +6,7 @@ while other messages of its consumer passed. While none passes, the platform is 
 """
 
 import hashlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,13 +16,17 @@ from orchestrator.runtime.backoff import backoff
 TRIES = 3
 """Failed tries after which a message is at fault if others have passed."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+GONE_S = 600.0
+"""A message that does not come again for so long was settled by another process."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Suspect:
     passed: int
     """Messages that had passed when this one failed first."""
     failed: int = 0
+    at: float = 0.0
+    """When it failed last, on the monotonic clock."""
     waits: Iterator[float] = field(default_factory=lambda: backoff(FIRST_WAIT_S, LONGEST_WAIT_S))
 
 
@@ -36,8 +41,10 @@ class Suspects:
     def failed(self, delivery: Delivery, deliveries: int) -> float | None:
         """Count a failed try of `delivery`. Returns the seconds until its next one; None: it is at fault, or has come `deliveries` times, which is as
         often as the bus delivers a message."""
-        suspect = self._failing.setdefault(_identity(delivery), _Suspect(self.passed))
+        self._forget()
+        suspect = self._failing.setdefault(_identity(delivery), _Suspect(passed=self.passed))
         suspect.failed += 1
+        suspect.at = time.monotonic()
         if (suspect.failed >= TRIES and self.passed > suspect.passed) or delivery.deliveries >= deliveries:
             return None
         return next(suspect.waits)
@@ -45,7 +52,13 @@ class Suspects:
     @property
     def failing(self) -> bool:
         """Whether a message waits for its next try."""
+        self._forget()
         return bool(self._failing)
+
+    def _forget(self) -> None:
+        gone = time.monotonic() - GONE_S
+        for identity in [each for each, suspect in self._failing.items() if suspect.at < gone]:
+            del self._failing[identity]
 
     def settled(self, delivery: Delivery) -> None:
         """`delivery` was handled or refused, and comes no more."""
