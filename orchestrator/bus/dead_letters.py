@@ -4,14 +4,20 @@ Also the sentences that both adapters use.
 """
 
 import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Delivery, Outgoing
 from orchestrator.bus.subjects import Consumer
+from orchestrator.bus.wire import size_of, wire_headers
 
 _REASON_LIMIT = 1000  # characters
+_SUBJECT_LIMIT = 4096  # characters: a line of the protocol
+_SCHEMA_LIMIT = 256  # characters
 MOST_HEADERS_BYTES = 48 * 1024  # NATS refuses more than 64 KiB
-_HEADER_RESERVE_BYTES = 8 * 1024  # for our headers, so that the letter itself is not refused as too large
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # of a header that can be sent
 
 
 def dead_letter(
@@ -19,8 +25,8 @@ def dead_letter(
 ) -> Outgoing:
     """The letter for ``message``. A body that would not fit is cut; a header carries its true length.
 
-    The original headers are kept, unless ours would no longer fit next to them. The reason is made
-    printable, because a header is one line.
+    The original headers are kept, unless ours would no longer fit next to them. Those that no client can send are
+    left out. The reason is made printable, because a header is one line.
     """
     if isinstance(message, Outgoing):
         stream, deliveries = subjects.stream_of(message.subject).name, 0
@@ -29,27 +35,35 @@ def dead_letter(
     msg_id = message.msg_id or ""
     if not 0 < len(msg_id) <= 256:
         msg_id = hashlib.sha256(message.subject.encode() + b"\0" + message.body).hexdigest()
-    headers = {key: value for key, value in message.headers.items() if not key.startswith("Nats-")}
-    headers |= {
+    headers = {
         subjects.HEADER_DEAD_REASON: one_line(reason) or "no reason given",
-        subjects.HEADER_DEAD_SUBJECT: message.subject,
+        subjects.HEADER_DEAD_SUBJECT: message.subject[:_SUBJECT_LIMIT],
         subjects.HEADER_DEAD_DELIVERIES: str(deliveries),
         subjects.HEADER_DEAD_BODY_BYTES: str(len(message.body)),
         subjects.HEADER_DEAD_MSG_ID: msg_id,
         subjects.HEADER_DEAD_KEPT: "yes" if kept else "no",
     }
-    headers_bytes = sum(len(key) + len(value.encode()) + 4 for key, value in headers.items())
-    if headers_bytes > min(MOST_HEADERS_BYTES, max_payload // 2):  # large foreign headers: keep only ours
-        headers = {key: value for key, value in headers.items() if key.startswith("Penstock-Dead-")}
-        headers_bytes = 0
-    free_bytes = max_payload - _HEADER_RESERVE_BYTES - headers_bytes
-    return Outgoing(
+    letter = Outgoing(
         subject=subjects.dead(stream),
         msg_id=f"dead:{stream}:{msg_id}",
-        schema=message.schema or "",
-        body=message.body[: max(0, free_bytes)],
-        headers=headers,
+        schema=(message.schema or "")[:_SCHEMA_LIMIT],
+        body=b"",
+        headers=_kept(message.headers) | headers,
     )
+    if size_of(letter, wire_headers(letter)) > min(MOST_HEADERS_BYTES, max_payload // 2):
+        letter = replace(letter, headers=headers)  # large foreign headers: keep only ours
+    free_bytes = max_payload - size_of(letter, wire_headers(letter))
+    return replace(letter, body=message.body[: max(0, free_bytes)])
+
+
+def _kept(headers: Mapping[str, str]) -> dict[str, str]:
+    """The headers of a message that its letter may have as well."""
+    own = (subjects.HEADER_SCHEMA, subjects.HEADER_MSG_ID)
+    return {
+        key: value
+        for key, value in headers.items()
+        if _NAME.fullmatch(key) and not key.startswith("Nats-") and key not in own
+    }
 
 
 def one_line(text: str) -> str:

@@ -24,7 +24,7 @@ from nats.js.errors import ServiceUnavailableError
 
 from orchestrator.bus.address_file import named_file, read_address
 from orchestrator.bus.base import BusUnavailable, UnfitServer
-from orchestrator.bus.client import NatsClient
+from orchestrator.bus.client import NatsClient, answered
 from orchestrator.bus.subjects import MIN_MAX_PAYLOAD_BYTES
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.backoff import backoff
@@ -257,7 +257,7 @@ async def _check_fit(connection: Connection, place: str, *, alone: bool) -> None
             f"{MIN_MAX_PAYLOAD_BYTES:,} are needed: raise max_payload in its configuration"
         )
     with anyio.move_on_after(None if alone else LEADERLESS_S):
-        await connection.js.account_info()  # raises ServiceUnavailableError without JetStream
+        await answered(connection.js.account_info)  # raises ServiceUnavailableError without JetStream
 
 
 SCHEMES = ("nats", "tls", "ws", "wss")

@@ -20,13 +20,15 @@ from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
 from orchestrator.bus import subjects
-from orchestrator.bus.base import ConsumerConflict, Delivery
+from orchestrator.bus.base import BusError, ConsumerConflict, Delivery
+from orchestrator.bus.client import answered
 from orchestrator.bus.dead_letters import conflict, undeliverable
 from orchestrator.bus.feed import Feed
 from orchestrator.bus.link import Connection, Link, LinkLost, delays
 from orchestrator.bus.subjects import Consumer
 from orchestrator.bus.watch import StreamWatch
 from orchestrator.runtime.failpoints import boundary
+from orchestrator.runtime.metrics import BusMetrics, measured
 from orchestrator.settings.timeouts import Timeouts
 
 log = structlog.get_logger(__name__)
@@ -57,12 +59,9 @@ class NatsDelivery:
 
     __slots__ = ("_done", "_link", "_message", "deliveries", "stream", "subject")
 
-    def __init__(self, link: Link, *, stream: str, subject: str, message: Any) -> None:
+    def __init__(self, link: Link, *, stream: str, subject: str, message: Any, deliveries: int) -> None:
         self._link, self._message = link, message
-        self.stream, self.subject = stream, subject
-        # $JS.ACK[.<domain>.<account>].<stream>.<consumer>.<deliveries>.…: 9 tokens, or 11 and more
-        tokens = message.reply.split(".")
-        self.deliveries = int(tokens[4 if len(tokens) == 9 else 6])
+        self.stream, self.subject, self.deliveries = stream, subject, deliveries
         self._done = False
 
     @property
@@ -109,6 +108,20 @@ class NatsDelivery:
             await boundary(at, partial(connection.client.publish, self._message.reply, word))
         except (OSError, nats.errors.Error) as error:
             log.debug("settling_lost", subject=self.subject, word=word, error=repr(error))
+
+
+def deliveries_of(message: Any) -> int | None:
+    """How often a stored message was delivered; None for every other message.
+
+    Its reply subject tells it: `$JS.ACK[.<domain>.<account>].<stream>.<consumer>.<deliveries>.…`, 9 tokens, or 11 and more. The server lets no
+    client send one. Headers tell nothing: a sender may write any, also those of a status.
+    """
+    tokens = message.reply.split(".")
+    place = 4 if len(tokens) == 9 else 6
+    if tokens[:2] != ["$JS", "ACK"] or len(tokens) < 9:
+        return None
+    number = tokens[place]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 19 else None
 
 
 class Puller:
@@ -160,7 +173,7 @@ class Puller:
         connection = self._link.current
         if self._consumer.durable is None and self._name is not None and connection is not None:
             try:
-                await connection.js.delete_consumer(self._stream, self._name)
+                await answered(partial(connection.js.delete_consumer, self._stream, self._name))
             except (OSError, nats.errors.Error) as error:
                 log.debug("private_consumer_left", consumer=self._name, error=repr(error))
 
@@ -169,7 +182,7 @@ class Puller:
         spec = self._consumer
         if spec.durable is None and self._name is not None:
             try:
-                await connection.js.consumer_info(self._stream, self._name)
+                await answered(partial(connection.js.consumer_info, self._stream, self._name))
                 return
             except NotFoundError:
                 self._name = None
@@ -184,7 +197,7 @@ class Puller:
             inactive_threshold=_PRIVATE_KEPT_S if spec.durable is None else None,
         )
         try:
-            info = await connection.js.add_consumer(self._stream, config)
+            info = await answered(partial(connection.js.add_consumer, self._stream, config))
         except APIError as error:
             if error.err_code in _OVERLAP_ERRORS:
                 raise ConsumerConflict(conflict(spec)) from error
@@ -229,10 +242,14 @@ class Puller:
                         message = await arrived.receive()
                 except TimeoutError:
                     raise Lapsed("silent for more than two heartbeats") from None
+            if (deliveries := deliveries_of(message)) is not None:
+                remaining -= 1
+                await self._deliver(message, deliveries)
+                continue
             match (message.headers or {}).get("Status"):
-                case None:
-                    remaining -= 1
-                    await self._deliver(message)
+                case None:  # not of NATS: anyone may publish to an inbox
+                    measured(BusMetrics).unread.labels("pull").inc()
+                    log.warning("message.dropped", consumer=self._name, body=repr(message.data[:80]))
                 case "100":  # idle heartbeat
                     pass
                 case "404" | "408":  # no messages, request expired
@@ -240,17 +257,25 @@ class Puller:
                 case status:
                     raise Lapsed(f"{status} {message.headers.get('Description', 'no such consumer')}")
 
-    async def _deliver(self, message: Any) -> None:
-        delivery = NatsDelivery(
+    async def _deliver(self, message: Any, deliveries: int) -> None:
+        delivery = self._delivery(message, deliveries)
+        if deliveries <= self._consumer.max_deliver:
+            self._feed.put(delivery)
+            return
+        try:
+            await self._bury(delivery, undeliverable(delivery))
+        except BusError as error:  # it is stored nowhere else, so it comes again
+            log.error("dead_letter.refused", subject=delivery.subject, error=str(error))
+            await delivery.nak(self._consumer.ack_wait_s)
+
+    def _delivery(self, message: Any, deliveries: int) -> NatsDelivery:
+        return NatsDelivery(
             self._link,
             stream=self._consumer.stream,
             subject=message.subject.removeprefix(self._subject_prefix),
             message=message,
+            deliveries=deliveries,
         )
-        if delivery.deliveries > self._consumer.max_deliver:
-            await self._bury(delivery, undeliverable(delivery))
-        else:
-            self._feed.put(delivery)
 
     async def _abandon(
         self, connection: Connection, subscription: Any, arrived: MemoryObjectReceiveStream[Any]
@@ -258,10 +283,8 @@ class Puller:
         """Leave the inbox and return its messages to the stream."""
         while arrived.statistics().current_buffer_used:
             message = arrived.receive_nowait()
-            if (message.headers or {}).get("Status") is None:
-                await NatsDelivery(
-                    self._link, stream=self._consumer.stream, subject=message.subject, message=message
-                ).nak()
+            if (deliveries := deliveries_of(message)) is not None:
+                await self._delivery(message, deliveries).nak()
         if not connection.lost.is_set():
             try:
                 await subscription.unsubscribe()

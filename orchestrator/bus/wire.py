@@ -13,9 +13,14 @@ def wire_headers(message: Outgoing) -> dict[str, str]:
     return headers
 
 
+def size_of(message: Outgoing, headers: dict[str, str]) -> int:
+    """Bytes as the server counts them."""
+    return len(message.body) + 16 + sum(len(k) + len(v.encode()) + 4 for k, v in headers.items())
+
+
 def check_size(message: Outgoing, headers: dict[str, str], max_payload: int) -> None:
     """Raise TooLarge for a message that the server would refuse by closing the connection. The server counts headers and body."""
-    size = len(message.body) + 16 + sum(len(k) + len(v.encode()) + 4 for k, v in headers.items())
+    size = size_of(message, headers)
     if size > max_payload:
         raise TooLarge(
             f"the message for {message.subject} has {size:,} bytes and the NATS server takes at most {max_payload:,} "

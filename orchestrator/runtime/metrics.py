@@ -153,6 +153,12 @@ class BusMetrics:
             ["kind"],
             registry=registry,
         )
+        self.unread = Counter(
+            "penstock_nats_unread",
+            "Core messages that were dropped, and headers and answers that were ignored, because they could not be read, by kind.",
+            ["kind"],
+            registry=registry,
+        )
         self.connected = Gauge(
             "penstock_nats_connected", "1: this process has a connection to NATS.", registry=registry
         )
