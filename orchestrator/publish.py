@@ -14,6 +14,7 @@ from scaffolds.find import file_of, is_path, known
 
 from orchestrator.blobs.send import Progress, send_blobs
 from orchestrator.bus import subjects
+from orchestrator.bus.apart import apart
 from orchestrator.bus.base import Bus, BusError, Notice, Outgoing, StreamFull
 from orchestrator.bus.feed import in_background
 from orchestrator.contracts.errors import ArgumentError
@@ -195,11 +196,10 @@ async def _until_answered(
 
     async def receive_answers() -> None:
         async for notice in notices:
-            try:
+            answer: SubmissionAnswered | None = None
+            with apart("accepted", subject=notice.subject):  # anyone may publish to core subjects
                 answer = msgspec.json.decode(notice.body, type=SubmissionAnswered)
-            except msgspec.MsgspecError:
-                continue  # not ours: anyone may publish to core subjects
-            if answer.submission in open_tasks:
+            if answer is not None and answer.submission in open_tasks:
                 if answer.earlier and answer.submission not in answers:
                     earlier(answer.submission)
                 answers[answer.submission] = (answer.status, answer.reason)

@@ -12,6 +12,7 @@ from typing import Final
 import anyio
 
 from orchestrator.bus import subjects
+from orchestrator.bus.apart import apart
 from orchestrator.bus.base import Bus, BusError, Outgoing, StreamFull
 from orchestrator.runtime.log import get
 from orchestrator.tasks.message import Part
@@ -44,10 +45,8 @@ async def _ask(bus: Bus, page: list[str]) -> set[str]:
         await bus.notify(subjects.blobs_wanted(question), json.dumps(page).encode())
         with anyio.move_on_after(ANSWER_S):
             async for answer in answers:
-                try:
+                with apart("blobs_missing", subject=answer.subject):  # anyone may publish to core subjects
                     return set(json.loads(answer.body)) & set(page)
-                except (ValueError, TypeError):
-                    continue  # not ours: anyone may publish to core subjects
     log.debug("blobs.unanswered", names=len(page))
     return set(page)
 

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
-from orchestrator.bus.base import Delivery
+from orchestrator.bus.apart import apart
+from orchestrator.bus.base import Delivery, Notice
 from orchestrator.pool import blobs
 from orchestrator.pool.transact import transact
 from orchestrator.roles.consume import Outcome, consume
@@ -50,25 +51,23 @@ async def store_blobs(flow: Flow) -> None:
 
 
 async def answer_missing(flow: Flow) -> None:
-    """Answer publishers until cancelled. A question that cannot be read, or has more than `MOST_NAMES` names, gets no answer."""
+    """Answer publishers until cancelled. A question that cannot be read, or has more than `MOST_NAMES` names, is dropped without an answer."""
     loop = current()
     async with flow.bus.listen(subjects.every_blobs_wanted()) as questions:
         loop.idle("questions")
         async for question in questions:
             loop.busy("a question")
-            try:
-                names = json.loads(question.body)
-                wanted = {bytes.fromhex(name).hex() for name in names} if len(names) <= MOST_NAMES else None
-            except (ValueError, TypeError, RecursionError):
-                wanted = None
-            if wanted is None:
-                loop.idle("questions")
-                continue
-
-            async def look(connection: AsyncConnection, wanted: set[str] = wanted) -> set[str]:
-                return await blobs.missing(connection, wanted)
-
-            absent = await transact(flow.engine, look, at="orchestrator.read")
-            answer = subjects.blobs_missing(question.subject.partition(".")[2])
-            await flow.bus.notify(answer, json.dumps(sorted(absent)).encode())
+            with apart("blobs_wanted", subject=question.subject):
+                await _answer(flow, question)
             loop.idle("questions")
+
+
+async def _answer(flow: Flow, question: Notice) -> None:
+    """Answer one question. Raises an error for one that cannot be answered."""
+    answer = subjects.blobs_missing(question.subject.partition(".")[2])
+    names = json.loads(question.body)
+    if len(names) > MOST_NAMES:
+        raise ValueError(f"a question has at most {MOST_NAMES:,} names, not {len(names):,}")
+    wanted = {bytes.fromhex(name).hex() for name in names}
+    absent = await transact(flow.engine, lambda c: blobs.missing(c, wanted), at="orchestrator.read")
+    await flow.bus.notify(answer, json.dumps(sorted(absent)).encode())

@@ -17,11 +17,13 @@ from typing import Protocol
 
 import anyio
 import anyio.abc
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.bus.base import Delivery, Outgoing, Subscription
+from orchestrator.bus.base import BusError, Delivery, Outgoing, Subscription
 from orchestrator.bus.journal import JournalFull
 from orchestrator.bus.subjects import Consumer
+from orchestrator.bus.suspects import Suspects
 from orchestrator.contracts.errors import MessageError, ServiceError
 from orchestrator.contracts.events import RolloutAssigned, VerifyAssigned, decode
 from orchestrator.contracts.states import RolloutState
@@ -29,7 +31,7 @@ from orchestrator.gateway_client import GatewayDrains
 from orchestrator.pool import transitions
 from orchestrator.pool.leases import Lease, lease
 from orchestrator.pool.stall_causes import DRAINS, ROOM, SLOT
-from orchestrator.pool.transact import transact
+from orchestrator.pool.transact import of_content, sentence, transact
 from orchestrator.runner.metrics import WorkerMetrics, working
 from orchestrator.runner.worker import Worker, while_full
 from orchestrator.runtime.liveness import current, restartable, track_loop
@@ -89,6 +91,7 @@ class Assignments:
             if expected is RolloutAssigned
             else ("verifications", WorkKind.VERIFICATION)
         )
+        self._suspects = Suspects()
         self._slots = anyio.Semaphore(worker.slots)
         measured(WorkerMetrics).slots.set(worker.slots)
 
@@ -118,8 +121,16 @@ class Assignments:
             # One at a time: another runner could do a message that waits here. Unleased messages here are handed back.
             async with self._worker.bus.subscribe(consumer, batch=1) as arriving:
                 while (delivery := await self._next(arriving)) is not None:
-                    if not await self._begin(delivery, tasks):
+                    try:
+                        may = await self._begin(delivery, tasks)
+                    except ServiceError:
+                        raise
+                    except Exception as error:  # noqa: BLE001  # counted and logged: one assignment can end only itself
+                        await self._failed(delivery, consumer, error)
+                        continue
+                    if not may:
                         break
+                    self._suspects.settled(delivery)
 
     async def _next(self, arriving: Subscription) -> Delivery | None:
         """An assignment, once there is room for it; None when this worker is to drain."""
@@ -135,15 +146,8 @@ class Assignments:
     async def _begin(self, delivery: Delivery, tasks: anyio.abc.TaskGroup) -> bool:
         """Settle one assignment. False when no work may start now: the assignment is handed back."""
         current().busy("an assignment")
-        try:
-            event = decode(delivery.body, delivery.schema, self._expected)
-            check_assignment(event, self._worker.run)
-        except MessageError as error:
-            log.warning(
-                "bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=str(error)
-            )
-            await self._worker.bus.dead_letter(delivery, str(error))
-            return True
+        event = decode(delivery.body, delivery.schema, self._expected)
+        check_assignment(event, self._worker.run)
         if not await self._slot(delivery):
             await delivery.nak()
             return False
@@ -158,8 +162,28 @@ class Assignments:
             self._slots.release()
         else:
             tasks.start_soon(self._hold, held)
+        self._suspects.passed += may
         await (delivery.ack() if may else delivery.nak())
         return may
+
+    async def _failed(self, delivery: Delivery, consumer: Consumer, error: Exception) -> None:
+        """Refuse an assignment, or have it delivered again."""
+        reason = sentence(error) if isinstance(error, DBAPIError) else str(error)
+        if not (isinstance(error, MessageError) or of_content(error)):
+            measured(WorkerMetrics).errors.labels(self._one).inc()
+            wait_s = self._suspects.failed(delivery, consumer.max_deliver)
+            log.error("assignment.failed", subject=delivery.subject, again_s=wait_s, exc_info=error)
+            if wait_s is not None:
+                await delivery.nak(wait_s)
+                return
+            reason = f"its handling failed {delivery.deliveries} times, the last time with {type(error).__name__}: {reason}"
+        log.warning("bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=reason)
+        self._suspects.settled(delivery)
+        try:
+            await self._worker.bus.dead_letter(delivery, reason)
+        except BusError as refused:  # it is stored nowhere else, so it comes again
+            log.error("dead_letter.refused", subject=delivery.subject, error=str(refused))
+            await delivery.nak(timeouts().bus_ack_wait_s)
 
     async def _slot(self, delivery: Delivery) -> bool:
         """Wait for a slot; there is a wait only if another pool has taken the last one. False when this worker is to drain."""

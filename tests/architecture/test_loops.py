@@ -43,6 +43,7 @@ START = "before a process is ready; it gives up with one sentence"
 SIGNAL = "waits for a signal, which need not come"
 OUTERMOST = "`penstock up`: it has no board; what it starts is watched, and it is watched by who started it"
 PERSON = "a person waits for it, at a command"
+ROLE = "a role of its own, which `restartable` begins by another name"
 INSIDE = {
     "orchestrator/runner/healthcheck.py:until_healthy": PART,
     "orchestrator/runner/egress/proxy.py:Proxy._copy": REQUEST,
@@ -68,7 +69,7 @@ INSIDE = {
     "orchestrator/blobs/send.py:_ask": PERSON,
     "orchestrator/blobs/send.py:send_blobs": PERSON,
     "orchestrator/pool/blobs.py:named": PERSON,
-    "orchestrator/roles/blobs.py:answer_missing": "a role of its own; each question ends with its answer",
+    "orchestrator/roles/blobs.py:answer_missing": ROLE,
     "orchestrator/runner/assignments.py:Assignments._send": PART,
     "orchestrator/runner/assignments.py:Assignments._slot": PART,
     "orchestrator/runner/blackbox.py:follow": "tells the clocks of an attempt, which end it when nothing moves",
@@ -190,6 +191,83 @@ def all_loops() -> list[Found]:
     return [
         found for path, text in SOURCES.items() if not path.startswith(OUTSIDE) for found in loops(path, text)
     ]
+
+
+@dataclass(frozen=True)
+class Taking:
+    """A loop over what others send, by the bus."""
+
+    messages: str  # the name of what it takes from
+    guarded: bool  # one message can end only itself
+
+
+def taking(source: str) -> Iterator[Taking]:
+    """The loops that take from what a file gets by `async with bus.listen(…) as NAME` or `subscribe`. Without a loop, the name is not guarded.
+
+    The guard is `with apart(…)` or `except Exception` in the loop, or in a function of the file that the loop calls.
+    """
+    tree = ast.parse(source)
+    guards = {
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _guards(node)
+    }
+    names = {
+        item.optional_vars.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AsyncWith)
+        for item in node.items
+        if _called(item.context_expr) & {"listen", "subscribe"} and isinstance(item.optional_vars, ast.Name)
+    }
+    for name in sorted(names):
+        found = [
+            node
+            for node in ast.walk(tree)
+            if (isinstance(node, ast.AsyncFor) and ast.unparse(node.iter) == name)
+            or (isinstance(node, ast.While) and _takes(node, name))
+        ]
+        for loop in found:
+            yield Taking(name, _guards(loop) or bool(_called(loop) & guards))
+        if not found:
+            yield Taking(name, False)
+
+
+def _takes(loop: ast.AST, name: str) -> bool:
+    calls = [part for part in ast.walk(loop) if isinstance(part, ast.Call)]
+    return any(
+        ast.unparse(call.func) == f"{name}.take" or name in map(ast.unparse, call.args) for call in calls
+    )
+
+
+def _guards(node: ast.AST) -> bool:
+    parts = list(ast.walk(node))
+    handlers = [part.type for part in parts if isinstance(part, ast.ExceptHandler) and part.type is not None]
+    return any(isinstance(part, ast.With) and "apart" in _called(part) for part in parts) or any(
+        ast.unparse(caught) == "Exception" for caught in handlers
+    )
+
+
+def test_every_loop_over_messages_of_others_handles_each_of_them_apart() -> None:
+    found = {path: list(taking(text)) for path, text in SOURCES.items()}
+    open_to_all = {path: loops for path, loops in found.items() if not all(loop.guarded for loop in loops)}
+    assert open_to_all == {}, "use bus.apart, or roles.consume"
+    assert sum(map(len, found.values())) >= 6
+
+
+def test_loops_over_messages_are_found_with_their_guard() -> None:
+    begin = "async def f(bus):\n async with bus.listen(x) as notes:\n  "
+    cases = {
+        "async for n in notes:\n   with apart('n'): use(n)": True,
+        "async for n in notes:\n   try: use(n)\n   except Exception: log(n)": True,
+        "async for n in notes:\n   try: use(n)\n   except ValueError: log(n)": False,
+        "while True:\n   handle(await notes.take(1))\n"
+        "def handle(n):\n try: use(n)\n except Exception: log(n)": True,
+        "while True: use(await next(notes))": False,
+        "await elsewhere(notes)": False,
+    }
+    assert {case: [loop.guarded for loop in taking(begin + case)] for case in cases} == {
+        case: [guarded] for case, guarded in cases.items()
+    }
 
 
 def test_every_loop_without_a_bound_is_on_the_board_or_says_why_not() -> None:

@@ -6,6 +6,7 @@ import anyio
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus import subjects
+from orchestrator.bus.apart import apart
 from orchestrator.bus.base import Bus, Delivery
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import PolicyPublished, decode
@@ -60,7 +61,8 @@ class PublishedVersions:
                 announced = await published.take(64)
                 current().busy("a published version")
                 for delivery in announced:
-                    self._read(delivery, run)
+                    with apart("policy", subject=delivery.subject):
+                        self._read(delivery, run)
                     await delivery.ack()
                 await self.refresh()
 

@@ -11,6 +11,8 @@ from orchestrator.bus.base import Delivery, Outgoing
 from orchestrator.contracts.events import RolloutAssigned, VerifyAssigned, encode
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.roles.dead_letters import store_dead_letters
+from orchestrator.runner import assignments
+from orchestrator.tasks.validate_results import check_assignment
 from tests.integration.runner.rig import a_task, open_rig, runs, says
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -80,3 +82,46 @@ async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_do
         await rig.counted("work_refused")
         (counted,) = await rig.rows("SELECT count(*) AS n FROM attempts")
         assert counted.n == 1, "forged work was leased"
+
+
+async def test_work_whose_dead_letter_barely_fits_or_that_our_code_cannot_handle_ends_only_itself(
+    database_url: str,
+    nats_server: EmbeddedNats,
+    directory: Path,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with open_rig(database_url, nats_server.url, directory, model, lease_ttl_s=15.0) as rig:
+        run, bus = rig.flow.run, rig.flow.bus
+
+        def refuses_seven(event: RolloutAssigned | VerifyAssigned, of: str) -> None:
+            if event.rollout == 7:
+                raise KeyError("its fault")
+            check_assignment(event, of)
+
+        monkeypatch.setattr(assignments, "check_assignment", refuses_seven)
+        long_schema = "S" * (50 << 10)
+        bodies = {
+            long_schema: b"x" * (bus.max_payload - (51 << 10)),
+            "RolloutAssigned/1": encode(RolloutAssigned(run=run, rollout=7, attempt=1, epoch=1)),
+        }
+        for schema, body in bodies.items():
+            await bus.publish(
+                Outgoing(
+                    subject=subjects.work_rollout(run), msg_id=secrets.token_hex(8), schema=schema, body=body
+                )
+            )
+        rig.tasks.start_soon(store_dead_letters, rig.flow)
+        rig.start_runner()
+        rig.start_verifier()
+        for _ in range(2):
+            rollout = await rig.submit(a_task(runs("echo done > out"), says("done")), pool="default")
+            assert await rig.verdict(rollout) == 1.0
+        await rig.until(
+            "SELECT count(*) AS n FROM dead_letters WHERE run_id = :run AND stream = 'WORK'",
+            lambda row: row.n == len(bodies),
+            run=rig.flow.run_id,
+        )
+        letters = await rig.rows("SELECT reason, schema FROM dead_letters ORDER BY length(body)")
+    assert "the last time with KeyError" in letters[0].reason
+    assert letters[1].reason.startswith("unknown schema 'SSS") and len(letters[1].schema) == 256

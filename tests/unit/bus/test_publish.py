@@ -6,6 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
+from orchestrator.blobs.send import missing_blobs
 from orchestrator.bus import subjects
 from orchestrator.bus.base import BusError, Outgoing
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, encode
@@ -112,3 +113,38 @@ async def test_a_cancelled_publisher_ends_at_once_and_without_an_error() -> None
     with anyio.move_on_after(0.5) as scope:
         await publish_tasks(CountingBus(), "run", TASKS, 60.0)
     assert scope.cancelled_caught and anyio.current_time() - began == pytest.approx(0.5)
+
+
+ODD = [b"", b"\xff", b"7", b"[[]]", b"[" * 100_000, b'{"later":' * 100_000, b'{"submission": 7}']
+
+
+async def test_answers_of_any_bytes_are_dropped_and_the_publisher_takes_the_next_ones() -> None:
+    bus = CountingBus()
+
+    async def answers() -> None:
+        for body in ODD:
+            await passes(0.1)
+            await bus.notify(subjects.accepted("run", "odd"), body)
+        for _, task in TASKS:
+            await bus.answer(task.submission or "")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(answers)
+        assert len(await publish_tasks(bus, "run", TASKS, 60.0)) == len(TASKS)
+
+
+async def test_answers_of_any_bytes_about_blobs_are_dropped_and_the_next_one_counts() -> None:
+    bus = MemoryBus()
+
+    async def answers() -> None:
+        async with bus.listen(subjects.every_blobs_wanted()) as questions:
+            async for question in questions:
+                where = subjects.blobs_missing(question.subject.partition(".")[2])
+                for body in (*(each for each in ODD if not each.startswith(b'{"submission')), b'["b"]'):
+                    await bus.notify(where, body)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(answers)
+        await anyio.wait_all_tasks_blocked()
+        assert await missing_blobs(bus, ["a", "b"]) == {"b"}
+        group.cancel_scope.cancel()
