@@ -200,7 +200,7 @@ ANSWERS = {
 async def test_an_answer_that_is_not_that_of_nats_is_a_failed_try_and_the_message_is_stored(
     bus: NatsBus, raw: RawNats, answer: str
 ) -> None:
-    """A foreign service answers what it should only read, before the server, which makes the stream anew."""
+    """A foreign service answers what it should only read, before the stream is created again."""
     await raw.listen(bus._subject_prefix.encode() + b"tasks.>")
     async with bus._link.session() as connection:
         await connection.js.delete_stream(bus._stream_prefix + "TASKS")
