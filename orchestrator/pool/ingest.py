@@ -24,6 +24,7 @@ from orchestrator.contracts.ids import (
     NO_PARENT,
     WEIGHTS,
     chain_sha,
+    ids_from_bytes,
     logprobs_from_bytes,
     prompt_sha,
     row_sha,
@@ -37,6 +38,7 @@ from orchestrator.contracts.states import RolloutState, StepKind
 from orchestrator.pool import transitions
 from orchestrator.pool.lease_check import not_current
 from orchestrator.pool.sanitize import clean, clean_json
+from orchestrator.pool.step_content import odd_content
 from orchestrator.pool.steps import canonical
 from orchestrator.pool.tables import (
     messages,
@@ -77,7 +79,7 @@ class Decoded:
 
 
 def decode_step(event: StepRecorded) -> Decoded:
-    """Check lengths, logprobs, lineage, spans and digests. Raises MessageError naming every mismatch."""
+    """Check lengths, ids, logprobs, lineage, spans, texts and digests. Raises MessageError naming every mismatch."""
     name = f"step {event.rollout}:{event.attempt}:{event.idx}"
     try:
         step = Decoded(
@@ -101,6 +103,7 @@ def decode_step(event: StepRecorded) -> Decoded:
         *_wrong_logprobs(step),
         *_wrong_lineage(step),
         *_wrong_times(step),
+        *odd_content(event),
     ]
     try:
         problems += [*_wrong_digests(step), *_wrong_routes(step)]
@@ -123,7 +126,7 @@ def _out_of_range(step: Decoded) -> Iterable[str]:
         ("root", event.root, INT4),
         ("full_len", event.full_len, INT4),
     ):
-        if not -most <= value <= most:
+        if not 0 <= value <= most:
             yield f"{name} {value} does not exist"
 
 
@@ -136,6 +139,11 @@ def _wrong_lengths(step: Decoded) -> Iterable[str]:
     n = event.full_len - event.state_len
     if len(step.action) != 4 * n or len(step.logprobs) != 4 * n:
         yield "action and logprobs do not hold full_len - state_len values"
+    for name, ids in (("prompt", step.prompt), ("delta", step.delta), ("action", step.action)):
+        if len(ids or b"") % 4:
+            yield f"{name} does not hold whole ids"
+        elif ids and ids_from_bytes(ids).min() < 0:
+            yield f"{name} holds a negative id"
     if fault := not_tiling(event.spans, n):
         yield fault
     if len(event.weights) > MOST_WEIGHTS or not all(map(WEIGHTS.fullmatch, event.weights)):

@@ -403,6 +403,61 @@ def test_a_step_of_numbers_that_no_digest_is_over_is_refused(changes: dict[str, 
         decode_step(msgspec.structs.replace(a_root(lease, "run", 0, [-1.0, -1.0]), **changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"sampling": {"temperature": None}}, "sampling.temperature must be a number from 0 to 100, got None"),
+        ({"sampling": {"temperature": "1"}}, "sampling.temperature must be a number from 0 to 100, got '1'"),
+        ({"sampling": {"temperature": [1.0]}}, "sampling.temperature must be a number"),
+        ({"sampling": {"temperature": True}}, "sampling.temperature must be a number"),
+        ({"sampling": {"temperature": 101.0}}, "sampling.temperature must be a number"),
+        ({"sampling": {"temperature": -0.0}}, "sampling.'temperature' is -0, which the data pool does not keep"),
+        ({"sampling": {"of_tomorrow": 1e22}}, "sampling.'of_tomorrow' is 1e+22, which the data pool does not"),
+        ({"sampling": {"top_k": 1.5}}, "sampling.top_k must be -1, for all tokens, or a whole number"),
+        ({"sampling": {"scripted": 1}}, "sampling.scripted must be true or false, got 1"),
+        ({"sampling": {"stop": "x"}}, "sampling.stop must be a list of texts, got 'x'"),
+        ({"sampling": {"tool_choice": 7}}, "sampling.tool_choice must be a text or an object, got 7"),
+        ({"reply": {"content": ["x"]}}, "reply.content must be a text, got ['x']"),
+        ({"reply": {"reasoning": 7}}, "reply.reasoning must be a text, got 7"),
+        ({"reply": {"tool_calls": 5}}, "reply.tool_calls must be a list of objects with name and arguments, got 5"),
+        ({"reply": {"tool_calls": ["bash"]}}, "reply.tool_calls must be a list of objects"),
+        ({"reply": {"tool_calls": [{"name": "bash"}]}}, "reply.tool_calls must be a list of objects"),
+        ({"reply": {"tool_calls": [{"name": "b", "arguments": {}, "function": None}]}}, "reply.tool_calls must be"),
+        ({"appended": [{"role": 1}]}, "appended[0].role must be a text, got 1"),
+        ({"appended": [{"role": "tool", "answers": {"call": -9, "name": "b"}}]}, "appended[0].answers must name a call"),
+        ({"appended": [{"role": "tool", "answers": {"call": 0, "back": -9, "name": "b"}}]}, "appended[0].answers"),
+        ({"appended": [{}, {"left_out": [1]}]}, "appended[1].left_out must be a list of texts, got [1]"),
+        ({"appended": [{"role": "tools", "tools": [{"type": "function"}]}]}, "appended[0].tools must be a list of"),
+        ({"branch": {"near": "x"}}, "branch.near is 'x', it must be a whole number from 0 on"),
+        ({"branch": {"turn": 2**31}}, "branch.turn is 2147483648, it must be a whole number"),
+        ({"action": b64(ids_to_bytes([5, -6]))}, "action holds a negative id"),
+        ({"prompt": b64(b"12345"), "prompt_sha": SHA}, "prompt does not hold whole ids"),
+        ({"idx": -1, "root": -1}, "idx -1 does not exist"),
+    ],
+)  # fmt: skip
+def test_a_step_of_content_that_its_readers_cannot_use_is_refused(
+    changes: dict[str, Any], sentence: str
+) -> None:
+    good = a_root(a_lease(), "run", 0, [-1.0, -1.0])
+    decode_step(good)
+    with pytest.raises(MessageError, match=re.escape(sentence)):
+        decode_step(resealed(good, **changes))
+
+
+def test_a_step_of_content_that_gateways_record_is_taken() -> None:
+    call = {"name": "bash", "arguments": {"n": [1, None]}}
+    for changes in (
+        {"sampling": {"scripted": True}},
+        {"sampling": {"temperature": 0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 5.0, "seed": 2**53}},
+        {"sampling": {"stop": ["a"], "tool_choice": {"most": 1}, "repetition_stop": True, "of_tomorrow": {}}},
+        {"reply": {"role": "assistant", "content": "", "reasoning": None, "tool_calls": [call]}},
+        {"appended": [{"role": "tool", "content": "", "answers": None, "left_out": ["image"]}]},
+        {"appended": [{"role": "tools", "sha": SHA, "tools": [{"type": "function", "function": {"name": "b"}}]}]},
+        {"branch": {"near": 0, "turn": None, "field": "text"}},
+    ):  # fmt: skip
+        decode_step(resealed(a_root(a_lease(), "run", 0, [-1.0, -1.0]), **changes))
+
+
 def sorted_by_idx(reasons: list[str]) -> list[str]:
     return sorted(reasons, key=lambda reason: int(reason.partition(": ")[0].rpartition(":")[2]))
 
