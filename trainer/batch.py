@@ -17,6 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.spans import not_tiling, versions_per_token
 from orchestrator.pool.batches import BatchRollout, contents
 from orchestrator.pool.steps import StoredStep, trajectories
+from orchestrator.pool.transact import passing
+from trainer.failures import described
 from trainer.samples import Sample
 from trainer.update import split_train_steps
 
@@ -55,6 +57,31 @@ async def read_parts(
     except ValueError as error:
         raise BadBatch(f"its stored steps do not follow from one another: {error}") from error
     return make_parts(rollouts, recorded, parts)
+
+
+async def unreadable(connection: AsyncConnection, run_id: int, batch_id: int, *, routes: bool) -> list[str]:
+    """The rollouts of a batch that raise an error when they are read alone; empty if none does, or the batch itself cannot be read."""
+    found = []
+    try:
+        async with connection.begin_nested():
+            rollouts = await contents(connection, batch_id)
+    except Exception as error:
+        if passing(error):
+            raise
+        return []  # the caller has logged why
+    for rollout in rollouts:
+        try:
+            async with connection.begin_nested():
+                attempt = [(rollout.rollout_id, rollout.attempt)]
+                recorded = await trajectories(connection, run_id, attempt, routes=routes)
+            rollout_samples(rollout, recorded.get(rollout.rollout_id, []))
+        except Exception as error:
+            if passing(error):
+                raise
+            found.append(
+                f"rollout {rollout.rollout_id} (attempt {rollout.attempt}) of group {rollout.group_id}: {described(error)}"
+            )
+    return found
 
 
 def make_parts(

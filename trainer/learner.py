@@ -213,6 +213,10 @@ class Learners:
         """`Learner.resume`."""
         return Learner.resume(path, manifest_sha, section, version)
 
+    def reported(self) -> str | None:
+        """Why another rank failed over the present batch; None: none did."""
+        return None
+
 
 def open_published(path: Path, manifest_sha: str) -> Checkpoint:
     """The checkpoint at `path`. Raises ValueError if its files are not the published ones."""

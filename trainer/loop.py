@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.choices import Anchor
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
+from orchestrator.pool.batches import LiveBatch
 from orchestrator.pool.engine import Role, check_revision, open_engine
 from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.runs import StoredRun, find_run
@@ -26,7 +27,7 @@ from orchestrator.pool.transact import transact
 from orchestrator.runtime.liveness import current, track_loop
 from orchestrator.runtime.log import bind, get
 from orchestrator.runtime.metrics import measured
-from orchestrator.runtime.phase_timer import collect, phase
+from orchestrator.runtime.phase_timer import Count, collect, phase
 from orchestrator.settings.config import Config, effective
 from orchestrator.settings.timeouts import timeouts, use
 from trainer.batch import BadBatch
@@ -164,21 +165,15 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
             with bind(batch=batch.batch_no):
                 log.info("batch.claimed", groups=batch.taken)
                 try:
-                    with phase("read"):
-                        parts = await trainer.read(batch)
-                    reports = await trainer.train(batch, parts)
-                except BadBatch as error:
+                    reports, committed = await train_batch(trainer, batch, count, late_seconds)
+                except Exception as error:  # noqa: BLE001  # counted and logged: one batch can end only itself
                     current().busy("the newest version", on="disk", within=LOAD_S)
-                    await trainer.quarantine(batch, str(error))
+                    if isinstance(error, BadBatch):
+                        await trainer.quarantine(batch, str(error))
+                    else:
+                        await trainer.failed(batch, error)
                     await halt_if_hopeless(trainer)
                     continue
-                with phase("save"):
-                    new = await trainer.save(batch)
-                reports[-1]["seconds"] |= count.seconds | late_seconds
-                reports[-1]["checkpoint"] = trainer.learner.saved()
-                current().busy(f"the commit of batch {batch.batch_no}")
-                with phase("commit"):
-                    committed = await trainer.commit(batch, new, reports)
                 if committed:
                     with phase("prune"):
                         await trainer.prune()
@@ -194,6 +189,23 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
         if train_steps and done >= train_steps:
             log.info("trainer.done", train_steps=done)
             return
+
+
+async def train_batch(
+    trainer: Trainer, batch: LiveBatch, count: Count, late_seconds: dict[str, float]
+) -> tuple[list[dict[str, Any]], bool]:
+    """Read, train, save and commit one batch: the reports of its train steps, and whether it is committed (`Trainer.commit`)."""
+    with phase("read"):
+        parts = await trainer.read(batch)
+    reports = await trainer.train(batch, parts)
+    with phase("save"):
+        new = await trainer.save(batch)
+    reports[-1]["seconds"] |= count.seconds | late_seconds
+    reports[-1]["checkpoint"] = trainer.learner.saved()
+    current().busy(f"the commit of batch {batch.batch_no}")
+    with phase("commit"):
+        committed = await trainer.commit(batch, new, reports)
+    return reports, committed
 
 
 async def halt_if_hopeless(trainer: Trainer) -> None:

@@ -102,12 +102,12 @@ class TrainerMetrics:
         )
         self.batches = Counter(
             "penstock_batches",
-            "Batches: committed, undone by a rewind, or quarantined.",
+            "Batches: committed, undone by a rewind, or quarantined; failed: tries to train one that ended with an error.",
             ["outcome"],
             registry=registry,
         )
         each(self._steps, "applied", "no_action_tokens", "gradient_spike")
-        each(self.batches, "committed", "undone", "quarantined")
+        each(self.batches, "committed", "undone", "quarantined", "failed")
         self.checkpoint_s = Histogram(
             "penstock_checkpoint_seconds",
             "Writing a checkpoint until it is durable.",

@@ -7,8 +7,9 @@
 | save | a checkpoint directory that no row names | it is written again in place of the leftover, with the same bytes |
 | commit | batch, groups, policy version, metrics, outbox: one transaction | nothing to do |
 
-A batch that cannot be trained is quarantined instead: nothing is saved, and the learner reloads its checkpoint. After a rewind it also reloads its
-checkpoint. It notices a rewind at the next claim, when the newest version is not its own, or at commit, when the batch is no longer closed.
+A batch that cannot be trained, or fails repeatedly (failures.py), is quarantined instead: nothing is saved, and the learner reloads its checkpoint.
+After a rewind it also reloads its checkpoint. It notices a rewind at the next claim, when the newest version is not its own, or at commit, when the
+batch is no longer closed.
 """
 
 import errno
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
+import torch
 from safetensors import SafetensorError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -34,7 +36,13 @@ from orchestrator.pool.policy_versions import (
     next_version,
     progress,
 )
-from orchestrator.pool.quarantine import quarantine, quarantined_in_a_row
+from orchestrator.pool.quarantine import (
+    MOST_FAILURES,
+    failures,
+    quarantine,
+    quarantined_in_a_row,
+    record_failure,
+)
 from orchestrator.pool.runs import StoredRun, first_dispatch_age
 from orchestrator.pool.trainer_logprobs import TrainedStep
 from orchestrator.pool.transact import transact
@@ -46,16 +54,19 @@ from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from orchestrator.settings.timeouts import timeouts
 from trainer.advantage_scale import scaled_parts
-from trainer.batch import BatchPart, read_parts
+from trainer.batch import BatchPart, read_parts, unreadable
 from trainer.checkpoint import Checkpoint, bring_back, discard, list_checkpoints, remove_discarded
+from trainer.failures import RankFailed, described, no_memory, of_platform
 from trainer.learner import Learner, Learners
 from trainer.logprob_rows import trained_steps
 from trainer.metrics import TrainerMetrics
+from trainer.ranks.rank_env import RankLost, sentence
 
 log = get(__name__)
 T = TypeVar("T")
 
 SAVE_S = 600.0  # writing a large model takes minutes
+COUNT_S = 20.0  # Postgres has so long to count the failure of a rank that has ended
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -202,7 +213,13 @@ class Trainer:
             members = [rollout.rollout_id for rollout in content.rollouts]
             log.info("train_step.members", part=part, groups=groups, rollouts=members)
 
-        reports = await _in_thread(lambda: self.learner.train(parts, done))
+        try:
+            reports = await _in_thread(lambda: self.learner.train(parts, done))
+        except anyio.get_cancelled_exc_class():  # perhaps because another rank has ended
+            if (why := self._learners.reported()) is not None:
+                with anyio.move_on_after(COUNT_S, shield=True):
+                    await self._count_failure(batch, why)
+            raise
         self._trained = trained_steps(parts, self.learner.logprobs)
         return reports
 
@@ -243,6 +260,10 @@ class Trainer:
 
     async def quarantine(self, batch: LiveBatch, reason: str) -> None:
         """Abandon the batch, with `reason` in its row, and reload the checkpoint."""
+        await self._give_up(batch, reason)
+        await self.resume()
+
+    async def _give_up(self, batch: LiveBatch, reason: str) -> None:
         await transact(
             self._engine,
             lambda connection: quarantine(connection, self.run_id, batch.batch_id, reason),
@@ -250,7 +271,42 @@ class Trainer:
         )
         measured(TrainerMetrics).batches.labels("quarantined").inc()
         log.error("batch.quarantined", batch=batch.batch_no, groups=batch.taken, reason=reason)
+
+    async def failed(self, batch: LiveBatch, error: Exception) -> None:
+        """Count a failure that may be the batch's own, in its history, and reload the checkpoint: the batch is trained again, and quarantined
+        after MOST_FAILURES. Raises `error` if the platform is at fault, NoMemory if that is a GPU, RankLost if the ranks must start again."""
+        if isinstance(error, RankFailed):
+            with anyio.move_on_after(COUNT_S, shield=True):  # the end of a rank cancels this process's work
+                await self._count_failure(batch, str(error))
+            raise RankLost(sentence(f"batch {batch.batch_no} failed: {error}")) from error
+        if isinstance(error, torch.OutOfMemoryError):
+            raise no_memory(batch.batch_no) from error
+        if of_platform(error):
+            raise error
+        await self._count_failure(batch, described(error), error)
         await self.resume()
+
+    async def _count_failure(self, batch: LiveBatch, why: str, error: Exception | None = None) -> None:
+        earlier = await transact(
+            self._engine, lambda connection: failures(connection, batch.batch_id), at="trainer.read"
+        )
+        times = await transact(
+            self._engine,
+            lambda connection: record_failure(connection, self.run_id, batch.batch_id, why, earlier=earlier),
+            at="trainer.quarantine",
+        )
+        measured(TrainerMetrics).batches.labels("failed").inc()
+        log.error("batch.failed", batch=batch.batch_no, reason=why, times=times, exc_info=error)
+        if times >= MOST_FAILURES:
+            rollouts = await transact(
+                self._engine,
+                lambda connection: unreadable(
+                    connection, self.run_id, batch.batch_id, routes=self.config.trainer.routing_replay
+                ),
+                at="trainer.read",
+            )
+            where = f"; unreadable: {'; '.join(rollouts)}" if rollouts else ""
+            await self._give_up(batch, f"training it failed {times} times, the last time with {why}{where}")
 
     async def bad_in_a_row(self) -> int:
         """Batches quarantined since the last commit, restarts included."""

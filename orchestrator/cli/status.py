@@ -1,7 +1,7 @@
 """`penstock status`: the supervised processes, the unfinished work with its age, and the process that blocks it."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -31,7 +31,8 @@ PATIENCE_S = 5.0
 class StatusReport:
     """The data pool's view of a run. `stall_causes`: by stage; `stuck`: sentences about loops and processes; `servers`: about rollout servers that
     do not serve; `drains`: processes and servers that drain; `no_signal`: a sentence if the newest groups all scored alike; `without_verdict`:
-    one about their rollouts that have no verdict. `open_batch`: the batch that waits for more groups."""
+    one about their rollouts that have no verdict. `open_batch`: the batch that waits for more groups; `failed_batches`: sentences about the
+    newest ones that were quarantined or failed."""
 
     run: str
     state: RunState
@@ -45,6 +46,7 @@ class StatusReport:
     no_signal: str | None
     without_verdict: str | None = None
     open_batch: "OpenBatch | None" = None
+    failed_batches: list[str] = field(default_factory=list)
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
@@ -78,6 +80,7 @@ async def read_run(config: Config) -> StatusReport:
     from orchestrator.pool.heartbeats import present
     from orchestrator.pool.runs import get_run
     from orchestrator.pool.stall_causes import eased, stall_causes, stuck
+    from orchestrator.queries.batches import failed_batches
     from orchestrator.queries.installation import reported_servers
     from orchestrator.queries.signal import no_signal, without_verdict
     from orchestrator.roles.dispatcher import queue_settings
@@ -116,6 +119,7 @@ async def read_run(config: Config) -> StatusReport:
                 no_signal=await no_signal(connection, run.run_id),
                 without_verdict=await without_verdict(connection, run.run_id),
                 open_batch=await open_batch(connection, run.run_id, run_config.queue.batch_groups),
+                failed_batches=await failed_batches(connection, run.run_id),
             )
     raise PenstockError(f"PostgreSQL has not answered within {PATIENCE_S:g} s")
 
@@ -202,7 +206,7 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
         typer.echo(f"NO SIGNAL: {run.no_signal}")
     if run.without_verdict:
         typer.echo(f"NO VERDICT: {run.without_verdict}")
-    for sentence in run.servers:
+    for sentence in [*run.failed_batches, *run.servers]:
         typer.echo(plain(sentence))
     for drainable in run.drains:
         typer.echo(drainable.sentence)

@@ -62,7 +62,7 @@ class BatchState(StrEnum):
     OPEN = "open"  # takes groups; each take moves the window
     CLOSED = "closed"  # complete; its digest is fixed
     COMMITTED = "committed"  # trained, checkpointed, version written
-    VOIDED = "voided"  # undone by a rewind
+    VOIDED = "voided"  # undone by a rewind, or quarantined
 
 
 class Entity(StrEnum):
@@ -118,7 +118,7 @@ class FilterReason(StrEnum):
     STAGE_OVER = "stage_over"  # neither the current stage nor a later stage takes such tasks
     WRONG_VERSION = "wrong_version"
     CANCELLED = "cancelled"
-    QUARANTINED = "quarantined"  # its batch produced a non-finite loss or gradient, or cannot be read
+    QUARANTINED = "quarantined"  # its batch produced a non-finite loss or gradient, cannot be read, or failed repeatedly
 
 
 class StepKind(StrEnum):
@@ -183,7 +183,9 @@ ROLLOUT_TERMINAL = frozenset({RolloutState.VERIFIED, RolloutState.LOST})
 
 BATCH_TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
     BatchState.OPEN: frozenset({BatchState.CLOSED, BatchState.VOIDED}),
-    BatchState.CLOSED: frozenset({BatchState.COMMITTED, BatchState.VOIDED}),
+    BatchState.CLOSED: frozenset(
+        {BatchState.CLOSED, BatchState.COMMITTED, BatchState.VOIDED}
+    ),  # closed again: training failed
     BatchState.COMMITTED: frozenset({BatchState.VOIDED}),
     BatchState.VOIDED: frozenset(),
 }

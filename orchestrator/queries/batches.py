@@ -20,6 +20,8 @@ from orchestrator.queries.tree import (
     prefix_tree,
 )
 
+NEWEST = 10
+"""Batches among which failed ones are named."""
 LARGEST_TREE = 8_000_000
 """Most stored tokens in a tree: some 64 MB of bytes and a second. For a larger batch, the tree covers its first groups."""
 
@@ -141,6 +143,14 @@ _VOIDED = text(
          FROM batches b JOIN transitions t ON t.kind = 'batch' AND t.entity_id = b.batch_id AND t.to_state = 'voided'
         WHERE b.run_id = :run AND b.batch_no = :batch AND b.state = 'voided' ORDER BY b.batch_id DESC LIMIT 10"""
 )
+_FAILED = text(
+    """SELECT b.batch_no, b.state, b.void_detail AS detail, f.times, f.reason,
+              ARRAY(SELECT group_id FROM batch_items i WHERE i.batch_id = b.batch_id ORDER BY pos) AS groups
+         FROM (SELECT * FROM batches WHERE run_id = :run ORDER BY batch_id DESC LIMIT :n) b
+         LEFT JOIN LATERAL (SELECT count(*) AS times, (array_agg(reason ORDER BY transition_id DESC))[1] AS reason FROM transitions
+                             WHERE kind = 'batch' AND entity_id = b.batch_id AND from_state = 'closed' AND to_state = 'closed') f ON true
+        WHERE b.void_detail IS NOT NULL OR (b.state = 'closed' AND f.times > 0) ORDER BY b.batch_id DESC"""
+)
 _LIST = text(
     f"""SELECT b.batch_no, b.state, {_SIZE} AS size,
               (SELECT count(*) FROM batch_items i WHERE i.batch_id = b.batch_id AND NOT i.voided) AS taken,
@@ -174,6 +184,20 @@ async def batch_list(
         _LIST, {"run": run_id, "before": 2**31 - 1 if before is None else before, "n": n}
     )
     return [from_row(BatchRow, row) for row in rows]
+
+
+async def failed_batches(connection: AsyncConnection, run_id: int) -> list[str]:
+    """A sentence for each of the newest batches that was quarantined, or is tried again after a failure; newest first."""
+    rows = await connection.execute(_FAILED, {"run": run_id, "n": NEWEST})
+    return [
+        f"batch {row.batch_no} (groups {', '.join(map(str, row.groups))}) "
+        + (
+            f"failed {'once' if row.times == 1 else f'{row.times} times'} and is tried again: {row.reason}"
+            if row.state == BatchState.CLOSED
+            else f"was quarantined: {row.detail}"
+        )
+        for row in rows
+    ]
 
 
 async def batch(connection: AsyncConnection, run_id: int, batch_no: int) -> Batch:

@@ -40,7 +40,7 @@ lost:
 """
 BATCHES = """
 open: closed voided
-closed: committed voided
+closed: closed committed voided
 committed: voided
 voided:
 """

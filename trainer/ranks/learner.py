@@ -30,6 +30,7 @@ from trainer.checkpoint import (
     parameter_names,
     write_checkpoint,
 )
+from trainer.failures import RankFailed, described, of_platform
 from trainer.files import CheckpointFiles, FileEntry
 from trainer.learner import Learner, Learners, open_published, optimizer_settings
 from trainer.loss.metrics import TrainStepMetrics
@@ -207,15 +208,32 @@ class LeadingLearner(SpreadLearner):
     ) -> list[dict[str, Any]]:
         """`Learner.train` on all ranks."""
         self._orders.give(Train())
-        with unbroken("while it trained"):
+        with self._together("while it trained", _AGREED[Train]):
             self._ranks.share(parts_to_bytes(parts))
             return super().train(parts, done)
 
     def save(self, root: Path, version: int, batch_no: int, digest: bytes) -> Checkpoint:
         """`Learner.save` on all ranks."""
         self._orders.give(Save(root=str(root), version=version, batch_no=batch_no, digest=digest.hex()))
-        with unbroken("while it saved"):
+        with self._together("while it saved", _AGREED[Save]):
             return super().save(root, version, batch_no, digest)
+
+    @contextmanager
+    def _together(self, when: str, agreed: tuple[type[Exception], ...]) -> Iterator[None]:
+        """Work of all ranks. Raises RankFailed for an error of one rank alone that may be the fault of the batch's content."""
+        try:
+            with unbroken(when):
+                yield
+        except RankLost as error:
+            if why := self._orders.failed():
+                raise RankFailed(why) from error
+            raise
+        except agreed:
+            raise
+        except Exception as error:
+            if of_platform(error):
+                raise
+            raise RankFailed(described(error)) from error
 
 
 class LeadingLearners(Learners):
@@ -236,6 +254,10 @@ class LeadingLearners(Learners):
             return LeadingLearner(
                 checkpoint, section=section, version=version, ranks=self._ranks, orders=self._orders
             )
+
+    def reported(self) -> str | None:
+        """`Learners.reported`."""
+        return self._orders.failed()
 
 
 def serve(ranks: Ranks, orders: Orders, section: TrainerSection) -> None:
@@ -260,6 +282,13 @@ def serve(ranks: Ranks, orders: Orders, section: TrainerSection) -> None:
                         learner.save(Path(root), version, batch_no, bytes.fromhex(digest))
             except _AGREED[type(order)] as error:  # rank 0 raises it too, and handles it
                 log.info("order.failed", order=type(order).__name__, detail=str(error))
+            except Exception as error:  # the other ranks wait in a collective
+                if not isinstance(order, Train | Save) or lost(error) or of_platform(error):
+                    raise
+                why = described(error)
+                orders.fail(f"rank {ranks.rank}: {why}")
+                log.error("rank.failed", reason=why, exc_info=error)
+                raise RankLost(sentence(why)) from error
 
 
 _AGREED: Mapping[type, tuple[type[Exception], ...]] = {

@@ -66,6 +66,19 @@ class Orders:
         self._store.set(f"order/{self._number}", msgspec.json.encode(order).decode())
         self._number += 1
 
+    def fail(self, why: str) -> None:
+        """Tell rank 0 why the present order failed on this rank. Nothing if rank 0 is gone."""
+        with suppress(dist.DistError):
+            self._store.set(f"failed/{self._number}", why)
+
+    def failed(self) -> str | None:
+        """Why the present order failed on another rank; None: none has reported one."""
+        key = f"failed/{self._number}"
+        try:
+            return self._store.get(key).decode() if self._store.check([key]) else None
+        except dist.DistError:
+            return None
+
     def next(self) -> Order:
         """Wait for the next order, without a limit. Raises RankLost if rank 0 is gone."""
         key = f"order/{self._number}"

@@ -8,6 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.states import ServerState
 from orchestrator.deploy.embedded.doctor import DoctorCheck
 from orchestrator.pool.heartbeats import own_code, present
+from orchestrator.queries.batches import failed_batches
 from orchestrator.queries.installation import reported_servers
 from orchestrator.settings.config import Config
 
@@ -60,6 +61,9 @@ async def checks(connection: AsyncConnection, run: int | None, config: Config) -
             f": {server.detail}" if server.detail else ""
         )
         found.append(DoctorCheck(name=f"rollout server {server.url}", ok=healthy, detail=detail, fix=fix))
+    for sentence in await failed_batches(connection, run):
+        fix = "ops/runbooks/training-halted.md"
+        found.append(DoctorCheck(name="batches", ok=False, detail=sentence, fix=fix))
     return found
 
 

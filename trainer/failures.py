@@ -1,0 +1,52 @@
+"""Which failures of training may be the fault of a batch's content, and how they are described.
+
+| raised | fault | the batch |
+|---|---|---|
+| BadBatch | its content | is quarantined at once |
+| PenstockError, errors of a disk or of Postgres, a lost rank, a GPU without memory | platform, configuration | is trained at the next start |
+| anything else, values that Postgres refuses | perhaps its content | is tried again, and quarantined after MOST_FAILURES |
+
+A GPU without memory is a matter of configuration: `trainer.pack_tokens` bounds a pass and changes no result, so no batch has to be lost.
+"""
+
+import torch
+from sqlalchemy.exc import DBAPIError, StatementError
+
+from orchestrator.contracts.errors import PenstockError
+from orchestrator.contracts.quote import cut
+from orchestrator.pool.transact import DRIVER_ERRORS, broken_client, of_content, sentence
+
+_LONGEST = 300
+
+
+class NoMemory(PenstockError):
+    """The GPU has no memory for a pass."""
+
+
+class RankFailed(PenstockError):
+    """Training failed on some rank alone, perhaps because of the batch's content. The ranks cannot go on together: they start again."""
+
+
+def of_platform(error: BaseException) -> bool:
+    """Whether something else than the batch's content is at fault for certain."""
+    if of_content(error) or broken_client(error):
+        return False
+    if isinstance(error, StatementError) and not isinstance(error, DBAPIError):
+        return False  # a value that the client cannot send
+    return isinstance(error, (PenstockError, torch.OutOfMemoryError, *DRIVER_ERRORS)) or not isinstance(
+        error, Exception
+    )
+
+
+def described(error: BaseException) -> str:
+    """The error in one line, for people."""
+    text = sentence(error) if isinstance(error, DBAPIError) else str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {cut(text, _LONGEST)}" if text else type(error).__name__
+
+
+def no_memory(batch_no: int) -> NoMemory:
+    """The sentence for people about a GPU without memory."""
+    return NoMemory(
+        f"the GPU has no memory left for batch {batch_no}: lower trainer.pack_tokens and trainer.pack_pairs, which change no result, or end "
+        "other programs on that GPU; then start the trainer again, and it trains the same batch"
+    )
