@@ -7,15 +7,19 @@ A server that already runs on the directory is adopted, and left running at the 
 `nats_spec` instead.
 """
 
+import json
 import signal
+import socket
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import anyio
+from anyio.abc import SocketAttribute
+from anyio.streams.buffered import BufferedByteReceiveStream
 from nats.errors import Error as NatsError
 
 from orchestrator.bus.client import NatsClient
-from orchestrator.bus.link import login_of
 from orchestrator.deploy.embedded.nats_server import (
     NEEDED_PAYLOAD,
     NatsHome,
@@ -24,9 +28,12 @@ from orchestrator.deploy.embedded.nats_server import (
     refuse_old,
 )
 from orchestrator.deploy.embedded.service import EmbeddedService
+from orchestrator.runtime.peer import peer_user
 from orchestrator.settings.timeouts import timeouts
 
 DEFAULT_PORT = 4222
+_LONGEST_INFO = 1 << 20
+_ENDED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.IncompleteRead, anyio.DelimiterNotFound)
 
 
 class EmbeddedNats(EmbeddedService[NatsHome]):
@@ -96,24 +103,29 @@ async def check_server(url: str, *, connect_timeout_s: int = 5, owner: int | Non
         await client.close()
 
 
-async def server_name(url: str) -> str:
-    """The name of the server at `url`; empty if it cannot be reached."""
-    client = NatsClient()
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The first line of a NATS server. `name`: empty if none can be read; `user`: who accepted the connection, None if not on this machine."""
+
+    name: str = ""
+    user: int | None = None
+
+
+async def announced(url: str) -> Announced:
+    """What the program at `url` says of itself. It gets no login: a server speaks first, and another program may have taken its port."""
+    parsed = urlsplit(url)
     try:
-        await client.connect(
-            url,
-            **login_of(url),
-            allow_reconnect=False,
-            max_reconnect_attempts=1,
-            reconnect_time_wait=0,
-            connect_timeout=timeouts().bus_connect_s,
-            error_cb=_quiet,
-        )
-        return str(client._server_info.get("server_name", ""))
-    except (OSError, ValueError, NatsError):
-        return ""
-    finally:
-        await client.close()
+        with anyio.fail_after(timeouts().bus_connect_s):
+            async with await anyio.connect_tcp(parsed.hostname or "", parsed.port or DEFAULT_PORT) as stream:
+                line = await BufferedByteReceiveStream(stream).receive_until(b"\r\n", _LONGEST_INFO)
+                own = stream.extra(SocketAttribute.raw_socket)
+                user = (
+                    peer_user(own.getsockname(), own.getpeername()) if own.family == socket.AF_INET else None
+                )
+        name = json.loads(line.removeprefix(b"INFO ")).get("server_name", "")
+    except (OSError, TimeoutError, ValueError, AttributeError, RecursionError, *_ENDED):
+        return Announced()
+    return Announced(name if isinstance(name, str) else "", user)
 
 
 async def _quiet(_: Exception) -> None:

@@ -4,6 +4,8 @@
 the first run, and lose its services when that run stops.
 """
 
+import os
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,12 +16,15 @@ import asyncpg
 from orchestrator.bus.link import places_of, urls_of
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.deploy.embedded.layout import RunLayout
-from orchestrator.deploy.embedded.nats import server_name
+from orchestrator.deploy.embedded.nats import announced
 from orchestrator.deploy.embedded.nats_server import MARK, find_nats
 from orchestrator.deploy.embedded.own_urls import embedded_nats, embedded_postgres
 from orchestrator.pool.address import address_of, place_of
 from orchestrator.runtime.environment import named
 from orchestrator.settings.timeouts import timeouts
+
+_EMBEDDED = re.compile(r"nats://[A-Za-z0-9_-]{32}@127\.0\.0\.1:[0-9]+")
+"""The URL of an embedded server, as `penstock env` prints it."""
 
 
 class Source(StrEnum):
@@ -131,7 +136,16 @@ def _of_a_run(pgdata: Path) -> Path | None:
 
 
 async def _of_nats(url: str) -> Path | None:
-    name = await server_name(urls_of(url)[0])
+    """The data directory of an embedded server. None: it is not one. Raises ServiceError if the URL has the form of one and another program may
+    get its login."""
+    found = await announced(urls_of(url)[0])
+    if _EMBEDDED.fullmatch(url) and found.user not in (0, os.getuid()):
+        problem = "nothing answers" if found.user is None else f"a program of user {found.user} answers"
+        raise ServiceError(
+            f"NATS_URL in the environment has the login of an embedded NATS, and {problem} at {places_of(url)}, so the login is not sent: "
+            "`unset DATABASE_URL NATS_URL`, and this run starts its own; to use that server, name it in services.nats_url"
+        )
+    name = found.name
     directory = Path(unquote(name.removeprefix(MARK)))
     return (
         directory if name.startswith(MARK) and directory.parts[-3:] == (".penstock", "data", "nats") else None

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.bus.address_file import url_of_file
 from orchestrator.bus.base import BusUnavailable, Outgoing
 from orchestrator.bus.nats import NatsBus
+from orchestrator.contracts.errors import ServiceError
 from orchestrator.deploy.embedded.held_socket import hold
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.deploy.embedded.nats_server import prepare_nats, recorded_nats_url
@@ -35,6 +36,8 @@ from orchestrator.deploy.embedded.process_spec import ProcessSpec, ProcessState,
 from orchestrator.deploy.embedded.service_specs import nats_spec, postgres_spec
 from orchestrator.deploy.embedded.supervisor import Supervisor
 from orchestrator.deploy.held_ports import check_not_taken
+from orchestrator.deploy.home import Home, write_template
+from orchestrator.deploy.stack import up
 from orchestrator.gateway.servers.client import RolloutServerClient, RolloutServerUnreachable
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.transact import transact
@@ -101,6 +104,27 @@ async def test_the_login_of_nats_is_sent_to_no_program_of_another_user(tmp_path:
             async with NatsBus.connect(file.read_text().strip(), patience_s=5.0):
                 pass
         assert b"the-token" in squatter.received
+
+
+@as_root
+async def test_the_login_of_another_runs_nats_in_the_environment_is_sent_to_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, other = RunLayout(tmp_path / "first" / ".penstock"), tmp_path / "other"
+    first.nats.mkdir(parents=True)
+    home = prepare_nats(first.nats)
+    write_template(other, "test", "")
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.setenv("NATS_URL", home.url)  # as eval "$(penstock env -c first)" leaves it
+    with pytest.raises(ServiceError, match="and nothing answers at"):
+        await up(Home.at(other), only=("orchestrator",))
+    lying = NATS.replace(b'"server_id"', b'"server_name":"another","server_id"')
+    with squatting(tmp_path, home.port, greeting=lying) as squatter:
+        await squatter.until_listening()
+        with pytest.raises(ServiceError, match=f"a program of user {USER} answers .* the login is not sent"):
+            await up(Home.at(other), only=("orchestrator",))
+        await eventually(lambda: squatter.connections >= 1)
+        assert squatter.received == b""
 
 
 @as_root
