@@ -10,7 +10,8 @@ from pathlib import Path
 
 import anyio
 import msgspec
-from scaffolds.find import file_of, is_path, known
+from scaffolds.find import file_of, known
+from scaffolds.reference import split_path
 
 from orchestrator.blobs.send import Progress, send_blobs
 from orchestrator.bus import subjects
@@ -104,8 +105,8 @@ def offered_scaffold(scaffold: str, shares: Mapping[str, float], file: Path) -> 
     Raises ArgumentError if it knows none.
     """
     known_here = dict.fromkeys((*known(), *shares))
-    found = [scaffold]
-    if is_path(scaffold):
+    found, place = [scaffold], split_path(scaffold)
+    if place is not None:
         found += [str(Path(scaffold).resolve()), str((file.parent / scaffold).resolve())]
     by_file = {file_of(name): name for name in known_here}
     for name in found:
@@ -113,8 +114,7 @@ def offered_scaffold(scaffold: str, shares: Mapping[str, float], file: Path) -> 
             return name
         if file_of(name) in by_file:
             return by_file[file_of(name)]
-    location = Path(scaffold.rpartition(":")[0] if ".py:" in scaffold else scaffold)
-    if is_path(scaffold) and location.exists():
+    if place is not None and Path(place[0]).exists():
         raise ArgumentError(
             "scaffold",
             f"{scaffold}: the run does not have it; add {json.dumps(str(Path(scaffold).resolve()))} = 0.0"

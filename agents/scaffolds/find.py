@@ -15,6 +15,7 @@ from typing import Any
 
 from scaffolds.base import Scaffold
 from scaffolds.declare import ATTRIBUTE, source_sha
+from scaffolds.reference import is_path, split_path
 from scaffolds.scaffold_toml import TOML, from_toml
 
 GROUP = "penstock.scaffolds"
@@ -22,11 +23,9 @@ GROUP = "penstock.scaffolds"
 
 def find(name: str) -> Scaffold:
     """The scaffold with the name or path `name`. ValueError, one sentence, lists the known ones."""
-    if name.endswith(".toml") or ("/" in name and ".py" not in name):
-        return _at(Path(name))
-    file, _, attribute = name.partition(":")
-    if file.endswith(".py"):
-        return _in_file(Path(file), attribute)
+    if (place := split_path(name)) is not None:
+        path, attribute = place
+        return _in_file(Path(path), attribute) if path.endswith(".py") else _at(Path(path))
     if ":" in name:
         module, _, attribute = name.partition(":")
         try:
@@ -62,11 +61,6 @@ def file_of(name: str) -> str:
         return name
     found = [path / TOML] if (path / TOML).exists() else sorted(path.glob("*.py"))
     return str(found[0]) if len(found) == 1 else name
-
-
-def is_path(name: str) -> bool:
-    """Whether `name` is a path to a scaffold instead of a registered name."""
-    return "/" in name or name.endswith((".toml", ".py"))
 
 
 def _in_file(path: Path, attribute: str) -> Scaffold:

@@ -23,7 +23,8 @@ penstock config --explain queue trainer.lr -c runs/first
 
 - **Scope `run`**: the run keeps the value that it began with. Another value in the file is ignored, and `penstock up` names the key.
 - **Scope `process`**: every process reads the value from the file at its start.
-- A path in the file is relative to the file's directory; a path in `--set` is relative to the working directory.
+- A path in the file is relative to the file's directory; a path in `--set` is relative to the working directory. Scaffolds (`agent.py:Mine`) and
+  programs with a slash are paths.
 - The file is UTF-8. A byte order mark and line ends of Windows do no harm; another encoding is refused by its name.
 - `NAME` stands for a name of your own. Durations are seconds. A key that the file does not know is refused.
 """

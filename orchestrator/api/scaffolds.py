@@ -7,7 +7,8 @@ from pathlib import Path
 import tomlkit
 from scaffolds.base import ScaffoldKind
 from scaffolds.declare import ATTRIBUTE
-from scaffolds.find import find, is_path
+from scaffolds.find import find
+from scaffolds.reference import is_path
 
 from orchestrator.api.arguments import place
 from orchestrator.contracts.errors import ArgumentError, ConfigurationError
@@ -37,7 +38,7 @@ def reference(scaffold: ScaffoldLike) -> str:
         return str(scaffold.resolve())
     if not isinstance(scaffold, str):
         raise ArgumentError("scaffold", f"must be a name, a path or a class, not {quoted(scaffold)}")
-    return str(Path(scaffold).resolve()) if is_path(scaffold) or ".py:" in scaffold else scaffold
+    return str(Path(scaffold).resolve()) if is_path(scaffold) else scaffold
 
 
 def checked(scaffold: ScaffoldLike) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 from scaffolds.base import ScaffoldKind
 from scaffolds.controls import CONTROLS
-from scaffolds.find import find, is_path
+from scaffolds.find import find
+from scaffolds.reference import is_path, split_path
 from tokenizers import Tokenizer
 
 from orchestrator.contracts.choices import SignalSource
@@ -73,7 +74,7 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
         if scaffold in CONTROLS and config.rollout.scaffolds[scaffold] > 0:
             raise never_trains(scaffold)
     for scaffold in config.rollout.context:
-        if scaffold not in known_scaffolds:
+        if scaffold not in known_scaffolds and not is_path(scaffold):
             raise ConfigurationError(
                 f"rollout.context: unknown scaffold {quoted(scaffold)}; known: {', '.join(known_scaffolds) or 'none'}"
             )
@@ -186,9 +187,12 @@ def missing(config: Config) -> list[str]:
         found.append(
             f"policy.directory: directory {Path(directory).parent}, the parent of {directory}, does not exist"
         )
-    for name in (*config.rollout.scaffolds, *config.rollout.context):
-        if is_path(name) and not os.path.exists(name.rpartition(":")[0] if ".py:" in name else name):
-            found.append(f"rollout.scaffolds: {name} does not exist")
+    for key, scaffolds in (("scaffolds", config.rollout.scaffolds), ("context", config.rollout.context)):
+        found += [
+            f"rollout.{key}: {name} does not exist"
+            for name in scaffolds
+            if (place := split_path(name)) is not None and not os.path.exists(place[0])
+        ]
     programs = {"servers.command": config.servers.command[:1]}
     if config.sandbox.provider == "container":
         programs["sandbox.container.engine"] = [config.sandbox.container.engine]

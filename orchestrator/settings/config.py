@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, ValidationError, computed_field, model_validator
+from scaffolds.reference import is_path
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
@@ -310,6 +311,7 @@ PATHS: Final = (
     "sandbox.images.directory",
     "sandbox.kubernetes.token_file",
     "sandbox.kubernetes.ca_file",
+    "tasks.cache_dir",
 )
 """The keys that hold a path. In a file they are relative to that file; in `--set` to the working directory."""
 
@@ -362,12 +364,18 @@ def _resolve_paths(raw: dict[str, Any], directory: Path) -> None:
         table, name = _table(raw, *key.split(".")[:-1]), key.rpartition(".")[2]
         if name in table:
             table[name] = resolved(table[name])
+    # A program is a path if it has a slash, as for a shell.
+    container, servers = _table(raw, "sandbox", "container"), _table(raw, "servers")
+    if "/" in str(engine := container.get("engine")):
+        container["engine"] = resolved(engine)
+    if isinstance(command := servers.get("command"), list) and command and "/" in str(command[0]):
+        servers["command"] = [resolved(command[0]), *command[1:]]
     build_files = _table(raw, "sandbox", "images", "build_files")
     build_files.update({name: resolved(path) for name, path in build_files.items()})
     for name in ("scaffolds", "context"):
         found = _table(raw, "rollout", name)
         by_path = {
-            str((directory / key).resolve()) if "/" in key else key: value for key, value in found.items()
+            str((directory / key).resolve()) if is_path(key) else key: value for key, value in found.items()
         }
         found.clear()
         found.update(by_path)

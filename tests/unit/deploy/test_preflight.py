@@ -5,6 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from scaffolds.find import find
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -22,8 +23,9 @@ from orchestrator.deploy.preflight import (
     sandbox_shortages,
 )
 from orchestrator.deploy.stack import up
-from orchestrator.settings.config import FILE, Config
+from orchestrator.settings.config import FILE, Config, load
 
+EXAMPLES = Path(__file__).parents[3] / "agents/scaffolds/examples"
 KNOWN = ("mini-swe-agent", "oracle", "shell")
 
 
@@ -86,6 +88,39 @@ def test_a_scaffold_that_cannot_be_loaded_is_named_before_it_fails_every_attempt
     broken = Config.model_validate({"rollout": {"scaffolds": {"no_such_module:Mine": 1}}})
     with pytest.raises(ConfigurationError, match="'no_such_module:Mine' cannot be loaded"):
         check_scaffolds(broken)
+
+
+@pytest.mark.parametrize("name", ["agent.py", "agent.py:Agent", "scaffold.toml", "./", "agent.py:Other"])
+def test_a_scaffold_next_to_the_file_is_loaded_from_any_directory(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory has a file of the same name, which is another one."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for directory, title in ((run, "right"), (elsewhere, "wrong")):
+        directory.mkdir()
+        for file in ("white_box.py", "scaffold.toml"):
+            text = (EXAMPLES / file).read_text().replace("example-agent", title)
+            (directory / file.replace("white_box", "agent")).write_text(text)
+    (run / FILE).write_text(f'[rollout]\nscaffolds = {{ "{name}" = 1.0 }}\n')
+    monkeypatch.chdir(elsewhere)
+    config = load(run / FILE)
+    check_config(config, KNOWN)
+    (found,) = config.rollout.scaffolds
+    assert not [each for each in missing(config) if each.startswith("rollout.")]
+    if name.endswith("Other"):
+        with pytest.raises(ConfigurationError, match=r"cannot be loaded .* is not declared as a scaffold"):
+            check_scaffolds(config)
+        return
+    check_scaffolds(config)
+    assert find(found).manifest.name == "right"
+
+
+@pytest.mark.parametrize("key", ["scaffolds", "context"])
+def test_a_scaffold_whose_file_is_missing_is_named_by_its_key(key: str, tmp_path: Path) -> None:
+    value = {"policy": "sliding_window"} if key == "context" else 1.0
+    config = Config.model_validate({"rollout": {key: {f"{tmp_path}/agent.py:Mine": value}}})
+    check_config(config, KNOWN)
+    assert f"rollout.{key}: {tmp_path}/agent.py:Mine does not exist" in missing(config)
 
 
 def test_context_management_for_a_black_box_is_refused_with_the_table_to_remove() -> None:

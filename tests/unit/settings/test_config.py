@@ -311,12 +311,37 @@ def test_a_command_of_rollout_servers_that_does_not_receive_its_port_is_refused(
     assert "servers.command must say where to listen: use {port}" in sentence
 
 
-def test_a_relative_scaffold_path_is_relative_to_the_configuration(tmp_path: Path) -> None:
-    (tmp_path / "penstock.toml").write_text(
-        '[rollout]\nscaffolds = { "./mine" = 0.5, "/else/where.py:A" = 0, shell = 0.5 }\n'
-    )
-    found = load(tmp_path / "penstock.toml").rollout.scaffolds
-    assert list(found) == [str(tmp_path.resolve() / "mine"), "/else/where.py:A", "shell"]
+@pytest.mark.parametrize("key", ["scaffolds", "context"])
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("./mine", "mine"),
+        ("agent.py", "agent.py"),
+        ("agent.py:Mine", "agent.py:Mine"),
+        ("scaffold.toml", "scaffold.toml"),
+        ("../a:b/agent.py:Mine", "../a:b/agent.py:Mine"),
+        ("x.py/agent", "x.py/agent"),
+        ("/else/where.py:A", "/else/where.py:A"),
+        ("shell", None),
+        ("mine.agents:Mine", None),
+    ],
+)
+def test_a_scaffold_that_is_named_by_a_path_is_relative_to_the_configuration(
+    name: str, path: str | None, key: str, tmp_path: Path
+) -> None:
+    value = '{ policy = "sliding_window" }' if key == "context" else "1.0"
+    (file := tmp_path / "penstock.toml").write_text(f'[rollout]\n{key} = {{ "{name}" = {value} }}\n')
+    expected = name if path is None else str((tmp_path / path).resolve())
+    assert list(getattr(load(file).rollout, key)) == [expected]
+
+
+def test_a_program_with_a_slash_is_relative_to_the_configuration(tmp_path: Path) -> None:
+    text = '[servers]\ncommand = ["./serve", "{port}", "./x"]\n[sandbox.container]\nengine = "bin/podman"\n'
+    config = load(written(tmp_path, text))
+    assert config.servers.command == [str(tmp_path / "serve"), "{port}", "./x"]
+    assert config.sandbox.container.engine == str(tmp_path / "bin/podman")
+    plain = load(written(tmp_path, '[servers]\ncommand = ["serve", "{port}"]\n'))
+    assert (plain.servers.command[0], plain.sandbox.container.engine) == ("serve", "podman")
 
 
 def test_a_rate_of_the_experts_bias_means_balance_and_balance_has_a_rate() -> None:
@@ -477,6 +502,6 @@ def test_every_key_that_holds_a_path_is_resolved() -> None:
     named_like_paths = {
         key.name
         for key in all_keys()
-        if key.name.rpartition(".")[2] in ("model", "directory") or key.name.endswith("_file")
+        if key.name.rpartition(".")[2] in ("model", "directory") or key.name.endswith(("_file", "_dir"))
     }
     assert named_like_paths == set(PATHS)
