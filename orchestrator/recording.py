@@ -24,6 +24,7 @@ from orchestrator.bus.feed import in_background
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.events import TaskSubmitted
+from orchestrator.contracts.languages import toml_text
 from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.contracts.states import Purpose, SubmissionStatus
 from orchestrator.deploy.home import Home
@@ -160,12 +161,12 @@ async def connected(home: Home) -> AsyncIterator[Studio]:
         yield Studio(run=run.name, run_id=run.run_id, bus=bus, engine=engine)
 
 
-STACK = """\
+_STACK = """\
 [run]
 name = "demonstrations"
 
 [policy]
-model = "{model}"
+model = {model}
 
 [stage]
 max_turns = 4
@@ -182,12 +183,22 @@ completion_s = 300
 tool_timeout_s = 60
 
 [sandbox]
-provider = "{sandbox}"
+provider = {sandbox}
 memory_mb = 512
 processes = 64
 cpu_s = 60
 disk_mb = 64
 """
+
+
+def stack_configuration(model: Path, *, slots: int, verify_slots: int, sandbox: str) -> str:
+    """The text of penstock.toml of a stack that records."""
+    return _STACK.format(
+        model=toml_text(str(model.resolve())),
+        slots=slots,
+        verify_slots=verify_slots,
+        sandbox=toml_text(sandbox),
+    )
 
 
 async def with_own_stack(
@@ -201,10 +212,8 @@ async def with_own_stack(
     with tempfile.TemporaryDirectory(prefix="penstock-record-") as name:
         directory = Path(name)
         directory.chmod(0o755)  # PostgreSQL may run as a different user
-        (directory / FILE).write_text(
-            STACK.format(model=model.resolve(), slots=slots, verify_slots=verify_slots, sandbox=sandbox),
-            encoding="utf-8",
-        )
+        configuration = stack_configuration(model, slots=slots, verify_slots=verify_slots, sandbox=sandbox)
+        (directory / FILE).write_text(configuration, encoding="utf-8")
         home = Home.at(directory)
         ready = anyio.Event()
         async with anyio.create_task_group() as tasks:

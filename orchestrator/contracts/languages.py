@@ -41,11 +41,19 @@ def here_document(text: str) -> str:
 
 
 def systemd_value(text: str) -> str:
-    """The whole value of a setting that is one text or one path. ValueError for a line break.
+    """The whole value of a setting that is one text or one path. ValueError for a line break, and for an end that systemd does not read as text.
 
     >>> print(systemd_value("/srv/50%"))
     /srv/50%%
     """
+    if text != text.strip(" ") or text.endswith("\\"):
+        raise ValueError(
+            f"{quoted(text)} cannot be written into a unit of systemd: remove the blank or the backslash at its end"
+        )
+    return _of_unit(text)
+
+
+def _of_unit(text: str) -> str:
     if any(ord(letter) < 32 for letter in text):
         raise ValueError(
             f"{quoted(text)} cannot be written into a unit of systemd: remove its control characters"
@@ -59,7 +67,7 @@ def systemd_word(text: str) -> str:
     >>> print(systemd_word("A=b"), systemd_word('A=a "b"'))
     A=b "A=a \\"b\\""
     """
-    value = systemd_value(text)
+    value = _of_unit(text)
     if value and not any(letter in " ;'\"\\" for letter in value):
         return value
     for special in '\\"':
@@ -76,6 +84,23 @@ def systemd_argument(text: str) -> str:
     return systemd_word(text.replace("$", "$$"))
 
 
+def sbatch_value(text: str) -> str:
+    """The value of an option in an `#SBATCH` line. sbatch expands no variables there. ValueError for a line break.
+
+    >>> print(sbatch_value("rl"), sbatch_value('rl "team" #1'))
+    rl "rl \\"team\\" #1"
+    """
+    if any(ord(letter) < 32 for letter in text):
+        raise ValueError(
+            f"{quoted(text)} cannot be written into an #SBATCH line: remove its control characters"
+        )
+    if text and all((letter.isascii() and letter.isalnum()) or letter in _PLAIN for letter in text):
+        return text
+    for special in '\\"':
+        text = text.replace(special, f"\\{special}")
+    return f'"{text}"'
+
+
 def without_interpolation(value: Value) -> Value:
     """A document whose texts Compose and Kubernetes take literally: both expand variables after one `$`. Variables of our own are expanded.
 
@@ -90,6 +115,24 @@ def without_interpolation(value: Value) -> Value:
     elif isinstance(value, list):
         found = [without_interpolation(each) for each in value]
     return found  # type: ignore[return-value]
+
+
+def toml_text(text: str) -> str:
+    """A basic string of TOML.
+
+    >>> print(toml_text('a "b"'))
+    "a \\"b\\""
+    """
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def url_host(host: str) -> str:
+    """A host in a URL with a port.
+
+    >>> print(url_host("127.0.0.1"), url_host("::1"))
+    127.0.0.1 [::1]
+    """
+    return f"[{host}]" if ":" in host else host
 
 
 def json_text(text: str) -> str:
@@ -121,6 +164,15 @@ def sql_text(text: str) -> str:
     'it''s'
     """
     return "'" + text.replace("'", "''") + "'"
+
+
+def postgres_setting(text: str) -> str:
+    """The value of a setting in postgresql.conf.
+
+    >>> print(postgres_setting("/srv/it's"))
+    '/srv/it''s'
+    """
+    return sql_text(text.replace("\\", "\\\\"))
 
 
 def like(text: str) -> str:

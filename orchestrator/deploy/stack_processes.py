@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
+from orchestrator.contracts.languages import url_host
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.embedded.held_socket import HeldSocket
 from orchestrator.deploy.embedded.ports import free_port
@@ -86,7 +87,7 @@ class StackProcesses:
 
     def _runner(self, port: int) -> ProcessSpec:
         """`port`: the gateway's."""
-        url = self.route("runner", "gateway", f"http://{self.config.gateway.host}:{port}")
+        url = self.route("runner", "gateway", f"http://{url_host(self.config.gateway.host)}:{port}")
         socket = self.route("runner", "gateway-socket", str(self.home.gateway_socket))
         options = ("--gateway", url, "--gateway-socket", socket)
         return replace(

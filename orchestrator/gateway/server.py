@@ -30,6 +30,7 @@ from orchestrator.bus.courier import Courier, Unsendable
 from orchestrator.bus.journal import Journal, JournalEntry
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ServiceError
+from orchestrator.contracts.languages import url_host
 from orchestrator.contracts.states import Purpose
 from orchestrator.gateway.completions.message_size import carried_tokens, longest_body, routes_limit
 from orchestrator.gateway.completions.record import Recorder
@@ -373,8 +374,7 @@ async def _listen(
     await _serve(stack, _app(sandbox.routes(), limit), *for_sandboxes)
     tcp = listen_tcp(settings.host, settings.port, preferred=_last_port(settings.url_file))
     port = tcp.getsockname()[1]
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    admin.url = f"http://{host}:{port}"
+    admin.url = f"http://{url_host(settings.host)}:{port}"
     await _serve(stack, _app([*sandbox.routes(), *admin.routes()], limit), tcp)
     if settings.url_file is not None:
         _write_atomically(settings.url_file, admin.url + "\n")

@@ -11,6 +11,7 @@ import anyio
 from aiohttp import web
 
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
+from orchestrator.contracts.languages import url_host
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.runtime.gc_tuning import keep_loaded
 from orchestrator.runtime.inherited import inherited
@@ -72,8 +73,7 @@ async def serve(settings: WebSettings) -> None:
         try:
             listener = listen(settings.host, settings.port, preferred=last_port(settings.url_file))
             await web.SockSite(runner, listener).start()
-            host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            address = f"http://{host}:{listener.getsockname()[1]}"
+            address = f"http://{url_host(settings.host)}:{listener.getsockname()[1]}"
             write_private(settings.url_file, f"{address}/?token={keys.token}\n")
             log.info("web.listening", url=address, run=site.run)
             if settings.announce is not None:

@@ -49,8 +49,10 @@ class Mount:
     @property
     def option(self) -> str:
         for path in (str(self.source), self.target):
-            if "," in path or '"' in path:
-                raise ValueError(f"container engines cannot bind {path!r}: rename it without comma and quote")
+            if any(letter in ',"\r\n' for letter in path):
+                raise ValueError(
+                    f"container engines cannot bind {path!r}: rename it without comma, quote and line break"
+                )
         return f"type=bind,source={self.source},target={self.target}" + ("" if self.writable else ",readonly")
 
 

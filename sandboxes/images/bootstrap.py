@@ -25,6 +25,8 @@ SUITES: Final = {
     "ubuntu": {"20.04": "focal", "22.04": "jammy", "24.04": "noble"},
 }
 MIRRORS: Final = {"debian": "http://deb.debian.org/debian", "ubuntu": "http://archive.ubuntu.com/ubuntu"}
+_MIRROR = re.compile(r"[a-z]+:[!-~]+")
+"""The line of apt's sources begins with it, and has no quoting for a blank."""
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9+.:~_-]*")
 # No device can be made in a user namespace: those of the cage are shown in their place, and the image keeps none.
 _MKNOD: Final = """#!/bin/sh
@@ -74,6 +76,10 @@ async def bootstrap(
     check_name(name or base)
     if wrong := [word for word in include if not _WORD.fullmatch(word)]:
         raise ImageRefused(f"{wrong[0]!r} cannot be the name of a package")
+    if mirror and not _MIRROR.fullmatch(mirror):
+        raise ImageRefused(
+            f"{mirror!r} is not the URL of a mirror: write it as apt reads it, {MIRRORS[distribution]}"
+        )
     if problems := caged.missing("debootstrap"):
         raise SandboxError(f"no image can be bootstrapped on this machine: {' '.join(problems)}")
     with store.place() as place:

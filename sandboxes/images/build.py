@@ -67,7 +67,7 @@ for base in /bases/*/; do
   id=$(buildah pull -q "oci:${base%/}:image")
   buildah tag "$id" "localhost/penstock-base:$(basename "$base")"
 done
-set -- ; while read -r word; do set -- "$@" "$word"; done </penstock-options
+set -- ; while IFS= read -r word; do set -- "$@" "$word"; done </penstock-options
 buildah build --format oci --layers --pull=never --network host --cap-drop CAP_SYS_CHROOT,CAP_MKNOD "$@" \
   --volume "/penstock-files:$FILES:ro" --tag "$TAG" --file /penstock-recipe /context
 buildah push -q --disable-compression "$TAG" oci:/out/image

@@ -30,7 +30,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import ensure_run
 from orchestrator.queries.submitted import RecordingProgress
-from orchestrator.recording import STACK, Studio
+from orchestrator.recording import Studio, stack_configuration
 from orchestrator.tasks.suite.record import demonstrations
 from tests.e2e.stack_rig import REPOSITORY, START_S, Stack, place, until
 from tests.integration.pool.test_migrations import NEXT, contracting
@@ -145,7 +145,7 @@ class World:
 
 @pytest.fixture
 async def world(stack: Stack, model: Path, database_url: str, tmp_path: Path) -> AsyncIterator[World]:
-    config = STACK.format(model=model, slots=4, verify_slots=2, sandbox="bubblewrap")
+    config = stack_configuration(model, slots=4, verify_slots=2, sandbox="bubblewrap")
     (stack.directory / "penstock.toml").write_text(config)
     async with EmbeddedNats(tmp_path / "nats") as nats:
         yield World(stack, {"DATABASE_URL": database_url, "NATS_URL": nats.url})

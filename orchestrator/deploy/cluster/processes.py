@@ -3,12 +3,14 @@
 This module knows no target. A target describes in `Links` and `Where` by which names processes find each other and where files are.
 """
 
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from orchestrator.bus import subjects
+from orchestrator.contracts.languages import toml_text
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.topology import SecretKey, ServerEngine, ServerPool, Topology
@@ -172,6 +174,17 @@ def wait(where: Where, *, run: bool) -> list[str]:
     return [f"{where.programs}penstock", "cluster", "wait", "-c", where.home, *(["--run"] if run else [])]
 
 
+def _set(key: str, text: str) -> str:
+    """A text for `--set`, which reads TOML, and else takes the words as they are: bare where that gives the text, else in quotes."""
+    try:
+        tomllib.loads(f"{key} = {text}")
+    except tomllib.TOMLDecodeError:
+        bare = text == text.strip()
+    else:
+        bare = False
+    return f"{key}={text if bare else toml_text(text)}"
+
+
 def _penstock(what: str, where: Where, *settings: str) -> list[str]:
     set_options = [part for setting in settings for part in ("--set", setting)]
     return [f"{where.programs}penstock", what, "-c", where.home, *set_options]
@@ -187,23 +200,23 @@ def _orchestrator(topology: Topology, process: PlacedProcess, where: Where) -> l
 
 def _gateway(topology: Topology, process: PlacedProcess, where: Where) -> list[str]:
     settings = (
-        f"gateway.host={where.address}",
+        _set("gateway.host", where.address),
         f"gateway.port={process.ports['http']}",
         f"gateway.sandbox_port={process.ports['sandboxes']}",
         _admin(topology, where),
         _metrics(process.name, process),
     )
     key = topology.secrets.server_key
-    of_servers = () if key is None else (f"servers.key_file={where.secret(key)}",)
+    of_servers = () if key is None else (_set("servers.key_file", where.secret(key)),)
     return [*_penstock("gateway", where, *settings, *of_servers), "--name", process.name]
 
 
 def _admin(topology: Topology, where: Where) -> str:
-    return f"gateway.secret_file={where.secret(topology.secrets.gateway_admin)}"
+    return _set("gateway.secret_file", where.secret(topology.secrets.gateway_admin))
 
 
 def _provider(provider: str) -> tuple[str, ...]:
-    return (f"sandbox.provider={provider}",) if provider else ()
+    return (_set("sandbox.provider", provider),) if provider else ()
 
 
 def _runner(topology: Topology, process: PlacedProcess, where: Where) -> list[str]:

@@ -94,6 +94,19 @@ def _marked(node: Any, key: str = "") -> Iterator[str]:
         yield key
 
 
+def _controls(node: Any, key: str = "") -> Iterator[str]:
+    """Keys whose text has a line break or another control character. Texts for other programs, [config] and options, may have them."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if not (key == "" and name == "config") and name != "options":
+                yield from _controls(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from _controls(value, f"{key}[{number}]")
+    elif isinstance(node, str) and any(ord(letter) < 32 or ord(letter) == 127 for letter in node):
+        yield key
+
+
 def _keyed(raw: dict[str, Any]) -> Iterator[str]:
     """Options of rollout servers that take a secret."""
     pools = raw.get("servers")
@@ -115,6 +128,9 @@ def read(raw: dict[str, Any], source: str = "topology") -> Topology:
     found_problems += [
         f"{quoted(key)} has the character U+{ord(VARIABLE):04X} or U+{ord(SPECIFIER):04X} of the private use area: take it out"
         for key in dict.fromkeys(_marked(raw))
+    ]
+    found_problems += [
+        f"{key} has a line break or another control character: take it out" for key in _controls(raw)
     ]
     found_problems += _keyed(raw)
     for owned, by in OWNED.items():

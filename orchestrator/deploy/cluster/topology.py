@@ -21,6 +21,7 @@ Amount = Annotated[float, Field(gt=0)]
 
 _RANGE = re.compile(r"(?P<before>[^\[\]]*)\[(?P<first>[0-9]+)-(?P<last>[0-9]+)\](?P<after>.*)")
 _HOST = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_ADDRESS = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?)?")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
@@ -53,6 +54,13 @@ def _label(name: str) -> str:
             f"{quoted(name)} names objects of a cluster: write 1 to 40 of a-z, 0-9 and '-', letters at both ends"
         )
     return name
+
+
+def _address(address: str) -> str:
+    """It stands in URLs, in shell lines and in the configuration of NATS."""
+    if not _ADDRESS.fullmatch(address):
+        raise ValueError(f"{quoted(address)} is not an address: write a host name or an IPv4 address")
+    return address
 
 
 def _image(image: str) -> str:
@@ -158,7 +166,7 @@ class Host(Section):
     """A machine, or a range of equal ones. `address`: its address for others; empty: its name."""
 
     name: str
-    address: str = ""
+    address: Annotated[str, AfterValidator(_address)] = ""
     gpus: Count = 0
     cpus: Amount = 8.0
     memory_gb: Amount = 32.0

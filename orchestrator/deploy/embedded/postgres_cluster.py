@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from orchestrator.contracts.languages import postgres_setting
 from orchestrator.deploy.embedded.identity import ProcessId, write_atomically
 from orchestrator.deploy.embedded.layout import MAX_SOCKET_PATH
 from orchestrator.deploy.embedded.ports import LOOPBACK, free_port, is_free
@@ -148,10 +149,10 @@ class PostgresCluster:
             **self.settings,
             "listen_addresses": LOOPBACK if free else "",
             "port": str(self.port),
-            "unix_socket_directories": str(self.sockets),
+            "unix_socket_directories": f'"{self.sockets}"',  # a list
             "cluster_name": self.name,
         }
-        lines = "".join(f"{key} = '{value}'\n" for key, value in settings.items())
+        lines = "".join(f"{key} = {postgres_setting(value)}\n" for key, value in settings.items())
         self._configure("postgresql.conf", "# Written at every start; changes here are lost.\n" + lines)
         self._configure("pg_hba.conf", _HBA)
         return None if free else f"only on its Unix socket: another program listens on its port {self.port}"
@@ -298,17 +299,22 @@ def _endpoint(path: Path, pgdata: Path, port: int | None) -> _Endpoint:
 
 
 def _socket_directory(home: Path) -> Path:
-    """`<home>/sockets`, or, if that is too long for a Unix socket, a directory under the temporary directory. Its random name
+    """`<home>/sockets`, or, if no Unix socket of PostgreSQL can be there, a directory under the temporary directory. Its random name
     cannot be taken by another user first. Only the server's user and root enter it."""
     sockets = home / "sockets"
     if not _fits(sockets):
         sockets = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
         if not _fits(sockets):
-            raise ValueError(f"{sockets} is too long for a Unix socket; set TMPDIR to a shorter path")
+            raise ValueError(
+                f"{sockets} cannot hold a Unix socket; set TMPDIR to a shorter path without comma and quote"
+            )
     sockets.mkdir(exist_ok=True)
     sockets.chmod(0o700)
     return sockets
 
 
 def _fits(sockets: Path) -> bool:
-    return len(os.fsencode(sockets / ".s.PGSQL.65535")) < MAX_SOCKET_PATH
+    """Whether it is short enough, and one item of a list: clients split a host at its commas."""
+    return len(os.fsencode(sockets / ".s.PGSQL.65535")) < MAX_SOCKET_PATH and not set(',"') & set(
+        str(sockets)
+    )

@@ -201,6 +201,22 @@ async def test_a_crash_of_one_backend_ends_the_server_and_its_supervisor_has_it_
         assert await query(cluster.url, "select 1") == 1
 
 
+@pytest.mark.parametrize("name", ["it's 50%\\odd", 'a,b "c"'])
+async def test_a_directory_that_a_configuration_has_to_quote_is_served(
+    name: str, services_directory: Path
+) -> None:
+    directory = services_directory / name
+    try:
+        async with EmbeddedPostgres(directory) as server:
+            assert (
+                await query(server.socket_url, "show unix_socket_directories")
+                == f'"{server.cluster.sockets}"'
+            )
+            assert await query(server.url, "select 1") == 1
+    finally:
+        discard_cluster(directory)
+
+
 def test_a_deep_data_directory_has_its_sockets_in_a_short_one(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 90) / "postgres"
     cluster = prepare_cluster(deep, durable=False)

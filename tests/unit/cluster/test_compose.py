@@ -49,7 +49,7 @@ def test_state_is_given_to_the_user_of_its_process_before_that_starts(name: str)
                 continue
             assert service["user"] == f"{USER}:{USER}"
             for volume in service.get("volumes", []):
-                if volume.startswith("state-"):
+                if isinstance(volume, str) and volume.startswith("state-"):
                     kept[volume.partition(":")[0]] = called
                     assert service["depends_on"]["own"] == {"condition": "service_completed_successfully"}, (
                         called

@@ -22,10 +22,12 @@ from orchestrator.contracts.languages import (
     SPECIFIER,
     VARIABLE,
     here_document,
+    sbatch_value,
     shell_word,
     systemd_argument,
     systemd_value,
     systemd_word,
+    toml_text,
     without_interpolation,
 )
 from orchestrator.deploy.cluster.reading import read
@@ -34,6 +36,8 @@ from orchestrator.deploy.cluster.render.text import to_yaml
 from orchestrator.deploy.cluster.topology import Topology
 from orchestrator.deploy.embedded.nats_server import find_nats
 from orchestrator.deploy.home import write_template
+from orchestrator.recording import stack_configuration
+from orchestrator.settings.config import load
 from orchestrator.web.guard import _page
 from orchestrator.web.standalone_page import _escaped
 from tests.unit.cluster.rendered import CLUSTER
@@ -158,6 +162,121 @@ def test_the_steps_of_a_slurm_job_get_the_words_of_their_command() -> None:
     assert words[-3:] == ["/opt/my $(id) \\ %h/bin", "/srv/it's $HOME 50% `id`", ""]
 
 
+def of_sbatch(line: str) -> list[str]:
+    """The words of an `#SBATCH` line, as sbatch reads them: a backslash takes the next character also between quotes, and # begins a comment."""
+    words: list[str] = []
+    word, quote, escaped = "", "", False
+    for letter in line.removeprefix("#SBATCH ") + " ":
+        if escaped:
+            word, escaped = word + letter, False
+        elif letter == "\\":
+            escaped = True
+        elif quote:
+            word, quote = (word, "") if letter == quote else (word + letter, quote)
+        elif letter in "\"'":
+            quote = letter
+        elif letter == "#":
+            break
+        elif letter.isspace():
+            words, word = [*words, word] if word else words, ""
+        else:
+            word += letter
+    return words
+
+
+@given(value=WORDS.filter(bool))
+@settings(max_examples=200)
+def test_sbatch_reads_the_value_that_was_quoted(value: str) -> None:
+    assert of_sbatch(f"#SBATCH --account={sbatch_value(value)}") == [f"--account={value}"]
+
+
+def test_the_options_of_a_slurm_job_are_those_of_the_topology_and_none_of_them_is_a_line_of_its_script() -> (
+    None
+):
+    account, partition, gres = 'the "rl" team #1', "it's,50% $(id)", "gpu:a b\\"
+    text = render(odd(account=account, partition=partition, gres=gres), "slurm")["odd.sbatch"]
+    header = [of_sbatch(line) for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert [f"--account={account}"] in header and [f"--partition={partition}"] in header
+    assert [found for (found,) in header if found.startswith(f"--gres={gres}:")]
+    for key in ("account", "partition", "gres"):
+        with pytest.raises(
+            ConfigurationError, match=rf"slurm\.{key} has a line break or another control character"
+        ):
+            odd(**{key: "x\ntouch /tmp/p"})
+        with pytest.raises(ValueError, match="cannot be written into an #SBATCH line"):
+            sbatch_value("x\ntouch /tmp/p")
+
+
+@pytest.mark.parametrize(
+    "address", ["a b", "$(id)", 'x"', "-oProxyCommand=id", "a/b", "fd00::1", "a\nb", "tok@host"]
+)
+def test_a_text_that_cannot_be_an_address_is_refused_by_its_key(address: str) -> None:
+    raw = tomllib.loads((CLUSTER / "examples/node8.toml").read_text())
+    raw["hosts"][0]["address"] = address
+    with pytest.raises(
+        ConfigurationError, match=r"hosts\[0\]\.address: .* is not an address: write a host name"
+    ):
+        read(raw)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("directory", ["/etc/pen stock/$(touch p)", "/etc/it's"])
+def test_the_lines_that_make_a_login_write_both_files_where_secrets_are(
+    nodes: int, directory: str, tmp_path: Path
+) -> None:
+    raw = tomllib.loads((CLUSTER / "examples/nodes4.toml").read_text())
+    raw["secrets"] |= {
+        "directory": str(tmp_path) + directory,
+        "nats_login": {"name": "nats", "key": "login"},
+        "nats_url": {"name": "nats", "key": "url"},
+    }
+    raw["nats"] = {**raw.get("nats", {}), "nodes": nodes}
+    notes = render(read(raw), "systemd")["README.md"]
+    lines = [
+        line.strip() for line in notes.splitlines() if line.startswith(("       token=", "       (umask"))
+    ]
+    (place := Path(str(tmp_path) + directory) / "nats").mkdir(parents=True)
+    subprocess.run(["bash", "-euc", "\n".join(lines)], check=True, cwd=tmp_path)
+    token = re.fullmatch(r'NATS_TOKEN: "([0-9a-f]{48})"', (place / "login").read_text().splitlines()[0])
+    assert token is not None and (place / "url").read_text().count(f"nats://{token[1]}@") == nodes
+    assert {each.name for each in place.iterdir()} == {"login", "url"} and not (tmp_path / "p").exists()
+
+
+def test_a_shared_path_with_a_colon_is_one_path_for_compose() -> None:
+    topology = odd()
+    shared = topology.shared.model_copy(update={"path": "/srv/a:b:ro"})
+    found = [
+        volume
+        for file, text in render(topology.model_copy(update={"shared": shared}), "compose").items()
+        if file.endswith("compose.yaml")
+        for service in yaml.safe_load(text)["services"].values()
+        for volume in service.get("volumes", [])
+        if not isinstance(volume, str)
+    ]
+    assert {(each["type"], each["source"], each["target"]) for each in found} == {
+        ("bind", "/srv/a:b:ro", "/srv/a:b:ro")
+    }
+    assert {each["read_only"] for each in found} == {True, False}
+
+
+@pytest.mark.parametrize("name", ["1e3", "true", "inf", "10.0.0.7", "gpu1"])
+def test_a_text_of_a_topology_stays_a_text_in_an_option_that_reads_toml(name: str) -> None:
+    raw = tomllib.loads((CLUSTER / "examples/node8.toml").read_text())
+    raw["hosts"][0]["address"] = name
+    units = render(read(raw), "systemd")
+    starts = next(text for file, text in units.items() if "-gateway-" in file)
+    (line,) = re.findall(r"^ExecStart=(.*)$", starts, re.MULTILINE)
+    words = of_systemd(line.replace("=%d/", "=/credentials/"), command=True)
+    overrides = [words[at + 1] for at, word in enumerate(words) if word == "--set"]
+    assert load(None, overrides).gateway.host == name
+
+
+@given(text=LINE | st.text("\x7f\\\"'\t=#", max_size=8))
+@settings(max_examples=100)
+def test_a_text_of_toml_is_read_back(text: str) -> None:
+    assert tomllib.loads(f"value = {toml_text(text)}") == {"value": text}
+
+
 def of_systemd(value: str, *, command: bool) -> list[str]:
     """The words of a setting, as systemd.syntax(7), systemd.unit(5) and systemd.service(5) say that they are read."""
     words = []
@@ -181,7 +300,11 @@ def of_systemd(value: str, *, command: bool) -> list[str]:
 def test_systemd_reads_the_words_that_were_quoted(words: list[str]) -> None:
     assert of_systemd(" ".join(map(systemd_argument, words)), command=True) == words
     assert of_systemd(" ".join(map(systemd_word, words)), command=False) == words
-    assert systemd_value(words[0]).replace("%%", "%") == words[0]
+    if words[0] == words[0].strip(" ") and not words[0].endswith("\\"):
+        assert systemd_value(words[0]).replace("%%", "%") == words[0]
+        return
+    with pytest.raises(ValueError, match="remove the blank or the backslash at its end"):
+        systemd_value(words[0])
 
 
 def test_a_line_break_is_refused_before_it_begins_another_setting() -> None:
@@ -286,6 +409,14 @@ def test_the_file_of_a_new_run_names_every_model(
 ) -> None:
     file = write_template(tmp_path_factory.mktemp("run"), "a", model)
     assert tomllib.loads(file.read_text("utf-8"))["policy"]["model"] == model
+
+
+@pytest.mark.parametrize("name", ['a "b"', "back\\slash", "{x}", "caf\u00e9 #1"])
+def test_the_file_of_a_stack_that_records_names_every_model(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    text = stack_configuration(tmp_path / name, slots=1, verify_slots=1, sandbox="local")
+    file.write_text(text, "utf-8")
+    assert load(file).policy.model == str(tmp_path / name)
 
 
 def test_nats_reads_the_places_of_its_configuration(tmp_path: Path) -> None:

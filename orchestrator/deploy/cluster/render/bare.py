@@ -1,5 +1,6 @@
 """The common part of hosts without containers: addresses, places and the command line of every process that the topology puts on a host."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -130,14 +131,14 @@ def nats_conf(site: HostSite, process: PlacedProcess, store: str, listen: str, l
     ]
     if len(all_of_them) > 1:
         routes = [
-            f'"nats-route://{site.address(each.host)}:{each.ports["cluster"]}"'
+            json_text(f"nats-route://{site.address(each.host)}:{each.ports['cluster']}")
             for each in all_of_them
             if each is not process
         ]
         lines += [
             "cluster {",
-            f'  name: "{site.topology.name}"',
-            f'  listen: "{listen}:{process.ports["cluster"]}"',
+            f"  name: {json_text(site.topology.name)}",
+            "  listen: " + json_text(f"{listen}:{process.ports['cluster']}"),
             *(
                 ["  authorization { user: penstock, password: $NATS_TOKEN }", "  routes: $NATS_ROUTES"]
                 if login
@@ -149,7 +150,7 @@ def nats_conf(site: HostSite, process: PlacedProcess, store: str, listen: str, l
 
 
 def nats_logins(site: HostSite, login: str, url: str) -> list[str]:
-    """Shell lines that create a token and write it: for the servers into the file `login`, for all clients into `url`."""
+    """Shell lines that create a token and write it: for the servers into the file `login`, for all clients into `url`. Both are words of a shell."""
     servers = [each for each in site.processes if each.role == ProcessRole.NATS]
     routes = [
         f'\\"nats-route://penstock:$token@{site.address(each.host)}:{each.ports["cluster"]}\\"'
@@ -177,8 +178,8 @@ def of_login(site: HostSite) -> str:
             f"\n   **NATS requires no login**, and any client that reaches it can forge results. Close ports "
             f"{', '.join(map(str, ports))}\n   to all but these hosts, or name secrets.nats_login and secrets.nats_url, and render again.\n"
         )
-    files = (below(secrets.directory, key.name, key.key) for key in (secrets.nats_login, secrets.nats_url))
-    lines = "\n".join(f"       {line}" for line in nats_logins(site, *files))
+    files = [below(secrets.directory, key.name, key.key) for key in (secrets.nats_login, secrets.nats_url)]
+    lines = "\n".join(f"       {line}" for line in nats_logins(site, *map(shlex.quote, files)))
     return f"\n   NATS requires a login. Make it once, and put the same two files everywhere:\n\n{lines}\n"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.contracts.languages import without_interpolation
+from orchestrator.contracts.languages import markdown_code, without_interpolation
 from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import (
@@ -162,7 +162,7 @@ class _Compose:
         keys = [*secrets_of(topology, role).values(), *key_files(topology, process)]
         if names := list(dict.fromkeys(_file(key) for key in keys)):
             found["secrets"] = names
-        volumes: list[str] = []
+        volumes: list[str | Service] = []
         if role != ProcessRole.ROLLOUT_SERVER:
             volumes += [
                 "./penstock.toml:/penstock/penstock.toml:ro",
@@ -172,8 +172,9 @@ class _Compose:
             if self._here(ProcessRole.ORCHESTRATOR):
                 found["depends_on"][ProcessRole.MIGRATE] = {"condition": "service_completed_successfully"}
         if role in (ProcessRole.GATEWAY, ProcessRole.ROLLOUT_SERVER, ProcessRole.TRAINER):
-            mode = "" if role == ProcessRole.TRAINER else ":ro"
-            volumes.append(f"{topology.shared.path}:{topology.shared.path}{mode}")
+            # In the long form, which takes a path with a colon.
+            where = {"source": topology.shared.path, "target": topology.shared.path}
+            volumes.append({"type": "bind", **where, "read_only": role != ProcessRole.TRAINER})
         found["volumes"] = volumes
         if role in WORKERS:  # its sandboxes need user namespaces, which the defaults forbid
             found["security_opt"] = list(SANDBOX_OPTIONS)
@@ -258,11 +259,10 @@ class _Compose:
     def _own_state(self, services: Mapping[str, Service]) -> dict[str, Service]:
         """The service that gives state directories to their user, except PostgreSQL's: that does so by itself."""
         names = [
-            volume.partition(":")[0]
+            name
             for service in services.values()
             if OWN in service.get("depends_on", {})
-            for volume in service.get("volumes", [])
-            if volume.startswith("state-")
+            for name in _states(service)
         ]
         if not names:
             return {}
@@ -306,10 +306,7 @@ class _Compose:
                 for name in NETWORKS
                 if any(name in service.get("networks", []) for service in services.values())
             }
-        mounted = [
-            volume.partition(":")[0] for service in services.values() for volume in service.get("volumes", [])
-        ]
-        document["volumes"] = {name: {} for name in mounted if name.startswith("state-")}
+        document["volumes"] = {name: {} for service in services.values() for name in _states(service)}
         if used:
             secrets_directory = self.topology.secrets.directory
             document["secrets"] = {
@@ -325,6 +322,12 @@ class _Compose:
             without_interpolation(document)
         )
         return files
+
+
+def _states(service: Service) -> list[str]:
+    """The named volumes of a service: state directories."""
+    texts = [volume for volume in service.get("volumes", []) if isinstance(volume, str)]
+    return [text.partition(":")[0] for text in texts if text.startswith("state-")]
 
 
 def _asks(url: str, *, start_s: int) -> Service:
@@ -385,7 +388,7 @@ Written by `penstock cluster render`; change the topology and render again, or g
 
 {secret_files(topology)}
 {password}{login}
-2. The directory `{topology.shared.path}`, owned by {USER}, with the first policy in it.{copied}
+2. The directory {markdown_code(topology.shared.path)}, owned by {USER}, with the first policy in it.{copied}
 3. `docker compose up -d` in {directory}. The dashboard listens on loopback of its container: read its URL with
    `docker compose exec web-0 cat /penstock/.penstock/run/web.url`, and publish it as you like.
 

@@ -7,7 +7,7 @@ requeued job, even on other nodes, continues where it was. When any step ends, a
 import math
 from collections.abc import Mapping, Sequence
 
-from orchestrator.contracts.languages import VARIABLE, here_document, shell_word
+from orchestrator.contracts.languages import VARIABLE, here_document, markdown_code, sbatch_value, shell_word
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import READS_POOL, configuration, migrate
@@ -167,7 +167,7 @@ class _Job:
         common = [
             f"#SBATCH --job-name={self.topology.name}",
             f"#SBATCH --time={_time(slurm.hours)}",
-            *([f"#SBATCH --account={slurm.account}"] if slurm.account else []),
+            *([f"#SBATCH --account={sbatch_value(slurm.account)}"] if slurm.account else []),
             "#SBATCH --requeue",
             "#SBATCH --open-mode=append",
             f"#SBATCH --signal=B:TERM@{STOP_S}",
@@ -183,8 +183,8 @@ class _Job:
                 "#SBATCH --ntasks-per-node=1",
                 "#SBATCH --exclusive",
                 "#SBATCH --mem=0",
-                *([f"#SBATCH --partition={slurm.partition}"] if slurm.partition else []),
-                *([f"#SBATCH --gres={slurm.gres}:{gpus}"] if gpus else []),
+                *([f"#SBATCH --partition={sbatch_value(slurm.partition)}"] if slurm.partition else []),
+                *([f"#SBATCH --gres={sbatch_value(f'{slurm.gres}:{gpus}')}"] if gpus else []),
             ]
         return [*common, *lines]
 
@@ -337,16 +337,17 @@ def render(topology: Topology) -> Mapping[str, str]:
 
 Written by `penstock cluster render`; change the topology and render again, or go on by hand.
 
-1. On every node: Penstock in `{topology.bare.install}` (bin/penstock, bin/alembic, alembic.ini, bin/nats-server), the shared directory at
-   `{topology.shared.path}`, and these secrets, readable for the job's user alone:
+1. On every node: Penstock in {markdown_code(topology.bare.install)} (bin/penstock, bin/alembic, alembic.ini, bin/nats-server),
+   the shared directory at {markdown_code(topology.shared.path)}, and these secrets, readable for the job's user alone:
 
 {secret_files(topology)}
 
    PostgreSQL is outside of the job, named by that URL: the data pool outlives jobs. {nats}
 2. `sbatch --test-only {name}`, then `sbatch {name}`.
 
-Logs: `{topology.shared.path}/logs/JOB/attempt-N/NAME.log`. When any process ends, the job ends and its nodes are free; a job whose node is lost,
-that is preempted or whose time is over waits in the queue again, and its next attempt goes on from the data pool and the weights.
+Logs: {markdown_code(f"{topology.shared.path}/logs/JOB/attempt-N/NAME.log")}.
+When any process ends, the job ends and its nodes are free; a job whose node is lost, that is preempted or whose time
+is over waits in the queue again, and its next attempt goes on from the data pool and the weights.
 
 To end it for good: `scontrol update JobId=JOB Requeue=0`, then `scancel JOB`. A job that is only cancelled gets the same signal as one whose
 time is over, and may come back.

@@ -3,7 +3,13 @@
 from collections.abc import Mapping, Sequence
 from posixpath import relpath
 
-from orchestrator.contracts.languages import SPECIFIER, systemd_argument, systemd_value, systemd_word
+from orchestrator.contracts.languages import (
+    SPECIFIER,
+    markdown_code,
+    systemd_argument,
+    systemd_value,
+    systemd_word,
+)
 from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.processes import (
@@ -282,8 +288,9 @@ def _notes(topology: Topology) -> str:
 
 Written by `penstock cluster render`; change the topology and render again, or go on by hand.
 
-1. On every host: Penstock in `{topology.bare.install}` (bin/penstock, bin/alembic, alembic.ini, bin/nats-server), the user
-   `{topology.bare.user}`, and the shared directory at `{topology.shared.path}`. PostgreSQL is yours: units only name it by its URL.
+1. On every host: Penstock in {markdown_code(topology.bare.install)} (bin/penstock, bin/alembic, alembic.ini, bin/nats-server), the user
+   {markdown_code(topology.bare.user)}, and the shared directory at {markdown_code(topology.shared.path)}.
+   PostgreSQL is yours: units only name it by its URL.
 2. The secrets, as files of root with mode 0600 on every host that uses them (the admin secret: 32 random bytes as text, the same everywhere):
 
 {secret_files(topology)}
