@@ -63,6 +63,21 @@ def test_a_base_that_debootstrap_does_not_make_is_refused_with_those_that_it_mak
         suite_of(name)
 
 
+@pytest.mark.parametrize(
+    "mirror", ["deb.example.org", "http://a b", "http://a\ndeb http://b x main", "[trusted=yes] http://a"]
+)
+async def test_a_mirror_that_the_sources_of_apt_would_read_otherwise_is_refused(
+    directory: Path, mirror: str
+) -> None:
+    settings = ImageSettings(directory=str(directory / "store"))
+    store = settings.store()
+    assert store is not None
+    with pytest.raises(
+        ImageRefused, match="is not the URL of a mirror: write it as apt reads it, http://deb"
+    ):
+        await bootstrap(store, settings, "debian:12", mirror=mirror)
+
+
 async def test_a_failed_bootstrap_leaves_nothing(directory: Path) -> None:
     settings = ImageSettings(directory=str(directory / "store"))
     store = settings.store()

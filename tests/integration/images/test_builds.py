@@ -202,11 +202,11 @@ async def test_what_only_the_build_sees_is_not_in_the_image(directory: Path) -> 
     (directory / "pip.conf").write_text("sesame-4711")
     (directory / "pip.conf").chmod(0o644)
     options = {
-        "build_env": {"PIP_INDEX_URL": "https://sesame-4711/simple"},
+        "build_env": {"PIP_INDEX_URL": "https://sesame-4711/simple", "SPACED": " two  blanks "},
         "build_files": {"pip.conf": str(directory / "pip.conf")},
     }
     check = 'test "$PIP_INDEX_URL" = https://sesame-4711/simple && grep -q sesame-4711 /run/penstock-build/pip.conf'
-    text = f"FROM base:1\nRUN {check} && echo seen >/app/seen"
+    text = f"FROM base:1\nRUN {check} && test \"$SPACED\" = ' two  blanks ' && echo seen >/app/seen"
     image = await builder(directory, **options).built(context(text))
     assert (image.root / "app/seen").read_text() == "seen\n"
     assert image.env.keys() <= {"PATH"} and not (image.root / "run/penstock-build").exists()

@@ -204,8 +204,9 @@ def test_an_engine_that_is_neither_is_refused_by_name() -> None:
 
 
 def test_a_path_that_an_engine_would_misread_is_refused() -> None:
-    with pytest.raises(ValueError, match="rename it without comma"):
-        _ = Mount(Path("/a,readonly=false"), "/x").option
+    for path in ("/a,readonly=false", '/a"b', "/a\nb", "/a\rb"):
+        with pytest.raises(ValueError, match="rename it without comma"):
+            _ = Mount(Path(path), "/x").option
 
 
 def test_one_build_context_has_one_name() -> None:
