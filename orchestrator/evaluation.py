@@ -107,7 +107,7 @@ class EvaluationRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationClient:
     """A running stack as a client sees it. `reserved`: the number of rollout servers that serve versions pinned by evaluations.
-    `domains`: the domains of categories."""
+    `domains`: the domains of categories. `at`: the end of a command line that means the run."""
 
     run: str
     run_id: int
@@ -115,6 +115,7 @@ class EvaluationClient:
     engine: AsyncEngine
     reserved: int
     domains: Mapping[str, str] = field(default_factory=dict)
+    at: str = ""
 
     async def evaluate(
         self,
@@ -141,7 +142,7 @@ class EvaluationClient:
                 waits(
                     f"training goes on and no rollout server is reserved: a version that it publishes takes the servers from version {version}, and "
                     "groups that are not done by then give no result. To be sure, set servers.evaluation = 1 (with servers.embedded = 2, or two "
-                    "servers.urls) and start the run again, or pause it first: penstock run pause"
+                    f"servers.urls) and start the run again, or pause it first: penstock run pause{self.at}"
                 )
             await self._publish(tasks, request, version)
             await self._wait(request.suite, version, tick)
@@ -230,7 +231,7 @@ class EvaluationClient:
                     return
                 await anyio.sleep(POLL_INTERVAL_S)
         raise ConfigurationError(
-            f"no rollout server served policy version {version} within {SERVED_S:.0f} s: is the stack up? (penstock status)"
+            f"no rollout server served policy version {version} within {SERVED_S:.0f} s: is the stack up? (penstock status{self.at})"
         )
 
     async def _publish(self, tasks: Sequence[Task], request: EvaluationRequest, version: int) -> None:
@@ -277,7 +278,7 @@ class EvaluationClient:
                 last_progress_at, last = anyio.current_time(), done
             elif anyio.current_time() - last_progress_at > STUCK_S:
                 raise PenstockError(
-                    f"only {done} of {total} groups ended, and none in the last {STUCK_S:.0f} s; `penstock status` says what holds them up. "
+                    f"only {done} of {total} groups ended, and none in the last {STUCK_S:.0f} s; `penstock status{self.at}` says what holds them up. "
                     "Start the same evaluation again to continue"
                 )
             await anyio.sleep(POLL_INTERVAL_S)
@@ -301,4 +302,5 @@ async def connected(home: Home) -> AsyncIterator[EvaluationClient]:
             engine=engine,
             reserved=config.servers.evaluation,
             domains=effective(run.config, config).tasks.domains,
+            at=home.option,
         )

@@ -68,7 +68,9 @@ def _parse(identifier: str) -> tuple[LetterKind, int]:
     return found
 
 
-async def _find(connection: "AsyncConnection", run_id: int, identifier: str) -> "DeadMessage | DeadGroup":
+async def _find(
+    connection: "AsyncConnection", run_id: int, identifier: str, at: str
+) -> "DeadMessage | DeadGroup":
     from orchestrator.pool.dead_letters import dead_groups, dead_messages
 
     kind, number = _parse(identifier)
@@ -77,7 +79,7 @@ async def _find(connection: "AsyncConnection", run_id: int, identifier: str) -> 
     )
     if not found:
         raise ValueError(
-            f"dead letter {identifier} does not exist: `penstock dead list` shows the existing ones"
+            f"dead letter {identifier} does not exist: `penstock dead list{at}` shows the existing ones"
         )
     letter: DeadMessage | DeadGroup = found[0]
     return letter
@@ -130,9 +132,10 @@ def show(identifier: IdArgument, config: ConfigOption = HERE) -> None:
     from orchestrator.pool.dead_letters import DeadMessage, attempts_of
 
     _parse(identifier)
+    home = Home.at(config)
 
     async def work(connection: "AsyncConnection", run_id: int) -> dict[str, Any]:
-        found = await _find(connection, run_id, identifier)
+        found = await _find(connection, run_id, identifier, home.option)
         if isinstance(found, DeadMessage):
             return {**asdict(found), "body": _readable(found.body)}
         return {
@@ -140,7 +143,7 @@ def show(identifier: IdArgument, config: ConfigOption = HERE) -> None:
             "attempts": [asdict(each) for each in await attempts_of(connection, found.group_id)],
         }
 
-    typer.echo(json.dumps(_ask(Home.at(config).connected(), work), indent=2, default=str))
+    typer.echo(json.dumps(_ask(home.connected(), work), indent=2, default=str))
 
 
 @app.command()
@@ -149,10 +152,11 @@ def retry(identifier: IdArgument, config: ConfigOption = HERE, reason: ReasonOpt
     from orchestrator.pool.dead_letters import DeadGroup, DeadMessage, next_retry
 
     _parse(identifier)
-    resolved = Home.at(config).connected()
+    home = Home.at(config)
+    resolved = home.connected()
 
     async def work(connection: "AsyncConnection", run_id: int) -> tuple["DeadMessage | DeadGroup", str, int]:
-        found = await _find(connection, run_id, identifier)
+        found = await _find(connection, run_id, identifier, home.option)
         next_submission = (
             await next_retry(connection, run_id, found.submission) if isinstance(found, DeadGroup) else ""
         )
@@ -174,12 +178,13 @@ def drop(identifier: IdArgument, config: ConfigOption = HERE, reason: ReasonOpti
     kind, number = _parse(identifier)
     if kind is LetterKind.GROUP:
         raise ValueError(f"{identifier} is the record of a submission's outcome and cannot be dropped")
+    home = Home.at(config)
 
     async def work(connection: "AsyncConnection", run_id: int) -> None:
-        await _find(connection, run_id, identifier)
+        await _find(connection, run_id, identifier, home.option)
         await drop_message(connection, run_id, number, current_user(), reason)
 
-    _ask(Home.at(config).connected(), work)
+    _ask(home.connected(), work)
     typer.echo(f"{identifier} is dropped")
 
 

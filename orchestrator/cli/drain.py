@@ -1,6 +1,7 @@
 """`penstock drain`: make a runner, a gateway or a rollout server take no new work, so that it can be stopped without losing work."""
 
 import json
+import shlex
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,14 +56,15 @@ def drain(
     order also ends with the process."""
     if undo and wait:
         raise ValueError("give --undo or --wait, not both: after --undo the process takes new work at once")
-    resolved = Home.at(config).connected()
+    home = Home.at(config)
+    resolved = home.connected()
     found = anyio.run(_order, resolved, kind, name, undo, yes, reason)
     if wait:
         if not as_json and sys.stderr.isatty():
             typer.echo(found.sentence, err=True)
         with busy(f"drain: {found.called}"):
             found = interrupt.run(partial(_until_drained, resolved, found))
-    typer.echo(json.dumps(shown(found)) if as_json else _sentence(found, undo))
+    typer.echo(json.dumps(shown(found)) if as_json else _sentence(found, undo, home.option))
 
 
 def shown(found: "Drainable") -> dict[str, Any]:
@@ -70,13 +72,13 @@ def shown(found: "Drainable") -> dict[str, Any]:
     return {"kind": found.kind, "id": found.id, "state": found.state, "left": found.left}
 
 
-def _sentence(found: "Drainable", undo: bool) -> str:
+def _sentence(found: "Drainable", undo: bool, at: str) -> str:
     if undo:
         return f"{found.called} works again"
     if found.draining and found.left != 0:
         return found.sentence
     consequence = "it still receives new weights" if found.kind is DrainKind.SERVER else "it may be stopped"
-    return f"{found.sentence}: {consequence}; to let it work again: penstock drain {found.kind} {found.id} --undo"
+    return f"{found.sentence}: {consequence}; to let it work again: penstock drain {found.kind} {shlex.quote(found.id)} --undo{at}"
 
 
 async def _order(

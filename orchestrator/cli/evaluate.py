@@ -141,11 +141,12 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show success per domain over policy versions: penstock eval show heldout -c runs/first"""
-    found, reasons = anyio.run(partial(_read, Home.at(config), suite, _version(policy) if policy else None))
+    home = Home.at(config)
+    found, reasons = anyio.run(partial(_read, home, suite, _version(policy) if policy else None))
     if not found:
         of_version = f" of version {policy}" if policy else ""
         raise ConfigurationError(
-            f"no evaluation {quoted(suite)}{of_version} is there: see penstock eval list"
+            f"no evaluation {quoted(suite)}{of_version} is there: see penstock eval list{home.option}"
         )
     if as_json:
         shown = [{**_plain(each), "reasons": _counted(reasons[each.version])} for each in found]

@@ -213,7 +213,9 @@ def web(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
     home = Home.at(config, tuple(overrides or ()))
     resolved = home.config()
     if not resolved.services.database_url:
-        raise ConfigurationError("no data pool is known here: run `penstock up`, or set DATABASE_URL")
+        raise ConfigurationError(
+            f"no data pool is known here: run `penstock up{home.option}`, or set DATABASE_URL"
+        )
     section = resolved.web
     settings = WebSettings(
         config=resolved,

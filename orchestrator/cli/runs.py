@@ -21,6 +21,7 @@ from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.embedded.process_spec import ProcessEvent
 from orchestrator.deploy.home import Home, write_template
+from orchestrator.runtime.run_option import run_option
 from orchestrator.settings.config import Config, describe_ignored
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ def init(
             ),
             err=True,
         )
-    at = "" if file.parent.resolve() == Path.cwd() else f" -c {shlex.quote(str(file.parent))}"
     first = "" if model else "name a policy in it (policy.model), then: "
-    typer.echo(f"a run of {file.parent.resolve()}; next: {first}penstock up{at}", err=True)
+    typer.echo(
+        f"a run of {file.parent.resolve()}; next: {first}penstock up{run_option(file.resolve())}", err=True
+    )
 
 
 def up(
@@ -81,7 +83,8 @@ def up(
 
     def on_started(resolved: Config) -> None:
         err.print(
-            f"run {resolved.run.name!r} is up; logs in {home.layout.logs}; stop with Ctrl-C or `penstock down`"
+            f"run {resolved.run.name!r} is up; logs in {home.layout.logs}; stop with Ctrl-C or `penstock down{home.option}`",
+            markup=False,
         )
         if ProcessRole.WEB in wanted:
             url = home.web_url_file.read_text(encoding="ascii").strip()

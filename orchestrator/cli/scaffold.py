@@ -1,6 +1,7 @@
 """penstock scaffold: new, check, list, install."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -34,7 +35,10 @@ def new(
     """Write a working scaffold to start from: penstock scaffold new my-agent --kind manifest"""
     for written in scaffold_new.write(directory, kind):
         typer.echo(str(written))
-    typer.echo(f"try it with: penstock scaffold check {scaffold_new.reference(directory, kind)}", err=True)
+    typer.echo(
+        f"try it with: penstock scaffold check {shlex.quote(scaffold_new.reference(directory, kind))}",
+        err=True,
+    )
 
 
 @app.command("list")

@@ -149,7 +149,7 @@ def status(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
             shown["problem"] = problem
         typer.echo(json.dumps(shown))
     else:
-        _show(supervised if alive else None, run, problem)
+        _show(supervised if alive else None, run, problem, home.option)
         for process in given_up:
             typer.echo(f"\n{process.name} was given up: {process.detail}")
     if not alive and run is None:
@@ -166,9 +166,9 @@ def _named(home: Home) -> bool:
     return services_of(home)[0].source is not Source.EMBEDDED
 
 
-def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem: str) -> None:
+def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem: str, at: str = "") -> None:
     if supervised is None:
-        typer.echo("nothing is running here; start it with: penstock up")
+        typer.echo(f"nothing is running here; start it with: penstock up{at}")
     else:
         table = Table("process", "state", "pid", "restarts", "last exit")
         for process in supervised.processes:
@@ -188,7 +188,7 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
     letters = f"; {run.dead_letters} dead messages" if run.dead_letters else ""
     typer.echo(f"run {run.run!r} is {run.state}; groups: {groups}{letters}")
     if run.groups.get(GroupState.DEAD) or run.dead_letters:
-        typer.echo("what is dead, and why: penstock dead list")
+        typer.echo(f"what is dead, and why: penstock dead list{at}")
     table = Table("stage", "open", "oldest", "item", "why it waits")
     for stage in run.stages:
         if stage.open:
@@ -198,10 +198,10 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
     if table.row_count:
         tables.print_table(table)
     if run.open_batch is not None and run.state is RunState.ACTIVE:
-        publish = "" if table.row_count else " (penstock tasks publish)"
+        publish = "" if table.row_count else f" (penstock tasks publish{at})"
         typer.echo(f"{run.open_batch.sentence}{publish}")
     elif not table.row_count and run.state is RunState.ACTIVE:
-        typer.echo("nothing is unfinished: the run waits for tasks (penstock tasks publish)")
+        typer.echo(f"nothing is unfinished: the run waits for tasks (penstock tasks publish{at})")
     if run.no_signal:
         typer.echo(f"NO SIGNAL: {run.no_signal}")
     if run.without_verdict:

@@ -10,6 +10,7 @@
 
 import hashlib
 import os
+import shlex
 import socket
 import stat
 from collections.abc import Callable
@@ -25,11 +26,12 @@ from orchestrator.deploy.embedded.own_urls import embedded_nats, embedded_postgr
 from orchestrator.pool.address import address_of
 from orchestrator.runtime.environment import named
 from orchestrator.runtime.metrics import SUFFIX, Target
+from orchestrator.runtime.run_option import run_option
 from orchestrator.runtime.unreachable import name_of
 from orchestrator.settings.config import FILE, Config, load
 from sandboxes.owned import sockets_root
 
-UNKNOWN = "no service is known here: run `penstock up`, or set {}"
+UNKNOWN = "no service is known here: run `penstock up{at}`, or set {variable}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,15 @@ class Home:
         file = (path / FILE if path.is_dir() else path).resolve()
         if not file.exists():
             directory = file.parent if file.name == FILE or file.suffix == ".toml" else file
-            raise ConfigurationError(f"{file} does not exist; write one with: penstock init {directory}")
+            raise ConfigurationError(
+                f"{file} does not exist; write one with: penstock init {shlex.quote(str(directory))}"
+            )
         return cls(file, overrides)
+
+    @property
+    def option(self) -> str:
+        """The end of a command line that means this run."""
+        return run_option(self.file)
 
     @property
     def layout(self) -> RunLayout:
@@ -171,14 +180,14 @@ class Home:
         """`config()`, or ConfigurationError if a service is neither named nor was ever started here."""
         config = self.reading()
         if not config.services.nats_url:
-            raise ConfigurationError(UNKNOWN.format("NATS_URL"))
+            raise ConfigurationError(UNKNOWN.format(at=self.option, variable="NATS_URL"))
         return config
 
     def reading(self) -> Config:
         """As `connected`, for readers of the data pool: only the database must be known."""
         config = self.config()
         if not config.services.database_url:
-            raise ConfigurationError(UNKNOWN.format("DATABASE_URL"))
+            raise ConfigurationError(UNKNOWN.format(at=self.option, variable="DATABASE_URL"))
         return config
 
 

@@ -6,6 +6,7 @@ it (`advice`): a message then names the line to correct, not every line that mig
 
 import json
 import os
+import shlex
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +77,11 @@ def of_override(key: str) -> AddressOrigin:
 
 def of_directory(directory: Path) -> AddressOrigin:
     """The origin of the URL of an embedded service of the run in `directory`."""
+    run = shlex.quote(str(directory))
     return Embedded(
         str(directory),
-        f"stop and start the run: `penstock down -c {directory}`, `penstock up -c {directory}`",
-        f"start the run: `penstock up -c {directory}`",
+        f"stop and start the run: `penstock down -c {run}`, `penstock up -c {run}`",
+        f"start the run: `penstock up -c {run}`",
     )
 
 

@@ -17,6 +17,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.numbers import INT8
 from orchestrator.contracts.quote import quoted
+from orchestrator.runtime.run_option import FILE as FILE
 from orchestrator.runtime.unreachable import AddressOrigin, named_url, of_key, of_override, remember
 from orchestrator.settings.curriculum import (
     Count,
@@ -37,7 +38,6 @@ from orchestrator.settings.timeouts import SCALED, Seconds, Timeouts
 from orchestrator.settings.trainer import CANARY_TOLERANCES, TrainerSection
 from sandboxes.text_files import read_toml
 
-FILE = "penstock.toml"
 MOST_MEMBERS: Final = 2**15 - 1  # of a group, as the data pool counts them
 
 

@@ -40,6 +40,7 @@ from orchestrator.deploy.embedded.process_spec import (
 from orchestrator.deploy.embedded.spawn import MAX_LOG_BYTES, shorten_log
 from orchestrator.deploy.embedded.supervised import SupervisedProcess
 from orchestrator.runtime.log import get
+from orchestrator.runtime.run_option import FILE, run_option
 from orchestrator.runtime.streams import ending_signals
 
 log = get(__name__)
@@ -85,8 +86,9 @@ class Supervisor:
         if self._lock is None:
             holder = ProcessId.read(self._layout.lock)
             holder_name = f" (pid {holder.pid})" if holder is not None else ""
+            run = run_option(self._layout.root.parent / FILE)
             raise ValueError(
-                f"another supervisor{holder_name} runs in {self._layout.root}; stop it with: penstock down"
+                f"another supervisor{holder_name} runs in {self._layout.root}; stop it with: penstock down{run}"
             )
         try:
             os.ftruncate(self._lock, 0)

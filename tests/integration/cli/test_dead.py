@@ -441,7 +441,10 @@ async def test_a_group_is_shown_with_its_attempts_and_submitted_again_under_a_na
             ("show", "x1"),
             "'x1' is not a dead letter: give m and the number of a message, or g and the number of a group",
         ),
-        (("show", "m99"), "dead letter m99 does not exist: `penstock dead list` shows the existing ones"),
+        (
+            ("show", "m99"),
+            "dead letter m99 does not exist: `penstock dead list -c {home}` shows the existing ones",
+        ),
         (("retry", "g99"), "dead letter g99 does not exist"),
         (("drop", "g1"), "g1 is the record of a submission's outcome and cannot be dropped"),
     ],
@@ -452,4 +455,4 @@ async def test_what_is_not_there_is_named(
     async with open_engine(database_url) as engine:
         await builders.make_run(engine, load(home / "penstock.toml"))
     done = await dead(home, *arguments)
-    assert done.exit_code == 1 and sentence in str(done.exception)
+    assert done.exit_code == 1 and sentence.format(home=home) in str(done.exception)

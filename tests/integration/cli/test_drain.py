@@ -95,7 +95,7 @@ async def test_drain_orders_waits_for_shows_and_releases_a_runner(
     assert (await answer_of(home, "status"))["run"]["drains"] == [drain]
     done = await penstock(home, "drain", "runner", "runner")
     assert done.stdout.endswith(
-        "it may be stopped; to let it work again: penstock drain runner runner --undo\n"
+        f"it may be stopped; to let it work again: penstock drain runner runner --undo -c {home}\n"
     )
     assert (
         await penstock(home, "drain", "runner", "runner", "--undo")

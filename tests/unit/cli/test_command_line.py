@@ -106,7 +106,7 @@ def test_what_is_wrong_is_one_sentence(penstock: Penstock, directory: Path, tmp_
         ),
         (("config", "-c", str(tmp_path)), "does not exist; write one with: penstock init"),
         (("config", "-c", here, "--set", "queue.size=3"), "queue.size is not a known key"),
-        (("sql", "-c", here, "select 1"), "run `penstock up`, or set DATABASE_URL"),
+        (("sql", "-c", here, "select 1"), f"run `penstock up -c {here}`, or set DATABASE_URL"),
         (
             ("up", "-c", here, "--only", "gateway,nothing"),
             "unknown process 'nothing'; known: rollout-server, orchestrator",
@@ -133,6 +133,36 @@ def test_init_says_what_it_wrote_and_what_comes_next_and_writes_nothing_for_a_mo
     )
     assert penstock("init", str(tmp_path / "other"), "--model", str(tmp_path / "nosuch")).code == 1
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("directory", "given", "option"),
+    [
+        (".", "a run", " -c 'a run'"),
+        (".", "a run/penstock.toml", " -c 'a run'"),
+        (".", "a run/other.toml", " -c 'a run/other.toml'"),
+        ("a run", ".", ""),
+        ("a run", "penstock.toml", ""),
+        ("elsewhere", "../a run", " -c '{root}/a run'"),
+    ],
+)
+def test_a_recommended_command_names_the_run_where_it_would_not_find_it(
+    directory: str,
+    given: str,
+    option: str,
+    tmp_path: Path,
+    penstock: Penstock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("a run", "elsewhere"):
+        (tmp_path / name).mkdir()
+    for name in ("penstock.toml", "other.toml"):
+        (tmp_path / "a run" / name).touch()
+    monkeypatch.chdir(tmp_path / directory)
+    expected = option.format(root=tmp_path)
+    done = penstock("status", "-c", given)
+    assert (done.code, done.out) == (3, f"nothing is running here; start it with: penstock up{expected}\n")
+    assert f"run `penstock up{expected}`, or set DATABASE_URL" in penstock("sql", "-c", given, "select 1").err
 
 
 def test_a_run_made_with_a_relative_model_starts_from_every_directory(
