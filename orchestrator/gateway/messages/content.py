@@ -76,6 +76,12 @@ def flatten(
     return clean("".join(texts)), tuple(left_out)
 
 
+def of_unknown_role(role: Any, text: str) -> tuple[str, LeftOut]:
+    """(text of a user's message that begins with the role, the mark of its record): a message of the past whose role its wire does not know."""
+    name = clean(role)[:64] if isinstance(role, str) and role else "unknown"
+    return f"{name}: {text}", (f"role {name}",)
+
+
 def readable(part: Any, depth: int = 0) -> tuple[str | None, bool]:
     """(the text of a part, whether that is the whole part); the text is None if it has none."""
     if isinstance(part, str):

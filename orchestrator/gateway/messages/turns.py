@@ -7,13 +7,13 @@ message depends only on the messages before it, so a longer history begins with 
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import msgspec
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.messages.answers import UNKNOWN, Answers, Calls
-from orchestrator.gateway.messages.content import LEFT_KEY, flatten
+from orchestrator.gateway.messages.content import LEFT_KEY, flatten, of_unknown_role
 from orchestrator.gateway.messages.foreign_keys import ARGUMENTS, CONTENTS, RESULT_IDS, check_key
 from orchestrator.gateway.problems import bad_request
 from orchestrator.pool.sanitize import clean, clean_json
@@ -167,18 +167,27 @@ def step_of(identifier: object) -> int | None:
     return int(found[1]) if found is not None else None
 
 
-def read_call(raw: Any) -> CanonicalCall:
-    """A tool call of a history, of a function or of a custom tool. Arguments that are not a JSON object become {"input": …}, so that they do not
-    break a template."""
+def _function_of(raw: Any) -> dict[str, Any]:
+    """The name and arguments of a call, whatever its form."""
     body = raw if isinstance(raw, dict) else {}
     custom = body.get("custom")
     if isinstance(custom, dict):
         body = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
     function = body.get("function")
-    if not isinstance(function, dict):
-        function = body
+    return function if isinstance(function, dict) else body
+
+
+def named(name: Any) -> TypeGuard[str]:
+    """Whether a call's name is one."""
+    return isinstance(name, str) and bool(name)
+
+
+def read_call(raw: Any) -> CanonicalCall:
+    """A tool call of a history, of a function or of a custom tool. Arguments that are not a JSON object become {"input": …}, so that they do not
+    break a template."""
+    function = _function_of(raw)
     name, arguments = function.get("name"), function.get("arguments")
-    if not isinstance(name, str) or not name:
+    if not named(name):
         raise bad_request("a tool call of the history has no function name", "messages")
     check_key(function, "arguments", ARGUMENTS, "a tool call of the history", "messages")
     if isinstance(arguments, str):
@@ -234,12 +243,15 @@ def read_messages(raw: Any, *, past: bool = False) -> tuple[list[Turn], int]:
             case "user":
                 turns.append(Turn(role="user", text=text, left_out=left_out))
             case "assistant":
+                turn, ids = _assistant(message, text, left_out, past=past)
                 past = True
-                turn, ids = _assistant(message, text, left_out)
                 turns.append(turn)
                 pending_calls = len(ids)
                 if ids:
                     calls.made(ids, [call.name for call in turn.calls])
+            case _ if past:
+                text, mark = of_unknown_role(role, text)
+                turns.append(Turn(role="user", text=text, left_out=(*left_out, *mark)))
             case _:
                 raise bad_request(f"messages[{i}] has the unknown role {quoted(role)}", "messages")
     return turns, sum(len(turn.left_out) for turn in turns)
@@ -274,16 +286,24 @@ def _noted(kinds: Any) -> tuple[str, ...]:
     return tuple(str(kind)[:64] for kind in kinds) if isinstance(kinds, list | tuple) else ()
 
 
-def _of_unknown_type(call: Any) -> bool:
-    """Whether a call of a history has an unknown type and no function. Such a call is not in a reply of ours."""
-    if not isinstance(call, dict) or not isinstance(call.get("type"), str):
-        return False
-    return not any(isinstance(call.get(form), dict) for form in ("function", "custom")) and (
-        call["type"] not in ("function", "custom")
+NAMELESS = "a call without a name"
+
+
+def _strange(call: Any, *, past: bool) -> str | None:
+    """The kind of a call of a history that is left out, because no reply of ours has such a call: its unknown type, where it has no function,
+    or, in the `past`, a call without a name. None: the call is read."""
+    kind = call.get("type") if isinstance(call, dict) else None
+    of_known_form = isinstance(call, dict) and any(
+        isinstance(call.get(form), dict) for form in ("function", "custom")
     )
+    if isinstance(kind, str) and kind not in ("function", "custom") and not of_known_form:
+        return clean(kind[:64])
+    return NAMELESS if past and not named(_function_of(call).get("name")) else None
 
 
-def _assistant(message: dict[str, Any], text: str, left_out: tuple[str, ...]) -> tuple[Turn, list[object]]:
+def _assistant(
+    message: dict[str, Any], text: str, left_out: tuple[str, ...], *, past: bool
+) -> tuple[Turn, list[object]]:
     """(the turn, the ids of its calls)."""
     raw_calls = message.get("tool_calls") or []
     if not isinstance(raw_calls, list):
@@ -291,12 +311,12 @@ def _assistant(message: dict[str, Any], text: str, left_out: tuple[str, ...]) ->
     # OpenAI's legacy form: one call without an id.
     if not raw_calls and message.get("function_call") is not None:
         raw_calls = [message["function_call"]]
-    unknown = [call["type"][:64] for call in raw_calls if _of_unknown_type(call)]
-    if unknown:
-        raw_calls = [call for call in raw_calls if not _of_unknown_type(call)]
-        left_out += tuple(clean(kind) for kind in unknown)
+    kinds = [_strange(call, past=past) for call in raw_calls]
+    left_out += tuple(kind for kind in kinds if kind is not None)
+    raw_calls = [call for call, kind in zip(raw_calls, kinds, strict=True) if kind is None]
     calls = tuple(read_call(call) for call in raw_calls)
-    if (legacy := message.get("function_call")) is not None and read_call(legacy) not in calls:
+    legacy = message.get("function_call")
+    if legacy is not None and _strange(legacy, past=past) is None and read_call(legacy) not in calls:
         raise bad_request("a message has tool_calls and another function_call: send one of them", "messages")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     ids = [call.get("id") if isinstance(call, dict) else None for call in raw_calls]

@@ -106,7 +106,7 @@ def answered(item: Mapping[str, Any]) -> object:
 def result_of(item: Mapping[str, Any]) -> Any:
     """The content of a result of the history, as text if it has the form of its type."""
     output = item.get("output")
-    match OUTPUTS.get(item["type"]):
+    match OUTPUTS.get(str(item.get("type"))):
         case "shell" if isinstance(output, list) and any(
             _RAN & command_output.keys() for command_output in output if isinstance(command_output, dict)
         ):

@@ -168,3 +168,75 @@ def test_what_the_assistant_refused_is_its_text_and_what_it_spoke_is_counted() -
     request = read(CHAT, user("go"), refused, user("and now?"), spoke, user("on"))
     assert [turn.text for turn in request.turns] == ["go", "I will not.", "and now?", "", "on"]
     assert request.left_out == 1 and request.turns[3].left_out == ("audio",)
+
+
+CALL = {"type": "function_call", "call_id": "k"}
+# wire, a message of a history, the text and the calls of its turn (None: no turn), what counts as left out
+LATER: list[tuple[Wire, dict[str, Any], str | None, int]] = [
+    (CHAT, {"role": "ipython", "content": "4"}, "ipython: 4", 1),
+    (CHAT, {"role": "critic", "content": [TEXT]}, "critic: an oak", 1),
+    (CHAT, {"role": None, "content": "4"}, "unknown: 4", 1),
+    (CHAT, {"content": "4"}, "unknown: 4", 1),
+    (CHAT, {"role": ["user"], "content": "4"}, "unknown: 4", 1),
+    (CHAT, {"role": "assistant", "content": "so", "tool_calls": [{"id": "k", "function": {"name": ""}}]}, "so", 1),
+    (CHAT, {"role": "assistant", "content": "so", "tool_calls": [{"id": "k", "function": {}}, 5]}, "so", 2),
+    (CHAT, {"role": "assistant", "content": "so", "function_call": {"name": "", "arguments": "{}"}}, "so", 1),
+    (ANTHROPIC, {"role": "critic", "content": "4"}, "critic: 4", 1),
+    (ANTHROPIC, {"role": "tool", "content": ["4", "2"]}, "tool: 42", 1),
+    (ANTHROPIC, {"content": None}, "unknown: ", 1),
+    (ANTHROPIC, {"role": "assistant", "content": None}, "", 0),
+    (ANTHROPIC, {"role": "assistant", "content": ["so", TEXT]}, "soan oak", 0),
+    (ANTHROPIC, {"role": "assistant", "content": ["so", {"type": "tool_use", "id": "k", "name": ""}]}, "so", 1),
+    (ANTHROPIC, {"role": "user", "content": None}, "", 0),
+    (ANTHROPIC, {"role": "user", "content": ["so", 5]}, "so[unknown left out: only text is read]", 1),
+    (ANTHROPIC, {"role": "user", "content": TEXT}, "an oak", 0),
+    (RESPONSES, {"type": None, "role": "user", "content": "4"}, "4", 0),
+    (RESPONSES, {"type": None, "content": "4"}, None, 1),
+    (RESPONSES, {"type": 7, "content": "4"}, None, 1),
+    (RESPONSES, {"type": ["message"], "content": "4"}, None, 1),
+    (RESPONSES, {"role": "tool", "content": "4"}, "tool: 4", 1),
+    (RESPONSES, {"type": "message", "content": "4"}, "unknown: 4", 1),
+    (RESPONSES, {**CALL, "name": "", "arguments": "{}"}, None, 1),
+    (RESPONSES, {**CALL, "name": None}, None, 1),
+    (RESPONSES, {"type": None, "call_id": "c", "output": "4"}, "4", 0),
+    (RESPONSES, {"type": {}, "call_id": "c", "output": "4"}, "4", 0),
+    (RESPONSES, {"call_id": "c", "output": "4"}, "4", 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wire", "message", "text", "left_out"), LATER, ids=[f"{case[0].dialect.name}-{at}" for at, case in enumerate(LATER)]
+)  # fmt: skip
+def test_a_message_of_an_unknown_shape_is_kept_or_counted_once_the_assistant_has_spoken(
+    wire: Wire, message: dict[str, Any], text: str | None, left_out: int
+) -> None:
+    spoken = ASSISTANT[wire.dialect.name]
+    request = read(wire, user("go"), spoken, message, user("on"))
+    texts = ["go", "", *([] if text is None else [text]), "on"]
+    assert [turn.text for turn in request.turns] == texts and request.left_out == left_out
+    assert [call.name for turn in request.turns for call in turn.calls] == ["look"]
+    if text is not None and left_out:
+        assert len(request.turns[2].left_out) == left_out, "the record says what is missing"
+    if message.get("role") != "assistant":
+        first = read(wire, user("go"), message, user("on"), past=True)
+        assert first.left_out >= left_out, "a session with a step has a history, wherever its program begins"
+
+
+@pytest.mark.parametrize(
+    ("wire", "message"),
+    [
+        (wire, message)
+        for wire, message, _, left_out in LATER
+        if left_out and message.get("role") != "assistant"
+    ],
+    ids=str,
+)
+def test_a_message_of_an_unknown_shape_is_refused_in_the_opening(wire: Wire, message: dict[str, Any]) -> None:
+    with pytest.raises(Problem) as problem:
+        read(wire, user("go"), message, user("on"))
+    assert problem.value.status == 400
+
+
+def test_a_null_type_with_a_role_is_a_message_in_an_opening_too() -> None:
+    assert [turn.text for turn in read(RESPONSES, {"type": None, **user("go")}).turns] == ["go"]
+    assert [turn.text for turn in read(ANTHROPIC, user(["go", TEXT])).turns] == ["goan oak"]

@@ -17,7 +17,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.http.dialects.base import ChatRequest
 from orchestrator.gateway.http.dialects.opaque_reasoning import signed_step
 from orchestrator.gateway.http.dialects.tools import anthropic_tool, of_provider
-from orchestrator.gateway.messages.content import LEFT_KEY, flatten
+from orchestrator.gateway.messages.content import LEFT_KEY, flatten, of_unknown_role
 from orchestrator.gateway.messages.foreign_keys import (
     ARGUMENTS,
     RESULT_IDS,
@@ -45,7 +45,7 @@ def read_request(body: Mapping[str, Any], *, past: bool = False) -> ChatRequest:
         if not isinstance(message, dict):
             raise bad_request(f"messages[{i}] is not an object", "messages")
         _message(message, f"messages[{i}]", messages, past)
-        past = past or message["role"] == "assistant"
+        past = past or message.get("role") == "assistant"
     tools, stripped = _tools(body.get("tools"))
     return ChatRequest(messages=messages, tools=tools, left_out=stripped)
 
@@ -84,13 +84,12 @@ def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def _message(message: Mapping[str, Any], where: str, messages: list[dict[str, Any]], past: bool) -> None:
     """Convert one message and append the result."""
-    role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant", "system"):
+    role = message.get("role")
+    known = role in ("user", "assistant", "system")
+    if not known and not past:
         raise bad_request(f"{where} has the unknown role {quoted(role)}", "messages")
     check_message("anthropic", message, where, "messages")
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
-        raise bad_request(f"{where}: the content must be a string or a list of blocks", "messages")
+    blocks = _blocks(message.get("content"), where, past=past or role == "assistant")
     if role == "assistant":
         _assistant(blocks, where, messages)
         return
@@ -108,7 +107,20 @@ def _message(message: Mapping[str, Any], where: str, messages: list[dict[str, An
             rest.append(block)
     if rest or not blocks:
         text, missing = flatten(rest, where, past=past)
+        if not known:
+            text, mark = of_unknown_role(role, text)
+            role, missing = "user", (*missing, *mark)
         messages.append({"role": role, "content": text, LEFT_KEY: missing})
+
+
+def _blocks(content: Any, where: str, *, past: bool) -> list[Mapping[str, Any]]:
+    """The content of a message as blocks; a string is a text. In the `past`, null is empty, and any other part is a block of unknown type."""
+    parts = content if isinstance(content, list) else [] if past and content is None else [content]
+    blocks = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    sound = isinstance(content, list | str) and all(isinstance(block, dict) for block in blocks)
+    if not (past or sound):
+        raise bad_request(f"{where}: the content must be a string or a list of blocks", "messages")
+    return [block if isinstance(block, dict) else {} for block in blocks]
 
 
 def _assistant(blocks: Sequence[Mapping[str, Any]], where: str, messages: list[dict[str, Any]]) -> None:

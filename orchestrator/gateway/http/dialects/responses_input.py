@@ -9,7 +9,8 @@
 | any other with a `call_id` and an `output`, once a call has that id | a tool message |
 | additional_tools | tools |
 | item_reference, previous_response_id | the object that was served under that id |
-| items of a provider's own tools, any other item once the assistant has spoken | nothing, counted |
+| items of a provider's own tools, any other item and calls without a name once the assistant has spoken | nothing, counted |
+| a message of an unknown role once the assistant has spoken | a user's message that begins with the role, counted |
 | any other item in the opening of a conversation | refused |
 """
 
@@ -26,7 +27,7 @@ from orchestrator.gateway.http.dialects.base import (
 from orchestrator.gateway.http.dialects.opaque_reasoning import kept_reasoning
 from orchestrator.gateway.http.dialects.responses_tools import read_tools, tools_of_the_past
 from orchestrator.gateway.http.dialects.tool_names import ToolNames
-from orchestrator.gateway.messages.content import LEFT_KEY, flatten
+from orchestrator.gateway.messages.content import LEFT_KEY, flatten, of_unknown_role
 from orchestrator.gateway.messages.foreign_keys import (
     ARGUMENTS,
     CONTENTS,
@@ -38,7 +39,7 @@ from orchestrator.gateway.messages.requests import (
     INPUT,
     tool_list,
 )
-from orchestrator.gateway.messages.turns import INSTRUCTIONS_KEY, STEP_KEY, step_of
+from orchestrator.gateway.messages.turns import INSTRUCTIONS_KEY, STEP_KEY, named, step_of
 from orchestrator.gateway.messages.typed_calls import (
     CALLS,
     OUTPUTS,
@@ -147,28 +148,33 @@ class _Conversation:
 
     def add(self, item: Mapping[str, Any], where: str) -> None:
         """Add the next item."""
-        kind = item.get("type", "message" if "role" in item else None)
-        match kind:
+        kind = item.get("type")
+        if kind is None and "role" in item:
+            kind = "message"
+        match kind if isinstance(kind, str) else "":
             case "message":
                 self._message(item, where)
             case "reasoning":
                 self._reasoning(item, where)
+            case "function_call" | "custom_tool_call" if self._past and not named(item.get("name")):
+                self.left_out += 1
             case "function_call" | "custom_tool_call":
                 self._call(item, kind == "custom_tool_call", where)
-            case str() if kind in CALLS and (arguments := arguments_of(item)) is not None:
+            case kind if kind in CALLS and (arguments := arguments_of(item)) is not None:
                 self._say({"name": CALLS[kind], "arguments": arguments}, answered(item))
             case "function_call_output" | "custom_tool_call_output":
                 self._output(item, where)
-            case str() if self._called(answered(item)) and ("output" in item or kind in OUTPUTS):
+            case kind if self._called(answered(item)) and ("output" in item or kind in OUTPUTS):
                 self._output(item, where)
-            case str() if self._past or kind.endswith(_PROVIDER_ENDINGS) or kind in _PROVIDER_ITEMS:
+            case kind if self._past or kind.endswith(_PROVIDER_ENDINGS) or kind in _PROVIDER_ITEMS:
                 self.left_out += 1
             case _:
-                raise bad_request(f"{where} is of the unknown type {quoted(kind)}", "input")
+                raise bad_request(f"{where} is of the unknown type {quoted(item.get('type'))}", "input")
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")
-        if role not in ("assistant", "user", "system", "developer"):
+        known = role in ("assistant", "user", "system", "developer")
+        if not known and not self._past:
             raise bad_request(f"{where} has the unknown role {quoted(role)}", "input")
         check_message("responses", item, where, "input")
         check_key(item, "content", CONTENTS, where, "input")
@@ -180,13 +186,16 @@ class _Conversation:
             message = self._reply("content", "tool_calls", step=step_of(item.get("id")))
             message["content"] = text
         else:
+            if not known:
+                text, mark = of_unknown_role(role, text)
+                role, missing = "user", (*missing, *mark)
             message = {"role": role, "content": text}
             self.messages.append(message)
         message[LEFT_KEY] = missing
 
     def _output(self, item: Mapping[str, Any], where: str) -> None:
         check_key(item, "output", ("content",), where, "input")
-        if item.get("type") not in OUTPUTS:
+        if str(item.get("type")) not in OUTPUTS:
             check_key(item, "call_id", RESULT_IDS, where, "input")
         text, missing = flatten(result_of(item), where, past=True)
         result = {"role": "tool", "tool_call_id": answered(item), "content": text}
@@ -207,7 +216,7 @@ class _Conversation:
 
     def _call(self, item: Mapping[str, Any], freeform: bool, where: str) -> None:
         name, identifier = item.get("name"), item.get("call_id")
-        if not isinstance(name, str) or not name:
+        if not named(name):
             raise bad_request(f"{where} is a tool call without a name", "input")
         if item.get("function") is not None:
             raise bad_request(f"{where}.function is not read: use name and arguments on this wire", "input")
