@@ -25,6 +25,11 @@ class GatewayMetrics:
         self.left_out = Counter(
             "penstock_gateway_left_out", "parts and provider-side tools stripped", registry=r
         )
+        self.unknown_fields = Counter(
+            "penstock_gateway_unknown_fields",
+            "fields of requests that their wire does not know, taken without effect",
+            registry=r,
+        )
         self.large = Counter(
             "penstock_gateway_large_requests",
             "requests that were read or rendered off the event loop, or refused by their size",

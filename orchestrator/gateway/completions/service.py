@@ -186,6 +186,7 @@ class CompletionService:
         placement = placed or self._place(session, request)
         params, recorded = self.budgets.params(session, request, placement, is_auxiliary)
         self._metrics.left_out.inc(request.left_out)
+        self._metrics.unknown_fields.inc(request.unknown)
         script_index = (
             None if session.script is None or is_auxiliary else self._next_scripted(session, session.script)
         )

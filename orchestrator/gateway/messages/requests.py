@@ -58,7 +58,8 @@ class CompletionRequest:
     """A harness's request. `digest` (hex): see `body_digest`; equal digests are the same request again. `wire` is its dialect's name.
 
     `model` is the requested name; `retries` is the value of its retry header; `reason` is why it rewrote its history, if it reports that;
-    `left_out` counts the parts and tools that were stripped because they would bypass the sandbox.
+    `left_out` counts the parts and tools that were stripped because they would bypass the sandbox;
+    `unknown` counts the fields that its wire does not know.
     """
 
     turns: tuple[Turn, ...]
@@ -72,6 +73,7 @@ class CompletionRequest:
     retries: int = 0
     reason: str | None = None
     left_out: int = 0
+    unknown: int = 0
     wire: str | None = None
 
     @property

@@ -14,6 +14,7 @@ from scaffolds.base import Wire as Wired
 
 from orchestrator.gateway.http.bodies import DIALECTS
 from orchestrator.gateway.http.dialects.fields import FIELDS, Treatment, described
+from orchestrator.gateway.http.dialects.native import NativeDialect
 from orchestrator.gateway.messages.requests import CallRule, CompletionRequest
 from orchestrator.gateway.problems import Problem
 from orchestrator.scaffold_check.seen import _ENDINGS, wire_of
@@ -54,6 +55,8 @@ FLAGS = [
     "return_tokens_as_token_ids",
     "no_stop_trim",
     "return_hidden_states",
+    "deferred",
+    "safe_prompt",
 ]
 
 
@@ -351,3 +354,54 @@ def test_whether_to_think_is_a_switch_of_anthropics_wire_and_a_hint_of_engines_o
         ("thinking", {"type": "disabled"}),
     ):
         assert read("chat", **{name: value}).turns == read("chat").turns
+
+
+def native(**more: Any) -> CompletionRequest:
+    return NativeDialect().read({"messages": [{"role": "user", "content": "x"}], **more}, {}).request
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"temperature": 0.5}, "^temperature is not a field of this route: it takes agent, call, messages"),
+        ({"stream": True}, "^stream is not a field"),
+        ({"n": 2}, "^n is not a field"),
+        ({"tool_choice": "none"}, "^tool_choice is not a field"),
+        ({"parallel_tool_calls": False}, "^parallel_tool_calls is not a field"),
+        ({"agent": 5}, "^agent must be a string$"),
+        ({"replace_reason": 7}, "^replace_reason must be a string$"),
+        ({"call": "first"}, "^call must be an integer$"),
+    ],
+)
+def test_the_native_route_refuses_fields_that_it_does_not_have_and_values_of_other_kinds(
+    more: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(Problem, match=sentence) as problem:
+        native(**more)
+    assert (problem.value.status, problem.value.param) == (400, next(iter(more)))
+
+
+def test_the_native_route_takes_its_fields_and_what_requests_nothing() -> None:
+    request = native(agent="a", call=3, replace_reason="short", tool_choice=None, stop=[], max_tokens=5)
+    assert (request.agent, request.reason, request.max_tokens) == ("a", "short", 5)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_fields_that_no_wire_knows_are_counted_unless_they_request_nothing(wire: str) -> None:
+    assert read(wire).unknown == 0
+    assert read(wire, hologram=1, depth={"a": 2}, empty=None, none=[], top_p=0.5).unknown == 2
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_providers_own_search_is_left_out_or_refused_and_false_requests_none(wire: str) -> None:
+    for name, value in (
+        ("plugins", [{"id": "web"}]),
+        ("search_parameters", {"mode": "on"}),
+        ("enable_search", True),
+    ):
+        if wire == "chat":
+            assert read(wire, **{name: value}).left_out == 1
+        else:
+            with pytest.raises(Problem, match=f"^{name} is not supported: a provider's servers"):
+                read(wire, **{name: value})
+        assert read(wire, **{name: False}).left_out == 0

@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.contracts.limits import LONGEST_AGENT
 from orchestrator.contracts.quote import cut_to, quoted
 from orchestrator.gateway.http.dialects.choice import read_choice
-from orchestrator.gateway.http.dialects.fields import check_fields, stripped
+from orchestrator.gateway.http.dialects.fields import check_fields, stripped, unknown
 from orchestrator.gateway.http.dialects.tool_names import ToolNames
 from orchestrator.gateway.messages.requests import (
     CompletionRequest,
@@ -144,6 +144,7 @@ def request_of(
         retries=retries_of(headers),
         reason=reason,
         left_out=parts_out + chat_request.left_out + stripped(wire, body),
+        unknown=len(unknown(wire, body)),
         wire=wire,
     )
 

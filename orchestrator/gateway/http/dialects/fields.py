@@ -1,13 +1,13 @@
 """Every documented field of a request, wire by wire, and its treatment. ops/guides/wires.md contains this table.
 
 A field that its wire does not document is refused if another wire refuses it, or honours it and this one has a field or a form for it. The gateway
-takes any other field without effect.
+takes any other field without effect, and counts it; the native route refuses it.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.problems import bad_request
@@ -52,6 +52,8 @@ _THINKS = "the policy's chat template decides whether it thinks, and what it tho
 _PROVIDERS = "a provider's servers would run its tools: offer function tools that your client runs"
 _PREFILL = "an answer is not continued: end with a message of the user or a tool's result"
 _OTHER_OUTPUT = "it is a field of the Responses wire, and this wire serves all that it has"
+_LIMIT = "the limit of a reply is max_tokens here, and on the Responses wire max_output_tokens"
+_SHORTENS = "a history is shortened by its client alone: the refusal of a full context says so"
 _TEXT = {"type": "text"}
 
 _ENGINES = {  # of vLLM, SGLang and others, which clients send in an extra body
@@ -60,11 +62,13 @@ _ENGINES = {  # of vLLM, SGLang and others, which clients send in an extra body
     **_refused(_PREFILL, "add_generation_prompt", True),
     **_refused(_TEMPLATE, "chat_template chat_template_kwargs documents"),
     **_refused(_PARTLY, "guided_json guided_regex guided_choice guided_grammar structured_outputs json_schema regex ebnf grammar structural_tag"),
+    **_refused(_PARTLY, "format"),
     **_refused(_ENGINE, "ignore_eos include_stop_str_in_output use_beam_search min_tokens min_new_tokens", False, 0),
     **_refused(_ENGINE, "stop_token_ids stop_regex bad_words allowed_token_ids truncate_prompt_tokens no_stop_trim", False),
     **_refused(_ENGINE, "logits_processors custom_logit_processor", False),
     **_refused(_RAW, "prompt_token_ids input_ids input_embeds session_params return_hidden_states", False),
     **_refused(_RAW, "separate_reasoning skip_special_tokens spaces_between_special_tokens", True),
+    **_refused(_LIMIT, "max_new_tokens n_predict num_predict max_length", -1),
     **_all(Treatment.TAKEN, _THINKS, "enable_thinking include_reasoning reasoning_format thinking_budget"),
     **_refused("it is a parameter of client libraries: send its fields in the body itself", "extra_body"),
     **_refused("one reply is made: ask several times instead", "best_of", 1),
@@ -77,12 +81,15 @@ CHAT: dict[str, Field] = {
     **_all(Treatment.HONOURED, "", "max_tokens max_completion_tokens stop stream stream_options"),
     **_all(Treatment.HONOURED, "the first form of tools: the reply has a function_call", "functions function_call"),
     **_all(Treatment.RUN, _SAMPLING, "temperature top_p frequency_penalty presence_penalty seed"),
-    **_all(Treatment.STRIPPED, "a provider's own tool", "web_search_options"),
+    **_all(Treatment.STRIPPED, "a provider's own tool", "web_search_options plugins search_parameters enable_search"),
     **_all(Treatment.TAKEN, _LABEL, "metadata user safety_identifier store"),
     **_all(Treatment.TAKEN, _SPEED, "service_tier prompt_cache_key prompt_cache_options prompt_cache_retention prediction"),
     **_all(Treatment.TAKEN, "a provider's own check", "moderation"),
     **_all(Treatment.TAKEN, _HINT, "reasoning_effort verbosity"),
     **_all(Treatment.TAKEN, _THINKS, "reasoning thinking"),
+    **_refused("no reply goes on without its client: stream it instead", "deferred", False),
+    **_refused("no text is added to a prompt: write it into the system message", "safe_prompt", False),
+    **_refused(_SHORTENS, "transforms"),
     **_refused("ask several times instead", "n", 1),
     **_refused("they are recorded, and not served", "logprobs top_logprobs", False, 0),
     **_refused("its token ids are another model's", "logit_bias"),
@@ -111,7 +118,7 @@ RESPONSES: dict[str, Field] = {
     **_refused("no response goes on without its client: stream the reply instead", "background", False),
     **_refused("conversations are not kept: send previous_response_id, or the whole conversation as input", "conversation"),
     **_refused("prompts of a provider's are not kept: send the text", "prompt"),
-    **_refused("a history is shortened by its client alone: the refusal of a full context says so", "truncation", "disabled"),
+    **_refused(_SHORTENS, "truncation", "disabled"),
     **_refused(_PARTLY, "text.format", _TEXT),
     **_refused("they are recorded, and not served", "top_logprobs", 0),
     **_ENGINES,
@@ -169,6 +176,9 @@ _BODIES: Mapping[str, type] = {
     "text": dict,
     "output_config": dict,
     "model": str,
+    "agent": str,
+    "call": int,
+    "replace_reason": str,
 }
 """The JSON type of fields whose value decides how a reply is written."""
 _INNER: Mapping[str, tuple[str, type]] = {
@@ -190,7 +200,15 @@ _INCLUDED = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-_KINDS: Mapping[type, str] = {bool: "true or false", dict: "an object", list: "a list", str: "a string"}
+_NOTHING: Final = (None, "", [], {})
+"""Values of a field that request nothing."""
+_KINDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "an integer",
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+}
 
 
 def _of_others(wire: str) -> dict[str, Field]:
@@ -204,7 +222,7 @@ def _of_others(wire: str) -> dict[str, Field]:
             if field.treatment is Treatment.REFUSED:
                 found[name] = field
             elif field.treatment is Treatment.STRIPPED:
-                found[name] = Field(Treatment.REFUSED, _PROVIDERS)
+                found[name] = Field(Treatment.REFUSED, _PROVIDERS, (False,))
             elif name in _OWN:
                 found[name] = Field(
                     Treatment.REFUSED,
@@ -218,8 +236,16 @@ _CHECKED = {
 }
 
 
+def unknown(wire: str, body: Mapping[str, Any]) -> list[str]:
+    """The fields of a body that the table of its wire lacks and that request something."""
+    known = {name.partition(".")[0] for name in _CHECKED[wire]}
+    return [name for name, value in body.items() if name not in known and value not in _NOTHING]
+
+
 def check_fields(wire: str, body: Mapping[str, Any]) -> None:
     """Raise Problem 400 naming a field that cannot be honoured, or that has a value of the wrong type."""
+    if wire == "native" and (names := unknown(wire, body)):
+        raise bad_request(f"{names[0]} is not a field of this route: it takes {', '.join(NATIVE)}", names[0])
     for name, kind in _BODIES.items():
         honoured = name in FIELDS[wire] and FIELDS[wire][name].treatment is Treatment.HONOURED
         if honoured and not isinstance(body.get(name), kind | None):
@@ -259,11 +285,11 @@ def stripped(wire: str, body: Mapping[str, Any]) -> int:
 
 
 def _count(value: Any) -> int:
-    return len(value) if isinstance(value, list) else int(value is not None)
+    return len(value) if isinstance(value, list) else int(value is not None and value is not False)
 
 
 def _asks_nothing(value: Any, field: Field) -> bool:
-    return value is None or value in ("", [], {}) or value in field.neutral
+    return value in _NOTHING or value in field.neutral
 
 
 def _value(name: str, body: Mapping[str, Any]) -> Any:
