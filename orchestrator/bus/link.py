@@ -8,11 +8,13 @@ Any server of a cluster (`urls_of`) can serve: each dial tries the next server, 
 port: each dial reads its address again (`address_file`).
 """
 
+import errno
 import itertools
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import anyio
@@ -75,6 +77,8 @@ class Link:
 
     def __init__(self, url: str, name: str, on_up: Callable[[], None]) -> None:
         urls = urls_of(url)
+        if not urls:
+            raise UnfitServer(_NO_SERVER)
         self._url = itertools.cycle(random.sample(urls, len(urls)))
         self._servers = len(urls)
         self._named = url
@@ -189,7 +193,7 @@ class Link:
         for attempts_left in reversed(range(self._servers)):
             try:
                 if self._file is not None:
-                    return await self._dial(*read_address(self._file))
+                    return await self._dial(*_address_in(self._file))
                 return await self._dial(next(self._url), None)
             except (OSError, nats.errors.Error) as error:
                 if not attempts_left:
@@ -261,44 +265,70 @@ async def _check_fit(connection: Connection, place: str, *, alone: bool) -> None
 
 
 SCHEMES = ("nats", "tls", "ws", "wss")
+_NO_SERVER = "NATS_URL names no server: write nats://host:4222"
 
 
 def urls_of(named: str) -> list[str]:
-    """The servers of one cluster, written as comma-separated URLs, or the present one of a file (`address_file`). An invalid URL, or a file that
-    cannot be read, raises UnfitServer with one sentence that contains no login."""
+    """The servers of one cluster, written as comma-separated URLs, or the present one of a file (`address_file`); none for "". An invalid URL, or a
+    file that cannot be read, raises UnfitServer with one sentence that contains no login."""
     if (file := named_file(named)) is not None:
         try:
-            return [read_address(file)[0]]
+            return [_address_in(file)[0]]
         except OSError as error:
             raise UnfitServer(
                 f"the file {file}, which NATS_URL names, cannot be read ({error.strerror}): `penstock up` writes it"
             ) from None
     urls = [url.strip() for url in named.split(",") if url.strip()]
+    if named and not urls:
+        raise UnfitServer(_NO_SERVER)
     for url in urls:
-        try:
-            parts = urlsplit(url if "//" in url else f"//{url}")
-            fits = (parts.scheme or "nats") in SCHEMES and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # an invalid port, an unclosed bracket
-            fits = False
-        if not fits:
-            raise UnfitServer(
-                f"NATS_URL is not a URL of NATS (it begins with {quoted(url.partition(':')[0], 20)}): use nats://host:4222, tls://, ws:// or wss://, "
-                "with user:password@ or token@ before the host, where / : and @ are written %2F, %3A and %40"
-            )
-        if parts.query or parts.fragment or parts.path.strip("/"):
-            raise UnfitServer(
-                f"the NATS URL of {_place(url)} has something behind its port, which would be ignored: take it out"
-            )
+        _check(url)
     if len({urlsplit(url if "//" in url else f"//{url}").scheme in ("ws", "wss") for url in urls}) > 1:
         raise UnfitServer("NATS_URL mixes ws:// with other servers: name one kind")
     return urls
 
 
+def _check(url: str) -> None:
+    """Raise UnfitServer unless `url` names one server."""
+    try:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        fits = (parts.scheme or "nats") in SCHEMES and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an invalid port, an unclosed bracket
+        fits = False
+    if not fits:
+        raise UnfitServer(
+            f"NATS_URL is not a URL of NATS (it begins with {quoted(url.partition(':')[0], 20)}): use nats://host:4222, tls://, ws:// or wss://, "
+            "with user:password@ or token@ before the host, where / : and @ are written %2F, %3A and %40"
+        )
+    if parts.query or parts.fragment or parts.path.strip("/"):
+        raise UnfitServer(
+            f"the NATS URL of {_place(url)} has something behind its port, which would be ignored: take it out"
+        )
+
+
+def _address_in(file: Path) -> tuple[str, int]:
+    """`read_address`. OSError also for a file whose content does not name one server: its starter may write it again."""
+    try:
+        url, owner = read_address(file)
+    except ValueError:
+        raise OSError(errno.EINVAL, "it is not UTF-8 text") from None
+    if not url:
+        raise OSError(errno.EINVAL, "it is empty")
+    try:
+        _check(url)
+    except UnfitServer:
+        raise OSError(errno.EINVAL, "its content is not the URL of one server") from None
+    return url, owner
+
+
 def places_of(named: str) -> str:
     """host:port of each server, for messages."""
-    if (file := named_file(named)) is not None and not file.exists():
-        return f"the address in {file}"
-    return " or ".join(map(_place, urls_of(named)))
+    try:
+        return " or ".join(map(_place, urls_of(named)))
+    except UnfitServer:
+        if (file := named_file(named)) is not None:
+            return f"the address in {file}"
+        raise
 
 
 def login_of(url: str) -> dict[str, str]:

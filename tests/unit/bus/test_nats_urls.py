@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bus.address_file import url_of_file
-from orchestrator.bus.base import UnfitServer
-from orchestrator.bus.link import login_of, places_of, urls_of
+from orchestrator.bus.base import BusUnavailable, UnfitServer
+from orchestrator.bus.link import Link, login_of, places_of, urls_of
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,8 @@ def test_a_file_names_the_server_that_it_holds_now(tmp_path: Path) -> None:
         "nats://u:secret@h/streams",
         "nats://u:secret@h,ws://h2",
         "postgresql://u:secret@h/d",
+        ",",
+        " , ,",
     ],
 )
 def test_what_names_no_server_is_one_sentence_without_its_login(url: str) -> None:
@@ -68,3 +70,40 @@ def test_what_names_no_server_is_one_sentence_without_its_login(url: str) -> Non
         and "sec/" not in str(refused.value)
         and "\n" not in str(refused.value)
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "it is empty"),
+        (b" \n", "it is empty"),
+        (b"nats://h:99999", "its content is not the URL of one server"),
+        (b"nats://secret@[::1", "its content is not the URL of one server"),
+        (b"http://secret@h", "its content is not the URL of one server"),
+        (b"nats://secret@h:1/streams", "its content is not the URL of one server"),
+        (b"nats://a:1,nats://b:2", "its content is not the URL of one server"),
+        (b"nats://h\xff:1", "it is not UTF-8 text"),
+    ],
+)
+@pytest.mark.anyio
+async def test_a_file_that_names_no_server_is_one_sentence_and_a_server_that_is_away(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
+    file = tmp_path / "url"
+    file.write_bytes(content)
+    with pytest.raises(
+        UnfitServer, match=rf"^the file \S+/url, which NATS_URL names, cannot be read \({why}\)"
+    ):
+        urls_of(url_of_file(file))
+    assert places_of(url_of_file(file)) == f"the address in {file}"
+    file.write_text("nats://127.0.0.1:1")
+    link = Link(url_of_file(file), "test", lambda: None)
+    file.write_bytes(content)  # its starter was killed while it wrote
+    with pytest.raises(BusUnavailable, match=rf"^NATS does not answer at the address in \S+/url \({why}"):
+        await link.open(0.2)
+
+
+def test_no_url_names_no_server_and_no_link_is_made_for_it() -> None:
+    assert urls_of("") == []
+    with pytest.raises(UnfitServer, match=r"^NATS_URL names no server: write nats://host:4222$"):
+        Link("", "test", lambda: None)
