@@ -11,6 +11,7 @@ import typer
 
 from orchestrator.cli.options import HERE, ConfigOption, SetOption, path
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.http_urls import check_http_urls
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
 from orchestrator.runtime.log import configure
@@ -124,6 +125,7 @@ def gateway(
     """Run a gateway: sessions, exact tokens, weight syncs."""
     from orchestrator.gateway.server import GatewaySettings, serve
 
+    _check_urls("--server", server, "a rollout server")
     home = Home.at(config, tuple(overrides or ()))
     resolved = home.connected()
     settings = GatewaySettings(
@@ -168,6 +170,7 @@ def runner(
     """Run a runner: it leases rollouts and runs scaffolds in sandboxes."""
     from orchestrator.runner.rollout_runner import RunnerSettings, serve_rollouts
 
+    _check_urls("--gateway", gateway, "a gateway")
     home = Home.at(config, tuple(overrides or ()))
     named = tuple(gateway or home.config().gateway.urls)
     if home.gateway_url_file.exists() and named == (_read(home.gateway_url_file),):
@@ -228,6 +231,13 @@ def web(config: ConfigOption = HERE, overrides: SetOption = None) -> None:
         announce=lambda url: typer.echo(f"dashboard: {url}", err=True) if sys.stderr.isatty() else None,
     )
     _serve("web", home, _by_clock(home, lambda: serve(settings)))
+
+
+def _check_urls(option: str, urls: list[str] | None, what: str) -> None:
+    try:
+        check_http_urls(urls or (), what)
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}") from None
 
 
 def _worker(home: Home, name: str, slots: Callable[[Config], int]) -> "WorkerSettings":

@@ -28,6 +28,15 @@ NEEDS: Final[dict[str, tuple[Counts, str]]] = {
     "sandbox.container": _provider("container"),
     "sandbox.images": _provider("bubblewrap"),
     "sandbox.kubernetes": _provider("kubernetes"),
+    "sandbox.max_memory_mb": (
+        lambda config: config.sandbox.max_memory_mb >= config.sandbox.memory_mb,
+        "at least sandbox.memory_mb",
+    ),
+    "sandbox.max_disk_mb": (
+        lambda config: config.sandbox.max_disk_mb >= config.sandbox.disk_mb,
+        "at least sandbox.disk_mb",
+    ),
+    "web.exposed": (lambda config: not config.web.loopback, "a web.host that other machines reach"),
     "sandbox.egress_mb": (lambda config: config.sandbox.egress is not Grant.NONE, "sandbox.egress"),
     "servers.embedded": (_OWN_SERVERS, "an empty servers.urls"),
     "servers.command": (_OWN_SERVERS, "an empty servers.urls"),

@@ -33,6 +33,7 @@ from orchestrator.settings.rollout import RolloutSection
 from orchestrator.settings.sampling import SamplingSection as SamplingSection
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.settings.scope import PROCESS, Scope, merged, model_in, scope_of
+from orchestrator.settings.storable import unstorable
 from orchestrator.settings.tasks import TasksSection
 from orchestrator.settings.timeouts import SCALED, Seconds, Timeouts
 from orchestrator.settings.trainer import CANARY_TOLERANCES, TrainerSection
@@ -172,13 +173,17 @@ class WebSection(Section):
     hosts: tuple[str, ...] = ()
     """The names besides `host` under which browsers may ask for the dashboard."""
 
+    @property
+    def loopback(self) -> bool:
+        """Whether no other machine can reach `host`."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
     @model_validator(mode="after")
     def _loopback(self) -> "WebSection":
-        try:
-            loopback = ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            loopback = self.host == "localhost"
-        if not loopback and not self.exposed:
+        if not self.loopback and not self.exposed:
             raise ValueError(
                 f"host is {quoted(self.host)}, which other machines may reach: keep 127.0.0.1 and use an SSH tunnel, or set web.exposed = true "
                 "if every user who can reach it may read the token in transit and steer the run"
@@ -207,6 +212,13 @@ class Config(Section):
     watchdog: Annotated[WatchdogSection, PROCESS] = WatchdogSection()
     web: Annotated[WebSection, PROCESS] = WebSection()
     metrics: Annotated[MetricsSection, PROCESS] = MetricsSection()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _text(cls, given: Any) -> Any:
+        if (fault := unstorable(given)) is not None:
+            raise ValueError(fault)
+        return given
 
     @model_validator(mode="before")
     @classmethod
@@ -381,6 +393,23 @@ def _resolve_paths(raw: dict[str, Any], directory: Path) -> None:
         found.update(by_path)
 
 
+def _check_places(raw: dict[str, Any], directory: Path, source: str) -> None:
+    """Raise ConfigurationError for two keys of a table that name one directory: one of their values would be dropped."""
+    for name in ("scaffolds", "context"):
+        found: dict[str, str] = {}
+        for key in _table(raw, "rollout", name):
+            place = str((directory / key).resolve()) if "/" in key else key
+            if (other := found.setdefault(place, key)) != key:
+                raise ConfigurationError(
+                    f"{source}: rollout.{name}: {quoted(other)} and {quoted(key)} are the same directory: keep one of them"
+                )
+
+
+def _check_text(raw: dict[str, Any], source: str) -> None:
+    if (fault := unstorable(raw)) is not None:
+        raise ConfigurationError(f"{source}: {fault}")
+
+
 def _table(raw: dict[str, Any], *keys: str) -> dict[str, Any]:
     """The table below `keys`; a new empty one if there is none."""
     found: Any = raw
@@ -403,9 +432,12 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
             raise ConfigurationError(f"{path} does not exist; `penstock init` writes one") from None
         except ValueError as error:
             raise ConfigurationError(str(error)) from None
+        _check_text(raw, source)
+        _check_places(raw, path.parent.resolve(), source)
         _resolve_paths(raw, path.parent.resolve())
     for assignment in overrides:
         _override(raw, assignment)
+    _check_text(raw, "--set" if overrides else source)
     services = raw.setdefault("services", {})
     if isinstance(services, dict):
         for key, variable in (("database_url", "DATABASE_URL"), ("nats_url", "NATS_URL")):

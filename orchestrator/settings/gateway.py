@@ -3,12 +3,11 @@
 import re
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from orchestrator.contracts.choices import UnprovenTemplate, WeightTransport
-from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.http_urls import check_http_urls
 from orchestrator.settings.curriculum import Count, Positive, Section
 from orchestrator.settings.timeouts import Seconds, Wait
 
@@ -43,6 +42,12 @@ class GatewaySection(Section):
     """The largest difference of log-probabilities that the check of new weights accepts; when not given it follows the run's trainer.dtype."""
     unproven_template: UnprovenTemplate = UnprovenTemplate.REFUSE
     """What happens to a model whose chat template rewrites the history: refuse to start, or render each request whole as a sample of its own."""
+
+    @field_validator("urls")
+    @classmethod
+    def _gateways(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        check_http_urls(urls, "a gateway")
+        return urls
 
     @model_validator(mode="after")
     def _ports(self) -> "GatewaySection":
@@ -105,19 +110,7 @@ class ServersSection(Section):
     @field_validator("urls")
     @classmethod
     def _servers(cls, urls: list[str]) -> list[str]:
-        for url in urls:
-            try:
-                parts = urlsplit(url)
-                fits = (
-                    parts.scheme in ("http", "https")
-                    and bool(parts.hostname)
-                    and parts.port != 0
-                    and len(url) <= 2_000
-                )
-            except ValueError:  # an invalid port, an unclosed bracket
-                fits = False
-            if not fits:
-                raise ValueError(f"{quoted(url)} is not a URL of a rollout server: write http://host:port")
+        check_http_urls(urls, "a rollout server")
         return urls
 
     @model_validator(mode="after")

@@ -57,3 +57,23 @@ def test_a_wrong_url_of_alembics_configuration_is_refused_by_its_key() -> None:
     url = remember("postgres//x@alembic/x", of_key("sqlalchemy.url", "own.ini"))
     with pytest.raises(ServiceError, match=r"^sqlalchemy\.url of own\.ini is not a PostgreSQL URL"):
         address_of(url)
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "urls", "fault"),
+    [
+        ("runner", "--gateway", ["http://h:99999"], "'http://h:99999' is not a URL of a gateway: write http://host:port"),
+        ("runner", "--gateway", ["http://[::1"], "'http://[::1' is not a URL of a gateway"),
+        ("runner", "--gateway", ["http://a:1", "http://a:1/"], "'http://a:1/' is named twice"),
+        ("gateway", "--server", ["a:1"], "'a:1' is not a URL of a rollout server: write http://host:port"),
+        ("gateway", "--server", ["http://a:1?x=1"], "'http://a:1?x=1' has a ? or a #"),
+    ],
+)  # fmt: skip
+def test_a_wrong_address_of_a_process_is_refused_by_its_option(
+    tmp_path: Path, command: str, option: str, urls: list[str], fault: str
+) -> None:
+    (tmp_path / "penstock.toml").write_text("")
+    given = [part for url in urls for part in (option, url)]
+    shown = CliRunner().invoke(app, [command, "-c", str(tmp_path), *given])
+    assert isinstance(shown.exception, ConfigurationError), shown
+    assert str(shown.exception).startswith(f"{option}: {fault}")

@@ -70,6 +70,9 @@ def test_the_names_of_processes_count_for_one_of_several_too() -> None:
         ({"sandbox": {"kubernetes": {"image": "a"}}}, 'sandbox.kubernetes.image has no effect: it needs sandbox.provider = "kubernetes"'),
         ({"sandbox": {"container": {"cpus": 2.0}}}, 'sandbox.container.cpus has no effect: it needs sandbox.provider = "container"'),
         ({"sandbox": {"provider": "local", "images": {"build_env": {"A": "1"}}}}, "sandbox.images.build_env has no effect"),
+        ({"sandbox": {"memory_mb": 8192, "max_memory_mb": 4096}}, "sandbox.max_memory_mb has no effect: it needs at least sandbox.memory_mb"),
+        ({"sandbox": {"max_disk_mb": 7}}, "sandbox.max_disk_mb has no effect: it needs at least sandbox.disk_mb"),
+        ({"web": {"exposed": True}}, "web.exposed has no effect: it needs a web.host that other machines reach"),
         ({"sandbox": {"egress_mb": 7}}, "sandbox.egress_mb has no effect: it needs sandbox.egress"),
         ({"servers": {"urls": ["http://a:1"], "max_running": 7}}, "servers.max_running has no effect: it needs embedded rollout servers"),
         ({"servers": {"urls": ["http://a:1"], "hang_s": 7.0}}, "servers.hang_s has no effect: it needs an empty servers.urls"),
@@ -101,7 +104,8 @@ def test_a_key_that_does_nothing_is_named_with_the_reason(given: dict[str, Any],
 
 def test_a_configuration_whose_keys_all_count_has_no_warning() -> None:
     given = {
-        "sandbox": {"provider": "kubernetes", "kubernetes": {"image": "a"}},
+        "sandbox": {"provider": "kubernetes", "kubernetes": {"image": "a"}, "memory_mb": 8192, "max_memory_mb": 8192, "max_disk_mb": 20480},
+        "web": {"host": "10.0.0.1", "exposed": True},
         "trainer": {"lora_rank": 8, "lora_alpha": 16, "schedule": "cosine", "decay_steps": 9, "mask": "mis", "mis_max": 3.0},
         "stage": {"limits": {"agent": {"max_turns": 3}}},
         "rollout": {"context": {"shell": {"policy": "none"}}},

@@ -64,6 +64,20 @@ def test_without_a_file_everything_has_a_value() -> None:
             "'10.0.0.1:30000' is not a URL of a rollout server: write http://host:port",
         ),
         ("[servers]\nurls = ['http://h:99999']\n", "'http://h:99999' is not a URL of a rollout server"),
+        (
+            "[gateway]\nurls = ['http://h:99999']\n",
+            "gateway.urls: 'http://h:99999' is not a URL of a gateway: write http://host:port",
+        ),
+        ("[gateway]\nurls = ['http://[::1']\n", "'http://[::1' is not a URL of a gateway"),
+        ("[gateway]\nurls = ['h:1']\n", "'h:1' is not a URL of a gateway"),
+        (
+            "[gateway]\nurls = ['http://h:1', 'http://h:1/']\n",
+            "'http://h:1/' is named twice: name each server once",
+        ),
+        ("[servers]\nurls = ['http://h:1', 'http://H:1']\n", "'http://H:1' is named twice"),
+        ("[servers]\nurls = ['http://h:1/path?x=1']\n", "'http://h:1/path?x=1' has a ? or a #"),
+        ("[servers]\nurls = ['http://h:1#x']\n", "'http://h:1#x' has a ? or a #"),
+        ("[servers]\nurls = ['http://a b:1']\n", "'http://a b:1' is not a URL of a rollout server"),
         ("[servers]\nurls = ['http://[::1']\n", "'http://[::1' is not a URL of a rollout server"),
         ("run = 5\n", "run: must be a table, got 5"),
         ("[rollout.context.shell]\nkeep_turns = 3\n", "rollout.context.shell.policy: Field required"),
@@ -505,3 +519,54 @@ def test_every_key_that_holds_a_path_is_resolved() -> None:
         if key.name.rpartition(".")[2] in ("model", "directory") or key.name.endswith(("_file", "_dir"))
     }
     assert named_like_paths == set(PATHS)
+
+
+NUL, HALF = "a\\u0000b", "\udcff"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f'[web]\nhosts = ["ok", "{NUL}"]\n', "web.hosts: 'a\\x00b' has a NUL"),
+        (f'[gateway]\nhost = "{NUL}"\n', "gateway.host: "),
+        (f'[gateway]\nsecret_file = "{NUL}"\n', "gateway.secret_file: "),
+        (f'[metrics]\nhost = "{NUL}"\n', "metrics.host: "),
+        (f'[policy]\ndirectory = "{NUL}"\n', "policy.directory: "),
+        (f'[servers]\nkey_file = "{NUL}"\n', "servers.key_file: "),
+        (f'[servers]\ncommand = ["a{{port}}", "{NUL}"]\n', "servers.command: "),
+        (f'[[stage.then]]\nname = "{NUL}"\n', "stage.then.name: "),
+        (f'[rollout.scaffolds]\n"/{NUL}" = 1\n', "rollout.scaffolds: the key '/a\\x00b' has a NUL"),
+        (f'[rollout.context."/{NUL}"]\npolicy = "none"\n', "rollout.context: the key "),
+        (f'[sandbox.images.build_files]\na = "{NUL}"\n', "sandbox.images.build_files.a: "),
+        (f'"{NUL}" = 1\n', "the file: the key "),
+    ],
+)
+def test_text_that_cannot_be_stored_is_refused_by_its_key(tmp_path: Path, text: str, key: str) -> None:
+    sentence = refusal(tmp_path, text)
+    assert sentence.startswith(f"{tmp_path}/penstock.toml: ") and key in sentence
+    assert "\0" not in sentence and sentence.endswith("take it out")
+
+
+@pytest.mark.parametrize("value", [f'"{NUL}"', f"['{HALF}']", HALF])
+def test_text_that_cannot_be_stored_is_refused_in_an_override_and_in_a_mapping(
+    tmp_path: Path, value: str
+) -> None:
+    assert refusal(tmp_path, "", f"web.hosts={value}").startswith("--set: web.hosts: ")
+    for bad in ("a\0", HALF):
+        with pytest.raises(ValidationError, match=r"web\.hosts: .* take it out"):
+            Config.model_validate({"web": {"hosts": [bad]}})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('scaffolds = {"./a" = 0.9, "../x/a" = 0.1}', "rollout.scaffolds: './a' and '../x/a' are the same directory: keep one of them"),
+        ('scaffolds = {"a/" = 0.9, "./a" = 0.1}', "rollout.scaffolds: 'a/' and './a' are the same directory"),
+        ('context = {"./a" = {policy = "none"}, "./b/../a" = {policy = "none"}}', "rollout.context: './a' and './b/../a' are the same directory"),
+    ],
+)  # fmt: skip
+def test_two_keys_of_one_directory_are_refused(tmp_path: Path, text: str, sentence: str) -> None:
+    home = tmp_path / "x"
+    home.mkdir()
+    assert sentence in refusal(home, f"[rollout]\n{text}\n")
+    load(written(home, '[rollout]\nscaffolds = {"./a" = 0.9, "../a" = 0.05, a = 0.05}\n'))
