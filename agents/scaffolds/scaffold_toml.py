@@ -8,7 +8,7 @@
     install = []                        # optional: run first, inside
     timeout_s = 120                     # optional
     harvest = ["/logs/answer*.txt"]     # the first file that exists holds the final message
-    answer = "last line"                # without a harvested file: "last line" of stdout, all of "stdout", or "none"
+    answer = "last line"                # without harvest: "last line" of stdout, all of "stdout", or "none"
     auxiliary = ["*-small", "text:*write a title*"]   # calls that do not train: by model name, by the first message
     policy_exit_codes = [3]             # the policy's fault from the first call on
     tcp = true                          # gateway.base_url is reached over 127.0.0.1; false: over the socket only
@@ -236,6 +236,7 @@ def _declared(path: Path, reader: "_Reader", name: str) -> _Declared:
     env = reader.table("env")
     for key, texts in (("argv", argv), ("stdin", [stdin or ""]), ("[env]", env.values())):
         _check_placeholders(path, key, texts)
+    answer = reader.optional_one_of("answer", get_args(Answer))
     install, harvest, files = reader.texts("install"), reader.texts("harvest"), reader.files()
     texts_by_key = {
         "argv": argv,
@@ -245,6 +246,8 @@ def _declared(path: Path, reader: "_Reader", name: str) -> _Declared:
         "[env]": env.values(),
     }
     _check_startable(path, texts_by_key, env, files)
+    if harvest and answer not in (None, "none"):
+        raise ValueError(f"{path}: answer has no effect next to harvest: remove one of them")
     return _Declared(
         argv=argv,
         install=install,
@@ -252,7 +255,7 @@ def _declared(path: Path, reader: "_Reader", name: str) -> _Declared:
         env=env,
         files=files,
         harvest=harvest,
-        answer=reader.one_of("answer", get_args(Answer)),
+        answer=answer or get_args(Answer)[0],
         policy_exit_codes=reader.codes("policy_exit_codes"),
         tcp=reader.flag("tcp", True),
         program=reader.program(name),
@@ -273,10 +276,15 @@ def _check_startable(
                 f"{path}: [env]: {name!r:.80} is not a valid environment variable name; use letters, digits, _, . and -, and no digit first"
             )
     for name in files:
-        if not name.startswith("/") or "\0" in name or ".." in name.split("/"):
+        if not _is_inside(name):
             raise ValueError(
                 f"{path}: [files] has {name!r:.80}: write the absolute path inside the sandbox, without .."
             )
+
+
+def _is_inside(path: str) -> bool:
+    """Whether a path inside the sandbox is absolute and written without detours."""
+    return path.startswith("/") and "\0" not in path and ".." not in path.split("/")
 
 
 def _check_placeholders(path: Path, key: str, texts: Iterable[str]) -> None:
@@ -323,6 +331,10 @@ class _Reader:
             raise self._wrong(key, f"one of {', '.join(allowed)}", value)
         return value
 
+    def optional_one_of(self, key: str, allowed: tuple[str, ...]) -> Any:
+        """One of `allowed`; None: the table does not have the key."""
+        return self.one_of(key, allowed) if key in self._table else None
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._table.pop(key, default)
         if not isinstance(value, bool):
@@ -368,11 +380,11 @@ class _Reader:
         kinds = [kind for kind in ("npm", "python") if kind in table]
         if (
             len(kinds) != 1
-            or not table.get("inside", "").startswith("/")
+            or not _is_inside(table.get("inside", ""))
             or set(table) - {"npm", "python", "inside", "licence"}
         ):
             raise ValueError(
-                f"{self._path}: [program] must hold npm or python (a lock file), inside (an absolute path) and at most licence"
+                f"{self._path}: [program] must hold npm or python (a lock file), inside (an absolute path without ..) and at most licence"
             )
         lock = (self._path.parent / table[kinds[0]]).resolve()
         if not lock.is_file():
@@ -400,8 +412,10 @@ class _Reader:
 
     def directory(self, key: str) -> str:
         value = self._table.pop(key, "")
-        if not isinstance(value, str) or (value and not value.startswith("/home/agent/")):
-            raise self._wrong(key, "a directory below /home/agent", value)
+        if not isinstance(value, str) or (
+            value and not (value.startswith("/home/agent/") and _is_inside(value))
+        ):
+            raise self._wrong(key, "a directory below /home/agent, without ..", value)
         return value
 
     def needs(self) -> Needs:

@@ -121,6 +121,15 @@ def test_a_toml_scaffold_that_wants_no_tcp_gets_the_socket_alone(tmp_path: Path)
         (MINIMAL + '[env]\nA = "\\u0000"', r"\[env\] has a NUL character"),
         (MINIMAL + 'install = ["a\\u0000"]', "install has a NUL character"),
         (MINIMAL + 'answer = "all"', "answer must be one of last line, stdout, none"),
+        (
+            MINIMAL + 'harvest = ["/logs/a"]\nanswer = "stdout"',
+            "answer has no effect next to harvest: remove one",
+        ),
+        (MINIMAL + 'harvest = ["/logs/a"]\nanswer = "last line"', "answer has no effect next to harvest"),
+        (MINIMAL + 'skills = "/home/agent/../x"', "skills must be a directory below /home/agent, without .."),
+        (MINIMAL + 'skills = "/home/agent/a\\u0000"', "skills must be a directory below /home/agent"),
+        (MINIMAL + 'skills = "/opt/x"', "skills must be a directory below /home/agent"),
+        (MINIMAL + '[program]\nnpm = "scaffold.toml"\ninside = "/opt/../x"', r"\[program\] .* without \.\."),
         (MINIMAL + 'tcp = "yes"', "tcp must be true or false"),
         (MINIMAL + '[program]\nnpm = "x.json"', r"\[program\] must hold npm or python"),
         (
