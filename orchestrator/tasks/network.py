@@ -62,7 +62,7 @@ def _of_table(table: Mapping[str, Any], name: str) -> Wish | None:
 
 
 def contradictions(settings: TaskSettings) -> Iterator[str]:
-    """Hosts that a table lists and would not be read. The keys must be valid."""
+    """Hosts that a table lists and would not be read, and two spellings that disagree. The keys must be valid."""
     tables = {
         "[agent]": settings.agent.network,
         "[environment]": settings.environment,
@@ -70,6 +70,9 @@ def contradictions(settings: TaskSettings) -> Iterator[str]:
         "[verifier].environment": settings.verifier.environment or {},
     }
     for name, table in tables.items():
+        mode, older = table.get("network_mode"), table.get("allow_internet")
+        if isinstance(older, bool) and mode is not None and older == (mode == NetworkMode.NONE):
+            yield f"task.toml: {name}.network_mode and .allow_internet say different things: remove allow_internet"
         if (hosts := table.get("allowed_hosts")) and table.get("network_mode") != NetworkMode.ALLOW_LIST:
             yield (
                 f"task.toml: {name}.allowed_hosts = {quoted(hosts)} is not honoured: "

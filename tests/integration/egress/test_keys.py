@@ -57,7 +57,7 @@ async def ran(world: World, toml: str, section: SandboxSection) -> tuple[bool, f
         ("", PUBLIC, False, 0.0),
         ('[environment]\nnetwork_mode = "public"', PUBLIC, True, 1.0),
         ("[environment]\nallow_internet = true", PUBLIC, True, 1.0),
-        ('[environment]\nnetwork_mode = "no-network"\nallow_internet = true', PUBLIC, False, 0.0),
+        ('[environment]\nnetwork_mode = "no-network"\nallow_internet = false', PUBLIC, False, 0.0),
         ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["a.example.org"]', LISTS, True, 1.0),
         ('[environment]\nnetwork_mode = "allowlist"\nallowed_hosts = ["b.example.org"]', LISTS, False, 0.0),
         ('[agent]\nnetwork_mode = "allowlist"\nallowed_hosts = ["*.example.org"]', LISTS, True, 0.0),

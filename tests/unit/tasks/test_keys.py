@@ -37,6 +37,7 @@ def task(toml: str = "", **files: bytes) -> Task:
         "[metadata]\nanything = {at = [1, 2]}",
         "[environment]\ncpus = 2\nmemory_mb = 2048\nstorage_mb = 1024\nbuild_timeout_sec = 600.0",
         '[environment]\nmemory = "2G"\nstorage = "512M"\ngpus = 0\nallow_internet = false\nos = "linux"',
+        '[environment]\nnetwork_mode = "no-network"\nallow_internet = false',
         '[environment]\nmemory_mb = 2048.0\nstorage_mb = 512.0\ngpus = 0.0\nos = "Linux"',
         '[environment.healthcheck]\ncommand = "true"\nretries = 2.0',
         '[environment]\nenv = {A = "pre ${FOO}", B = "${FOO:-b}", C = "${FOO:-}", D = "${", E = "${A}${B}"}',
@@ -131,6 +132,15 @@ def test_a_task_that_asks_for_nothing_else_is_taken(toml: str) -> None:
         ("[environment]\nalow_internet = true", "[environment].alow_internet is not known: write [environment].allow_internet"),
         ("[environment]\nalow_internet = false", "[environment].alow_internet is not known: write [environment].allow_internet"),
         ('[environment]\nmemory_m = "8"', "[environment].memory_m is not known: write [environment].memory_mb, which must be a whole number"),
+        (
+            '[environment]\nnetwork_mode = "no-network"\nallow_internet = true',
+            "[environment].network_mode and .allow_internet say different things: remove allow_internet",
+        ),
+        ('[environment]\nnetwork_mode = "public"\nallow_internet = false', "[environment].network_mode and .allow_internet say different"),
+        (
+            '[verifier.environment]\nnetwork_mode = "no-network"\nallow_internet = true',
+            "[verifier].environment.network_mode and .allow_internet say different things",
+        ),
         ("allow_internet = true", "allow_internet is not known: write [environment].allow_internet"),
         ('user = "root"', "user is not known: write [agent].user"),
         ('"" = 1', '"" is not known: remove it'),
