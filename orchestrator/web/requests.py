@@ -154,7 +154,7 @@ def post(
         raw_body = await request.read()
         try:
             body = msgspec.json.decode(raw_body or b"{}")
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise Refused(400, "the body must be a JSON object") from None
         if not isinstance(body, dict):
             raise Refused(400, "the body must be a JSON object")

@@ -238,8 +238,12 @@ async def test_a_wrong_order_is_answered_with_one_sentence(
             f"{web.address}/api/steer/pause", data=b"{" * 70_000, headers=web.bearer
         ) as got:
             assert got.status == 413 and "too large" in (await got.json(content_type=None))["error"]
-        async with web.session.post(f"{web.address}/api/steer/pause", data=b"{no", headers=web.bearer) as got:
-            assert got.status == 400
+        for broken in (b"{no", b"\xff", b'{"reason": "\xff"}', b"[" * 3_000, b'{"reason":' * 3_000):
+            async with web.session.post(
+                f"{web.address}/api/steer/pause", data=broken, headers=web.bearer
+            ) as got:
+                assert got.status == 400
+                assert "must be a JSON object" in (await got.json(content_type=None))["error"]
 
 
 async def test_an_internal_error_is_counted_and_reported_without_details(
