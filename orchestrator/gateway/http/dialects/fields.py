@@ -103,7 +103,8 @@ CHAT: dict[str, Field] = {
 RESPONSES: dict[str, Field] = {
     **_all(Treatment.HONOURED, "", "input model instructions tools tool_choice parallel_tool_calls"),
     **_all(Treatment.HONOURED, "", "max_output_tokens stream stream_options stop"),
-    **_all(Treatment.HONOURED, "of this session, also after a restart", "previous_response_id store"),
+    **_all(Treatment.HONOURED, "of this session, also after a restart", "previous_response_id"),
+    **_all(Treatment.TAKEN, "each response is kept until its session ends", "store"),
     **_all(Treatment.HONOURED, "reasoning.encrypted_content; what a provider's own tools would add is left out", "include"),
     **_all(Treatment.RUN, _SAMPLING, "temperature top_p"),
     **_all(Treatment.TAKEN, _LABEL, "metadata client_metadata user safety_identifier access_programs"),
@@ -200,7 +201,7 @@ _INCLUDED = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-_NOTHING: Final = (None, "", [], {})
+_NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 """Values of a field that request nothing."""
 _KINDS: Mapping[type, str] = {
     bool: "true or false",
