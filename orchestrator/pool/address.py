@@ -39,6 +39,12 @@ _NUMBERS: Final = (
     "tcp_user_timeout",
     "statement_cache_size",
 )
+_MOST: Final[Mapping[str, int]] = {
+    "keepalives_idle": 32_767,
+    "keepalives_interval": 32_767,
+    "keepalives_count": 127,
+}
+"""The largest numbers that Linux takes for a socket."""
 _FILES: Final = ("passfile", "sslcert", "sslkey", "sslrootcert", "sslcrl")
 # Options of libpq for which the driver supports only these values. Other values are refused.
 _ONE_VALUE: Final[Mapping[str, tuple[str, ...]]] = {
@@ -280,6 +286,8 @@ def _check_value(name: str, value: str) -> None:
         raise ServiceError(
             f"the PostgreSQL URL has {name}={_shown(value)}: {name} is a whole number of 9 digits at most"
         )
+    if name in _MOST and int(value) > _MOST[name]:
+        raise ServiceError(f"the PostgreSQL URL has {name}={_shown(value)}: {name} is at most {_MOST[name]}")
     if name in _FILES and not (name == "sslrootcert" and value == "system") and not os.access(value, os.R_OK):
         raise ServiceError(f"the PostgreSQL URL has {name}={_shown(value)}, and that file cannot be read")
 
@@ -345,7 +353,13 @@ def _system_roots(tls: Mapping[str, str]) -> ssl.SSLContext:
     context = ssl.create_default_context()
     if "sslcert" in tls:
         password: Callable[[], str] = lambda: tls.get("sslpassword", "")
-        context.load_cert_chain(tls["sslcert"], tls.get("sslkey"), password)
+        try:
+            context.load_cert_chain(tls["sslcert"], tls.get("sslkey"), password)
+        except OSError:
+            raise ServiceError(
+                f"the PostgreSQL URL has sslcert={_shown(tls['sslcert'])}, which cannot be loaded with its key: both are in PEM, the key in the "
+                "same file or in sslkey, and sslpassword is its password"
+            ) from None
     return context
 
 

@@ -1,5 +1,6 @@
 """A PostgreSQL URL as libpq reads it, in the driver's terms: every option is honoured, or refused by name."""
 
+import socket
 import ssl
 from pathlib import Path
 
@@ -202,3 +203,35 @@ async def test_a_place_that_cannot_be_reached_is_one_sentence(
         async with open_engine(url):
             pass
     assert "\n" not in str(refused.value) and str(refused.value).startswith("PostgreSQL at ")
+
+
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [
+        ("keepalives_idle=32768", "keepalives_idle is at most 32767"),
+        ("keepalives_idle=999999999", "keepalives_idle is at most 32767"),
+        ("keepalives_interval=32768", "keepalives_interval is at most 32767"),
+        ("keepalives_count=128", "keepalives_count is at most 127"),
+    ],
+)
+def test_a_number_that_no_socket_takes_is_refused_and_the_largest_is_taken(
+    option: str, sentence: str
+) -> None:
+    with pytest.raises(ServiceError, match=sentence):
+        address_of(f"postgresql://h/d?{option}")
+    name, most = sentence.split()[0], int(sentence.split()[-1])
+    assert address_of(f"postgresql://h/d?{name}={most}").number(name) == most
+    with socket.socket() as own:
+        option_of = {"keepalives_idle": socket.TCP_KEEPIDLE, "keepalives_interval": socket.TCP_KEEPINTVL}
+        own.setsockopt(socket.IPPROTO_TCP, option_of.get(name, socket.TCP_KEEPCNT), most)
+
+
+def test_a_certificate_that_is_not_pem_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "cert"
+    file.write_text("no certificate")
+    address = address_of(f"postgresql://u:secret@h/d?sslrootcert=system&sslcert={file}")
+    with pytest.raises(
+        ServiceError, match=r"^the PostgreSQL URL has sslcert=\S+, which cannot be loaded with its key: "
+    ) as refused:
+        address.arguments(timeout_s=3)
+    assert "secret" not in str(refused.value) and "\n" not in str(refused.value)
