@@ -331,7 +331,7 @@ class Run:
         self._check_open()
         url = self._config.services.nats_url
         if not url:
-            raise ConfigurationError(UNKNOWN.format(at="", variable="NATS_URL"))
+            raise ConfigurationError(UNKNOWN.format(option="", variable="NATS_URL"))
         try:
             async with NatsBus.connect(url, name="penstock-api") as bus:
                 yield bus

@@ -31,7 +31,7 @@ from orchestrator.runtime.unreachable import name_of
 from orchestrator.settings.config import FILE, Config, load
 from sandboxes.owned import sockets_root
 
-UNKNOWN = "no service is known here: run `penstock up{at}`, or set {variable}"
+UNKNOWN = "no service is known here: run `penstock up{option}`, or set {variable}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +180,14 @@ class Home:
         """`config()`, or ConfigurationError if a service is neither named nor was ever started here."""
         config = self.reading()
         if not config.services.nats_url:
-            raise ConfigurationError(UNKNOWN.format(at=self.option, variable="NATS_URL"))
+            raise ConfigurationError(UNKNOWN.format(option=self.option, variable="NATS_URL"))
         return config
 
     def reading(self) -> Config:
         """As `connected`, for readers of the data pool: only the database must be known."""
         config = self.config()
         if not config.services.database_url:
-            raise ConfigurationError(UNKNOWN.format(at=self.option, variable="DATABASE_URL"))
+            raise ConfigurationError(UNKNOWN.format(option=self.option, variable="DATABASE_URL"))
         return config
 
 

@@ -398,7 +398,7 @@ def _check_places(raw: dict[str, Any], directory: Path, source: str) -> None:
     for name in ("scaffolds", "context"):
         found: dict[str, str] = {}
         for key in _table(raw, "rollout", name):
-            place = str((directory / key).resolve()) if "/" in key else key
+            place = str((directory / key).resolve()) if is_path(key) else key
             if (other := found.setdefault(place, key)) != key:
                 raise ConfigurationError(
                     f"{source}: rollout.{name}: {quoted(other)} and {quoted(key)} are the same directory: keep one of them"

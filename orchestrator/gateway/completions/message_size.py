@@ -21,6 +21,6 @@ def routes_limit(routes_mb: float, max_payload: int) -> int:
 
 def carried_tokens(max_payload: int, max_new_tokens: int) -> int:
     """The longest context, in tokens of state and action together, whose step fits without routes, with an action of up to `max_new_tokens`. A
-    step that begins anew holds the ids of its whole state, and of its action the logprobs too."""
+    step without a parent holds the ids of its whole state, and of its action the logprobs too."""
     numbers = int((longest_body(max_payload) - _REST_BYTES) / _NUMBER_BYTES)
     return max(numbers - max_new_tokens, numbers // 2)

@@ -165,7 +165,9 @@ async def test_what_others_send_to_the_inbox_of_a_pull_is_dropped_and_messages_s
         await delivery.ack()
 
 
-async def test_a_listener_hears_on_whatever_subjects_and_headers_arrive(bus: NatsBus, raw: RawNats) -> None:
+async def test_a_listener_keeps_listening_whatever_subjects_and_headers_arrive(
+    bus: NatsBus, raw: RawNats
+) -> None:
     root = bus._subject_prefix.encode() + b"accepted.demo."
     connection = bus._link.current
     async with bus.listen(subjects.every_answer("demo")) as notices:

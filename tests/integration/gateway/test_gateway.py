@@ -14,7 +14,13 @@ from sqlalchemy import text
 from orchestrator.deploy.embedded.ports import free_port
 from orchestrator.gateway.sessions.session import Session
 from orchestrator.gateway.sessions.store import SessionStore
-from orchestrator.gateway_client import BudgetExhausted, NativeLlm, SessionBudget, SessionOver
+from orchestrator.gateway_client import (
+    BudgetExhausted,
+    NativeLlm,
+    RecordedCompletion,
+    SessionBudget,
+    SessionOver,
+)
 from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.llm import Recorder
 from tests.integration.gateway.rig import OpenRig, Rig, until_row
@@ -177,6 +183,7 @@ async def test_the_own_time_of_a_white_box_that_replays_a_rollout_holds_the_gene
     async with NativeLlm(rig.gateway.url, session.token) as native:
         agent = Recorder(native=native, clocks=clocks, limits=limits).agent("main")
         reply = await clocks.run(partial(agent.llm.complete, [user("how many lines has oak.txt?")]))
+    assert isinstance(reply, RecordedCompletion)
     assert clocks.own_s >= reply.timings.generation > 0
     assert clocks.generation_s == pytest.approx(reply.timings.generation, abs=1e-3)
 
@@ -189,12 +196,14 @@ async def test_a_step_that_no_message_of_the_bus_holds_is_refused_and_the_next_o
         await rig.publish(0)
         rig.start_ingest()
         rollout, session = await rig.open()
+        long: Any = [user("oak " * 300)]
+        short: Any = [user("oak")]
         async with client(rig, session.base_url, session.token) as chat:
             with pytest.raises(
                 openai.BadRequestError, match=r"at most 3,000 \(max_payload\): send a shorter"
             ):
-                await chat.chat.completions.create(model="policy", messages=[user("oak " * 300)])
-            await chat.chat.completions.create(model="policy", messages=[user("oak")])
+                await chat.chat.completions.create(model="policy", messages=long)
+            await chat.chat.completions.create(model="policy", messages=short)
         assert (await rig.seal(rollout)).steps == 1
         await rig.stored(rollout, 1)
 

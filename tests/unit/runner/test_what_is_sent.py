@@ -129,7 +129,7 @@ def test_a_result_of_any_words_is_read(odd: str) -> None:
 
 @pytest.mark.parametrize("many", [1, 1000])
 @pytest.mark.parametrize(("failure", "graded"), [("completed", True), ("infra_failure", False)])
-def test_a_result_that_its_reader_would_refuse_is_sent_as_one_of_which_nothing_is_graded(
+def test_a_result_that_its_reader_would_refuse_is_sent_without_its_work_and_graded_0(
     failure: str, graded: bool, many: int
 ) -> None:
     """Refused, it would give the agent another attempt."""
