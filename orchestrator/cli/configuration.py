@@ -15,6 +15,7 @@ from orchestrator.cli.recorded import RecordedConfig, differences, print_notes, 
 from orchestrator.contracts.quote import cut
 from orchestrator.deploy.home import Home
 from orchestrator.runtime.environment import named
+from orchestrator.settings.assignments import key_of
 from orchestrator.settings.config import FILE, Config
 from orchestrator.settings.keys import Key, chosen, is_given, value_of
 from orchestrator.settings.scope import Scope
@@ -130,7 +131,7 @@ def _explain(
         own=own,
         found=RecordedConfig(None) if own is None else recorded(own),
         file={} if home is None else read_toml(home.file),
-        overrides={assignment.partition("=")[0].strip() for assignment in overrides},
+        overrides={".".join(key_of(assignment)) for assignment in overrides},
     )
     rows = [values.row(key) for key in explained]
     if as_json:

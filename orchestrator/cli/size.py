@@ -71,9 +71,10 @@ def size(
         read,
         written,
     )
+    from orchestrator.settings.assignments import key_of
 
     assignments = overrides or []
-    of_work = [each for each in assignments if "." not in each.partition("=")[0]]
+    of_work = [each for each in assignments if len(key_of(each, "--set")) == 1]
     of_plan = [each for each in assignments if each not in of_work]
     if from_run is None and (check or topology is None):
         raise ConfigurationError("name a topology, or a run with --from-run; --check needs the run")

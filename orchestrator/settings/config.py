@@ -5,7 +5,6 @@
 
 import ipaddress
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -19,6 +18,7 @@ from orchestrator.contracts.numbers import INT8
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.run_option import FILE as FILE
 from orchestrator.runtime.unreachable import AddressOrigin, named_url, of_key, of_override, remember
+from orchestrator.settings.assignments import assigned, key_of
 from orchestrator.settings.curriculum import (
     Count,
     Positive,
@@ -349,14 +349,7 @@ def _known(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _override(raw: dict[str, Any], assignment: str) -> None:
-    key, separator, value = assignment.partition("=")
-    path = key.strip().split(".")
-    if not separator or not all(path):
-        raise ConfigurationError(f"override {quoted(assignment)} is not of the form section.key=value")
-    try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        parsed = value.strip()  # a bare word is a string
+    path, parsed = assigned(assignment)
     node = raw
     for part in path[:-1]:
         child = node.setdefault(part, {})
@@ -456,5 +449,5 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
 
 
 def _origin(key: str, source: str, overrides: Sequence[str]) -> AddressOrigin:
-    given = any(assignment.partition("=")[0].strip() == key for assignment in overrides)
+    given = any(".".join(key_of(assignment)) == key for assignment in overrides)
     return of_override(key) if given else of_key(key, source)

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from pydantic import ValidationError
 
 from orchestrator.contracts.quote import cut, quoted
+from orchestrator.settings.assignments import key_of
 from orchestrator.settings.renamed import now_called, renamed_in
 
 Location = tuple[int | str, ...]
@@ -28,7 +29,7 @@ def explain(
     error: ValidationError, source: str, overrides: Sequence[str], known: Callable[[Location], list[str]]
 ) -> str:
     """`known` gives the keys that could stand where an unknown one was found."""
-    settings = {tuple(each.partition("=")[0].strip().split(".")): each for each in overrides}
+    settings = {key_of(each): each for each in overrides}
     parts, from_overrides = [], []
     for item in error.errors():
         location = item["loc"]

@@ -3,7 +3,6 @@
 No value is guessed: values that depend on model, tasks and hardware have no default, and the product's costs were measured (`PRODUCT`).
 """
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.quote import cut, quoted
 from orchestrator.deploy.cluster.toml import to_toml
+from orchestrator.settings.assignments import assigned
 from orchestrator.settings.curriculum import Section
 from sandboxes.text_files import read_toml
 
@@ -119,21 +120,16 @@ def read(path: Path) -> dict[str, Any]:
 def changed(raw: dict[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
     """`raw` with `key=value` of `--set`; a value is TOML, a key may lead through tables and lists: runners.0.slots=64."""
     for assignment in assignments:
-        key, equals, text = assignment.partition("=")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
-        if not equals or not key:
-            raise ConfigurationError(f"--set {assignment}: write key=value")
+        (*path, last), value = assigned(assignment, "--set")
         node: Any = raw
-        *path, last = key.split(".")
         try:
             for part in path:
                 node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
             node[int(last) if isinstance(node, list) else last] = value
         except (IndexError, ValueError, TypeError, AttributeError):
-            raise ConfigurationError(f"--set {assignment}: the key {key} does not exist") from None
+            raise ConfigurationError(
+                f"--set {quoted(assignment)}: the key {cut('.'.join((*path, last)))} does not exist"
+            ) from None
     return raw
 
 

@@ -320,7 +320,7 @@ def test_missing_values_are_requested_by_name(tmp_path: Path) -> None:
         given({"turns": 3}, "here")
     with pytest.raises(ConfigurationError, match="speed: is not a known key"):
         given({**RAW, "speed": 3}, "here")
-    with pytest.raises(ConfigurationError, match="--set turns: write key=value"):
+    with pytest.raises(ConfigurationError, match="--set 'turns' is not of the form"):
         changed({}, ["turns"])
     with pytest.raises(ConfigurationError, match=r"runners\.3\.slots"):
         changed({"runners": [{}]}, ["runners.3.slots=4"])
