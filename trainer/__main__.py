@@ -131,7 +131,11 @@ def main() -> int:
     if place or arguments.ranks > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stack trace for a lost rank
     collect_seldom()
-    configure("trainer")
+    try:
+        configure("trainer")
+    except ValueError as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        return 1
     from trainer.loop import TrainerSettings
 
     keep_loaded(seldom=False)

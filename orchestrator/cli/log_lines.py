@@ -14,9 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.quote import quoted
 
-LEVELS = ("debug", "info", "warning", "error", "critical")
+LEVELS = tuple(LogLevel)
 _BLOCK = 1 << 16
 _LONGEST = 1 << 20  # bytes of one line that are kept
 _POSTGRES = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) UTC \[\d+\] (?:\S+@\S+ )?(\w+):")

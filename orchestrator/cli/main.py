@@ -41,6 +41,7 @@ from orchestrator.cli.examples import attach
 from orchestrator.cli.given import checked
 from orchestrator.cli.option_names import with_option
 from orchestrator.cli.terminal import plain
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import ArgumentError, PenstockError
 from orchestrator.contracts.quote import quoted, readable
 from orchestrator.runtime.gc_tuning import collect_seldom
@@ -135,8 +136,8 @@ def main() -> None:
     """Run the command line; an error is one line on stderr and exit status 1."""
     guard()
     collect_seldom()
-    configure("penstock", level="error")
     try:
+        configure("penstock", level=LogLevel.ERROR)
         with as_sentences():
             _run()
     except KNOWN as error:

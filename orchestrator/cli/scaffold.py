@@ -17,6 +17,7 @@ from scaffolds.find import find, known
 from orchestrator.cli import complete, scaffold_new, tables, terminal
 from orchestrator.cli.bar import busy
 from orchestrator.cli.options import JsonOption, path
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.runtime.log import configure
 
 app = typer.Typer(no_args_is_help=True)
@@ -133,7 +134,7 @@ def check(
     from orchestrator.scaffold_check.scenarios import Finding
 
     plugins.load("sandboxes", provider)  # before services start
-    configure("penstock", level="critical")  # failures here are deliberate
+    configure("penstock", level=LogLevel.CRITICAL)  # failures here are deliberate
     found: list[Finding] = []
     err = Console(stderr=True)
 

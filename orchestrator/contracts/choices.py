@@ -1,4 +1,4 @@
-"""Closed sets of the configuration that several rooms read: what rewards count, how the loss adds up, how weights travel.
+"""Closed sets of the configuration that several rooms read: what rewards count, how the loss adds up, how weights travel. And the levels of the log.
 
 The configuration takes a member by its string; runs store the string.
 """
@@ -78,3 +78,13 @@ class UnprovenTemplate(StrEnum):
 
     REFUSE = "refuse"
     PER_REQUEST = "per_request"  # each request is rendered whole, as a sample of its own
+
+
+class LogLevel(StrEnum):
+    """The level of a log line, the least first."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"

@@ -13,9 +13,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO, cast
+from typing import Final, TextIO, cast
 
 import structlog
+
+from orchestrator.contracts.choices import LogLevel
+from orchestrator.contracts.quote import quoted
+
+LEVEL_VARIABLE: Final = "PENSTOCK_LOG_LEVEL"
 
 bind = structlog.contextvars.bound_contextvars
 
@@ -114,9 +119,20 @@ def lines_lost() -> int:
     return _lines.lost if _lines is not None else 0
 
 
-def configure(process: str, *, level: str | None = None, json: bool | None = None) -> None:
-    """Set up this process's log; `process` is on every line. $PENSTOCK_LOG_LEVEL overrides the level (default info)."""
-    name = (level or os.environ.get("PENSTOCK_LOG_LEVEL") or "info").upper()
+def _threshold(level: LogLevel) -> int:
+    """The number of $PENSTOCK_LOG_LEVEL, else of `level`. ValueError for a text that is not a level."""
+    given = os.environ.get(LEVEL_VARIABLE) or level
+    try:
+        return logging.getLevelNamesMapping()[LogLevel(given.lower()).upper()]
+    except ValueError:
+        raise ValueError(
+            f"{LEVEL_VARIABLE} is {quoted(given)}: write {', '.join(LogLevel)}, or unset it"
+        ) from None
+
+
+def configure(process: str, *, level: LogLevel = LogLevel.INFO, json: bool | None = None) -> None:
+    """Set up this process's log; `process` is on every line. $PENSTOCK_LOG_LEVEL overrides `level`. ValueError, one sentence, if it is not one."""
+    threshold = _threshold(level)
     stderr: TextIO | None = sys.stderr  # None if its descriptor was closed before the process started
     as_json = (stderr is None or not stderr.isatty()) if json is None else json
     renderer: structlog.typing.Processor = (
@@ -131,7 +147,7 @@ def configure(process: str, *, level: str | None = None, json: bool | None = Non
     _lines = lines = _Lines(stderr, missing)
     structlog.configure(
         processors=_processors(renderer),
-        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, name, logging.INFO)),
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
         logger_factory=lambda *_: lines,
         cache_logger_on_first_use=True,
     )
@@ -145,16 +161,14 @@ def get(name: str) -> structlog.typing.FilteringBoundLogger:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """In a process that did not configure its log, such as a test: errors only, until the context ends. $PENSTOCK_LOG_LEVEL overrides the level."""
+    """In a process that did not configure its log, such as a test: errors only, until the context ends. $PENSTOCK_LOG_LEVEL overrides the level.
+    ValueError if it is not one."""
     if structlog.is_configured():
         yield
         return
-    level = logging.getLevelNamesMapping().get(
-        os.environ.get("PENSTOCK_LOG_LEVEL", "").upper(), logging.ERROR
-    )
     structlog.configure(
         processors=_processors(structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())),
-        wrapper_class=structlog.make_filtering_bound_logger(level),
+        wrapper_class=structlog.make_filtering_bound_logger(_threshold(LogLevel.ERROR)),
     )
     try:
         yield

@@ -141,8 +141,8 @@ def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
     guard()
     collect_seldom()
-    configure_log("rollout-server")
     try:
+        configure_log("rollout-server")
         settings = parse_arguments(argv)
         listener = bind(settings.host, settings.port)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -50,6 +50,7 @@ from ops.lab.benchmarks.targets import (
     quantile,
     show,
 )
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.numbers import option, real
 from orchestrator.gateway_client import OpenSession
 from orchestrator.runtime.log import configure
@@ -418,7 +419,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object with the bars")
     arguments = parser.parse_args(argv)
-    configure("bench", level="error")
+    configure("bench", level=LogLevel.ERROR)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # child processes end with us
     table = Report()
     extent = QUICK if arguments.quick else replace(FULL, seconds=arguments.seconds)

@@ -39,6 +39,7 @@ from ops.lab.benchmarks.utilisation import (
     Window,
     rollout_slots,
 )
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.states import BatchState, GroupState, RolloutState
@@ -402,7 +403,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     options = parser.parse_args()
-    configure("bench", level="error")
+    configure("bench", level=LogLevel.ERROR)
     try:
         directory = options.directory or newest(DEMO)
         with serving(directory):

@@ -30,6 +30,7 @@ from ops.lab.benchmarks.targets import BenchmarkTarget, Report, at_most, show
 from orchestrator.blobs.cache import BlobCache
 from orchestrator.blobs.task_files import TaskFiles
 from orchestrator.bus.nats import NatsBus
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.states import SubmissionStatus
 from orchestrator.pool import tables
 from orchestrator.publish import PublishOptions, blobs_of, publish_tasks
@@ -231,7 +232,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--directory", type=Path, help="where servers and tasks keep their data")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object with the bars")
     arguments = parser.parse_args(argv)
-    configure("bench", level="error")
+    configure("bench", level=LogLevel.ERROR)
     table = Report()
     bars = anyio.run(
         measure,

@@ -30,6 +30,7 @@ from ops.lab.chaos.results import FaultOutcome
 from ops.lab.chaos.scenario import ChaosRun, Results, leaves
 from orchestrator.bus.base import BusError
 from orchestrator.cli.given import checked
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.numbers import whole
 from orchestrator.deploy.embedded.identity import ProcessId
@@ -123,7 +124,7 @@ def main(
     """Kill and hurt a real run at random, and show that nothing is lost and nothing trained twice."""
     guard()
     collect_seldom()
-    configure("chaos", level="critical")
+    configure("chaos", level=LogLevel.CRITICAL)
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 160)
     started = time.monotonic()
     name = f"seed{seed}-x{time_scale:g}" + (f"-faults{faults}" if faults else "")

@@ -19,6 +19,7 @@ from ops.lab.demo.keep import keep
 from ops.lab.demo.prepare import SCAFFOLDS, prune, write_run
 from orchestrator.bus.base import BusError
 from orchestrator.cli.given import checked
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.deploy.embedded.spawn import spawn
 from orchestrator.runtime.gc_tuning import collect_seldom
@@ -125,7 +126,7 @@ def main(
     """Take this machine to a policy that has learned, by the real loop."""
     guard()
     collect_seldom()
-    configure("demo", level="error")
+    configure("demo", level=LogLevel.ERROR)
     console = Console(stderr=as_json)
     started = time.monotonic()
     setup_s = float(os.environ.get("PENSTOCK_SETUP_S", "0"))

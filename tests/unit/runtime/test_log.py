@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import structlog
 
+from orchestrator.cli.main import main
+from orchestrator.contracts.choices import LogLevel
+from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.sessions.session import new_token
 from orchestrator.runtime import log
 from tests.unit.bus.test_journal import files_end_at
@@ -124,3 +127,62 @@ def test_a_process_that_was_given_no_stderr_logs_into_nothing_and_counts_it(
     log.configure("test")
     log.get("test").error("not received by anyone")
     assert log.lines_lost() == 1
+
+
+@pytest.fixture
+def unset() -> Iterator[None]:
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    yield
+    structlog.configure(**before)
+    structlog.contextvars.clear_contextvars()
+
+
+SHOWN = ["debug", "info", "warning", "error", "critical"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "level", "most"),
+    [
+        ("", LogLevel.INFO, 4),
+        ("", LogLevel.ERROR, 2),
+        ("debug", LogLevel.INFO, 5),
+        ("DEBUG", LogLevel.ERROR, 5),
+        ("critical", LogLevel.INFO, 1),
+        ("error", LogLevel.DEBUG, 2),
+    ],
+)
+@pytest.mark.usefixtures("unset")
+def test_the_variable_overrides_the_level_of_a_process(
+    variable: str,
+    level: LogLevel,
+    most: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LOG_LEVEL", variable)
+    log.configure("test", level=level, json=True)
+    for each in SHOWN:
+        getattr(log.get("test"), each)("line")
+    lines = [json.loads(line)["level"] for line in capfd.readouterr().err.splitlines()]
+    assert lines == SHOWN[-most:]
+
+
+@pytest.mark.parametrize("variable", ["verbose", "basic_format", "notset", "10", "info ", "x" * 5000])
+@pytest.mark.usefixtures("unset")
+def test_a_level_that_does_not_exist_is_refused_in_one_sentence_with_those_that_do(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_LOG_LEVEL", variable)
+    expected = (
+        f"PENSTOCK_LOG_LEVEL is {quoted(variable)}: write debug, info, warning, error, critical, or unset it"
+    )
+    with pytest.raises(ValueError) as error:
+        log.configure("test")
+    assert str(error.value) == expected
+    with pytest.raises(ValueError) as error, log.quiet():
+        pass
+    assert str(error.value) == expected
+    monkeypatch.setattr(sys, "argv", ["penstock", "version"])
+    with pytest.raises(SystemExit, match="1"):
+        main()

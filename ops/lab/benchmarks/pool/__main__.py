@@ -30,6 +30,7 @@ from ops.lab.benchmarks.pool import (
 from ops.lab.benchmarks.pool.filling import fill
 from ops.lab.benchmarks.pool.rig import Rig, open_rig
 from ops.lab.benchmarks.targets import BenchmarkTarget, Report, show
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.runtime.log import configure
 
 PARTS = ("claim", "start", "ingest", "changes", "reconcile")
@@ -90,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
     only = arguments.only.split(",")
     if unknown := sorted(set(only) - set(PARTS)):
         parser.error(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
-    configure("bench", level="error")
+    configure("bench", level=LogLevel.ERROR)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # child processes end with us
     table = Report()
     bars = anyio.run(

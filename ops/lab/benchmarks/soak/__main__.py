@@ -23,6 +23,7 @@ from ops.lab.chaos.prepare import make_policy
 from ops.lab.chaos.scenario import leaves
 from ops.lab.demo.main import running_stack
 from orchestrator.bus.base import BusError
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.numbers import option, real
 from orchestrator.runtime.log import configure
@@ -117,7 +118,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
     parser.add_argument("--series", type=Path, help="write every reading to this file, as JSON")
     options = parser.parse_args()
-    configure("bench", level="error")
+    configure("bench", level=LogLevel.ERROR)
     try:
         table = Report()
         bars, figures = measure(options.minutes, table)

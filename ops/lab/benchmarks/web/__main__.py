@@ -34,6 +34,7 @@ from ops.lab.benchmarks.targets import (
 )
 from ops.lab.benchmarks.web.filling import RUN, fill
 from ops.lab.benchmarks.web.paint import first_paint
+from orchestrator.contracts.choices import LogLevel
 from orchestrator.deploy.home import Home
 from orchestrator.runtime.log import configure
 
@@ -157,7 +158,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--no-paint", action="store_true", help="without Chromium")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object with the bars")
     arguments = parser.parse_args(argv)
-    configure("bench", level="error")
+    configure("bench", level=LogLevel.ERROR)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # child processes end with us
     table = Report()
     bars = anyio.run(measure, SMALL_GROUPS if arguments.small else GROUPS, not arguments.no_paint, table)
