@@ -23,6 +23,7 @@ _MARK: Final = "\ufeff"
 _END_OF_DOS: Final = "\x1a"
 _BEGIN: Final = 64
 _SHEBANG: Final = b"#!"
+_DEEPEST: Final = 64  # tables and lists within one another: what reads them later recurses
 
 
 def text_of(data: bytes, name: str) -> str:
@@ -88,11 +89,25 @@ def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file. OSError if it cannot be read; ValueError, one sentence that names it, if it is not TOML."""
     text = toml_text(path.read_bytes(), str(path))
     try:
-        return tomllib.loads(text)
+        tables = tomllib.loads(text)
+        if _is_deep(tables):
+            raise RecursionError
     except RecursionError:
         raise ValueError(f"{path} is not valid TOML: it is nested too deeply") from None
     except ValueError as error:  # also for a number that is too long
         raise ValueError(f"{path} is not valid TOML: {error}") from None
+    return tables
+
+
+def _is_deep(tables: dict[str, Any]) -> bool:
+    """Whether tables and lists lie deeper within one another than anything reads. A key with many dots makes such tables."""
+    level: list[Any] = [tables]
+    for _ in range(_DEEPEST):
+        children = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
+        level = [child for child in children if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def script_of(data: bytes, name: str, *, by_shell: bool = False) -> bytes:

@@ -12,7 +12,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.cluster.checks import problems
 from orchestrator.deploy.cluster.inline import login, secret_options
 from orchestrator.deploy.cluster.topology import Topology
-from orchestrator.settings.config import RunSection
+from orchestrator.settings.config import Config, RunSection
 from sandboxes.text_files import read_toml
 
 OWNED = {
@@ -133,9 +133,16 @@ def read(raw: dict[str, Any], source: str = "topology") -> Topology:
         f"{key} has a line break or another control character: take it out" for key in _controls(raw)
     ]
     found_problems += _keyed(raw)
+    config = raw.get("config")
+    sections: dict[str, Any] = config if isinstance(config, dict) else {}
+    found_problems += [
+        f"config.{name}: must be a table, got {quoted(section)}"
+        for name, section in sections.items()
+        if name in Config.model_fields and not isinstance(section, dict)
+    ]
     for owned, by in OWNED.items():
         section, _, name = owned.partition(".")
-        if isinstance(found := raw.get("config", {}), dict) and name in (found.get(section) or {}):
+        if isinstance(found := sections.get(section), dict) and name in found:
             found_problems.append(f"config.{owned} follows from the topology ({by}): take it out of [config]")
     topology: Topology | None = None
     try:

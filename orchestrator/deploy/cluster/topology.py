@@ -4,6 +4,7 @@ Sizes: `_gb` are 10^9 bytes, CPUs are cores. A role that names no `hosts` may ru
 syntax: gpu[01-16]. The content of `[config]` goes to penstock.toml; keys that the topology itself decides are refused there.
 """
 
+import math
 import re
 from enum import StrEnum
 from ipaddress import ip_network
@@ -19,21 +20,29 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
 Amount = Annotated[float, Field(gt=0)]
 
-_RANGE = re.compile(r"(?P<before>[^\[\]]*)\[(?P<first>[0-9]+)-(?P<last>[0-9]+)\](?P<after>.*)")
+_NUMBERS = r"\[(?P<first>[0-9]{1,9})-(?P<last>[0-9]{1,9})\]"
+_EACH_RANGE = re.compile(_NUMBERS)
+_RANGE = re.compile(rf"(?P<before>[^\[\]]*){_NUMBERS}(?P<after>.*)")
 _HOST = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _ADDRESS = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?)?")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
+MOST_HOSTS = 10_000
+"""Hosts of one range, at most."""
+LONGEST_HOST = 253
+"""Characters of a host's name, as DNS has it, and of a range."""
+
+
 def hosts_of(pattern: str) -> list[str]:
-    """The names of a range, in order. ValueError for an empty one.
+    """The names of a range, in order. ValueError for an empty one, and for one of more than MOST_HOSTS.
 
     >>> hosts_of("gpu[08-10].rack")
     ['gpu08.rack', 'gpu09.rack', 'gpu10.rack']
     """
-    found = _RANGE.fullmatch(pattern)
+    found = _RANGE.fullmatch(pattern) if len(pattern) <= LONGEST_HOST else None
     if found is None:
-        if not _HOST.fullmatch(pattern):
+        if len(pattern) > LONGEST_HOST or not _HOST.fullmatch(pattern):
             raise ValueError(
                 f"{quoted(pattern)} is not a host name: write a-z, 0-9, '-' and '.', or a range, node[1-4]"
             )
@@ -41,6 +50,11 @@ def hosts_of(pattern: str) -> list[str]:
     first, last, width = int(found["first"]), int(found["last"]), len(found["first"])
     if last < first:
         raise ValueError(f"the range {quoted(pattern)} is empty: {first} comes after {last}")
+    amounts = [int(each["last"]) - int(each["first"]) + 1 for each in _EACH_RANGE.finditer(pattern)]
+    if (amount := math.prod(amounts)) > MOST_HOSTS:
+        raise ValueError(
+            f"the range {quoted(pattern)} has {amount:,} hosts, and {MOST_HOSTS:,} are the most: is a number too long?"
+        )
     return [
         name
         for number in range(first, last + 1)
@@ -406,6 +420,7 @@ class Topology(Section):
         servers = dict(self.config.get("servers", {}))
         count = sum(pool.replicas for pool in self.servers)
         # Only the number is checked here.
-        servers["embedded"] = max(count, int(servers.get("evaluation", 0)) + 1)
+        evaluation = servers.get("evaluation", 0)
+        servers["embedded"] = max(count, evaluation + 1 if isinstance(evaluation, int) else 0)
         run = {**self.config.get("run", {}), "name": self.name}
         return Config.model_validate({**self.config, "run": run, "servers": servers})

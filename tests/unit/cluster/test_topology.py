@@ -128,6 +128,53 @@ def test_hosts_are_written_as_slurm_writes_them() -> None:
     assert hosts_of("r[1-2]-n[1-2]") == ["r1-n1", "r1-n2", "r2-n1", "r2-n2"]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("config", 5, "config: "),
+        *((f"config.{name}", 5, f"config.{name}: must be a table, got 5") for name in ("run", "servers", "web", "queue")),
+        ("config.servers", [], "config.servers: must be a table, got []"),
+        ("config.run", "", "config.run: must be a table, got ''"),
+        ("config.servers.evaluation", [1], "config.servers.evaluation: "),
+        ("config.servers.evaluation", "x", "config.servers.evaluation: "),
+        ("config.servers.evaluation", "1", "config.servers.evaluation: "),
+        ("config.servers.evaluation", -1, "config.servers.evaluation: "),
+        ("config.servers.evaluation", {}, "config.servers.evaluation: "),
+        ("config.unknown", 5, "config.unknown: is not a known key"),
+        ("hosts.0.name", "n[1-3000000]", "the range 'n[1-3000000]' has 3,000,000 hosts, and 10,000 are the most"),
+        ("hosts.0.name", "n[1-200][1-200]", "the range 'n[1-200][1-200]' has 40,000 hosts"),
+        ("hosts.0.name", f"n[1-{'9' * 5000}]", "is not a host name"),
+        ("hosts.0.name", "n" + 2000 * "[1-1]", "is not a host name"),
+        ("hosts.0.name", 5000 * "a-", "is not a host name"),
+        ("runners.0.hosts", ["n[1-3000000]"], "runners[0].hosts: the range 'n[1-3000000]' has 3,000,000 hosts"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_value_of_the_wrong_shape_or_size_is_one_sentence_with_its_key(
+    key: str, value: Any, says: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read(changed(key, value))
+    assert says in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_a_range_may_have_ten_thousand_hosts_and_an_evaluation_server_counts() -> None:
+    assert len(hosts_of("n[1-10000]")) == len(hosts_of("r[01-10]n[001-100]x[1-10]")) == 10_000
+    assert read(changed("config.servers.evaluation", 1)).penstock.servers.evaluation == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["a." * 5000 + "b = 1\n", "config." + "a." * 5000 + "b = 1\n", "a = " + 90 * "[" + 90 * "]"]
+)
+def test_a_topology_that_is_nested_too_deeply_is_refused(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(text)
+    with pytest.raises(
+        ConfigurationError, match=r"topology\.toml is not valid TOML: it is nested too deeply"
+    ):
+        load(file)
+
+
 def test_no_two_processes_of_a_host_share_a_gpu_or_a_port() -> None:
     for file in FILES:
         topology = load(file)
