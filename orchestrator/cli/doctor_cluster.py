@@ -1,6 +1,7 @@
 """`penstock doctor --cluster`: the findings of orchestrator.deploy.cluster.doctor, as a table or JSON."""
 
 import json
+import shlex
 from pathlib import Path
 
 import anyio
@@ -8,6 +9,7 @@ import typer
 from rich.table import Table
 
 from orchestrator.cli import tables
+from orchestrator.cli.options import HERE
 from orchestrator.deploy.embedded.doctor import DoctorCheck
 from orchestrator.deploy.home import Home
 
@@ -47,7 +49,8 @@ def probe(config: Path, read: str) -> None:
         name = write_probe(directory)
     except OSError as error:
         raise ValueError(f"{directory} is not writable: {error}") from None
-    typer.echo(f"on another host: penstock doctor --cluster --read-probe {name}")
+    at = "" if config == HERE else f" -c {shlex.quote(str(config))}"
+    typer.echo(f"on another host: penstock doctor --cluster{at} --read-probe {name}")
 
 
 def shown(found: list[DoctorCheck], as_json: bool) -> None:

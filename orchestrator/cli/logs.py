@@ -63,7 +63,10 @@ def logs(
     if follow:
         interrupt.heed()
     following = log_lines.Following(directory, wanted) if follow else None
-    show(log_lines.newest(log_lines.files(directory, wanted), wanted, lines), as_json=as_json)
+    files = log_lines.files(directory, wanted)
+    if not files:
+        typer.echo(f"no log exists yet: no process of this run was started here ({directory})", err=True)
+    show(log_lines.newest(files, wanted, lines), as_json=as_json)
     while following is not None:
         time.sleep(POLL_INTERVAL_S)
         check_reader()

@@ -1,6 +1,7 @@
 """`penstock doctor --cluster` on real services: healthy parts are reported healthy, and each seeded defect is found with its remedy."""
 
 import hashlib
+import shlex
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -148,9 +149,12 @@ def test_a_probe_of_one_host_is_seen_where_the_directory_is_the_same_and_nowhere
         done = CliRunner().invoke(app, ["doctor", "--cluster", "-c", str(tmp_path / host), *options])
         return done.exit_code, done.output
 
-    status, output = doctor("a", "--write-probe")
+    (tmp_path / "a").rename(tmp_path / "a run")
+
+    status, output = doctor("a run", "--write-probe")
     assert status == 0
     probe = output.split()[-1]
+    assert shlex.split(output)[-4:-2] == ["-c", str(tmp_path / "a run")]
     assert doctor("c", "--read-probe", probe)[0] == 1
     assert doctor("b", "--read-probe", probe)[0] == 0
 

@@ -109,6 +109,17 @@ def test_what_cannot_be_shown_is_one_sentence(home: Path) -> None:
         assert sentence in str(logs(home, *options).exception)
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--level", "error")])
+def test_without_any_log_the_reason_is_on_standard_error(options: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").touch()
+    done = logs(tmp_path, *options)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert (
+        done.stderr
+        == f"no log exists yet: no process of this run was started here ({tmp_path}/.penstock/logs)\n"
+    )
+
+
 def test_what_is_written_later_is_followed_also_by_processes_that_start_later(home: Path) -> None:
     directory = home / ".penstock" / "logs"
     following = Following(directory, Wanted(rollout=7))
