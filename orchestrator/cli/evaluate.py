@@ -14,7 +14,7 @@ from rich.table import Table
 
 from orchestrator.cli import tables
 from orchestrator.cli.bar import progress
-from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
+from orchestrator.cli.options import COUNTER, HERE, ConfigOption, JsonOption, path
 from orchestrator.cli.terminal import cell, plain
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.contracts.numbers import INT2, INT4, whole
@@ -136,15 +136,18 @@ def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
 @app.command()
 def show(
     suite: Annotated[str, typer.Argument(help="Name of the suite, as in `penstock eval list`.")],
-    policy: Annotated[str, typer.Option("--policy", help="Only this policy version.")] = "",
+    policy: Annotated[
+        int | None,
+        typer.Option("--policy", parser=COUNTER, metavar="NUMBER", help="Only this policy version."),
+    ] = None,
     config: ConfigOption = HERE,
     as_json: JsonOption = False,
 ) -> None:
     """Show success per domain over policy versions: penstock eval show heldout -c runs/first"""
     home = Home.at(config)
-    found, reasons = anyio.run(partial(_read, home, suite, _version(policy) if policy else None))
+    found, reasons = anyio.run(partial(_read, home, suite, policy))
     if not found:
-        of_version = f" of version {policy}" if policy else ""
+        of_version = "" if policy is None else f" of version {policy}"
         raise ConfigurationError(
             f"no evaluation {quoted(suite)}{of_version} is there: see penstock eval list{home.option}"
         )

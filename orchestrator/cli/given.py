@@ -1,6 +1,7 @@
 """The words of a command, before they count: an option that is given twice is refused, and so is an empty option or argument. Otherwise the later
 value would win, and an empty one, which is often a variable of the shell that is not set, would pass for one that was left out. A number has the
-digits 0 to 9 and lies within its bounds."""
+digits 0 to 9 and lies within its bounds. Text is UTF-8, unless it is a path. Options of a group that stand before the name of a command would be
+forgotten, and so would options that have no effect together (`combinations`)."""
 
 import math
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
+from orchestrator.cli.combinations import without_effect
 from orchestrator.cli.options import path
 from orchestrator.contracts.numbers import INT8, real, whole
 
@@ -15,12 +17,30 @@ EMPTY = "it is empty: give a value{}; is a variable of your shell unset?"
 MAY_BE_EMPTY = ("label", "statement")
 """`--label ""` selects what has no label; an empty statement gets a sentence of its own."""
 TWICE = "it is given twice: give it once, only one value can count"
+NOT_TEXT = (
+    "is not UTF-8 text (character {}): is your terminal or your shell's locale set to another encoding?"
+)
+"""Python reads each byte of an argument that is not UTF-8 as a lone surrogate, which no database and no JSON takes."""
+BEFORE = "it stands before `{}` and would be forgotten: options of that command go behind its name"
+
+
+def _is_path(param: Any) -> bool:
+    described = getattr(param.type_descriptor, "parameter_info", None)
+    return getattr(described, "parser", None) is path
 
 
 def _may_be_empty(param: Any) -> bool:
     # The parser of paths refuses it itself, with other advice.
-    described = getattr(param.type_descriptor, "parameter_info", None)
-    return param.name in MAY_BE_EMPTY or getattr(described, "parser", None) is path
+    return param.name in MAY_BE_EMPTY or _is_path(param)
+
+
+def _check_text(param: Any, text: str) -> None:
+    """Raise ValueError for a text that is not UTF-8. The name of a file may have any bytes."""
+    try:
+        if not _is_path(param):
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(NOT_TEXT.format(error.start + 1)) from None
 
 
 def _check_number(param: Any, text: str) -> None:
@@ -58,12 +78,43 @@ def _check(command: TyperCommand | TyperGroup, ctx: Any, words: list[str]) -> No
         for text in given if isinstance(given, list | tuple) else [given]:
             try:
                 if isinstance(text, str):
+                    _check_text(param, text)
                     _check_number(param, text)
             except ValueError as error:
                 raise typer.BadParameter(f"it {error}", ctx=ctx, param=param) from None
         if is_option and name in seen and not param.multiple and not param.count:
             raise typer.BadParameter(TWICE, ctx=ctx, param=param)
         seen.add(name)
+    _check_together(command, ctx, values, order)
+
+
+def _check_together(
+    command: TyperCommand | TyperGroup, ctx: Any, values: dict[str, Any], order: list[Any]
+) -> None:
+    """Raise BadParameter for an option or argument that has no effect as the others are."""
+    params: dict[str, Any] = {str(param.name): param for param in command.params}
+    given = {
+        str(param.name)
+        for param in order
+        # An argument is in the order even if it was left out.
+        if isinstance(param, TyperOption)
+        or (isinstance(value := values.get(param.name), str | tuple) and value)
+    }
+    names = {name: _named(param) for name, param in params.items()}
+    if found := without_effect(_full_name(ctx), given, names):
+        raise typer.BadParameter(found[1], ctx=ctx, param=params[found[0]])
+
+
+def _named(param: Any) -> str:
+    """As people write it."""
+    long = [each for each in param.opts if each.startswith("--")]
+    return long[0] if long else str(param.metavar or param.name).upper()
+
+
+def _full_name(ctx: Any) -> str:
+    """The name of a command without that of the program: `show rollout`."""
+    above = "" if ctx.parent is None or ctx.parent.parent is None else f"{_full_name(ctx.parent)} "
+    return f"{above}{ctx.info_name}"
 
 
 class Command(TyperCommand):
@@ -75,12 +126,24 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+def _check_before(group: TyperGroup, ctx: Any, words: list[str]) -> None:
+    """Raise BadParameter for an option of the group before the name of one of its commands, which has options of its own."""
+    if ctx.resilient_parsing:
+        return
+    _, rest, order = group.make_parser(ctx).parse_args(list(words))
+    own: list[Any] = [param for param in order if param.name != "help"]
+    if own and own == order and rest and rest[0] in group.commands:
+        command = f"{ctx.command_path} {rest[0]}"
+        raise typer.BadParameter(BEFORE.format(command), ctx=ctx, param=own[0])
+
+
 class CommandGroup(TyperGroup):
     """A group of commands that checks its own options first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As Typer does, after the check."""
         _check(self, ctx, args)
+        _check_before(self, ctx, args)
         return super().parse_args(ctx, args)
 
 

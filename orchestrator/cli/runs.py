@@ -163,8 +163,6 @@ def doctor(
     from orchestrator.deploy.stack import services_of
     from orchestrator.settings.timeouts import use
 
-    if not cluster and (topology or monitor or write_probe or read_probe):
-        raise ValueError("a topology, --monitor and the probes belong to penstock doctor --cluster")
     if write_probe or read_probe:
         doctor_cluster.probe(config or HERE, read_probe)
         return

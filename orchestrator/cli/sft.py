@@ -46,17 +46,16 @@ def record(
     ] = None,
     model: Annotated[
         Path | None,
-        typer.Option(help="Model directory of the tokenizer (default: a new random policy).", parser=path),
+        typer.Option(
+            help="Model directory of the tokenizer of its own stack (default: a new random policy).",
+            parser=path,
+        ),
     ] = None,
     slots: Annotated[int, typer.Option(min=1, help="Concurrent rollouts of its own stack.")] = 16,
     sandbox: Annotated[str, typer.Option(help="Sandbox provider of its own stack.")] = "bubblewrap",
     as_json: JsonOption = False,
 ) -> None:
     """Play scripted demonstrations of the built-in suite through the gateway and export them: penstock sft record --out demos.st"""
-    if config is not None and model is not None:
-        raise ValueError(
-            "--model goes with a stack of its own: the one named by --config has a policy already"
-        )
     running = None  # check everything that can be wrong before drawing demonstrations and starting a stack
     if config is not None:
         running = Home.at(config)

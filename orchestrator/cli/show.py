@@ -95,8 +95,6 @@ def rollout(
     as_json: JsonOption = False,
 ) -> None:
     """Show a rollout: reward, attempts, verdicts, steps, conversation: penstock show rollout 301 --step 0 --tokens"""
-    if tokens and step is None:
-        raise ValueError("--tokens shows one step: name it with --step")
     if html is not None:
         _save(Home.at(config).reading(), rollout_id, attempt, html)
         return

@@ -34,8 +34,6 @@ def trainer(
 ) -> None:
     """Run the trainer: it claims batches, trains and publishes versions: penstock trainer -c runs/first --train-steps 10"""
     if context.invoked_subcommand is not None:
-        if config != HERE or overrides or train_steps or retry:
-            raise ValueError(f"options of `penstock trainer {context.invoked_subcommand}` go behind its name")
         return
     home = Home.at(config, tuple(overrides or ()))
     resolved = home.connected()

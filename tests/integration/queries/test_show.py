@@ -202,7 +202,6 @@ async def test_what_is_not_there_is_one_sentence(run: StoredRun, home: Path) -> 
     for arguments, sentence in (
         (("rollout", "99"), f"rollout 99 does not exist in this run{listing('rollout')}"),
         (("rollout", "99", "--step", "0"), f"rollout 99 does not exist in this run{listing('rollout')}"),
-        (("rollout", "99", "--tokens"), "--tokens shows one step: name it with --step"),
         (("group", "99"), f"group 99 does not exist in this run{listing('group')}"),
         (("batch", "99"), f"batch 99 does not exist in this run{listing('batch')}"),
     ):

@@ -243,12 +243,6 @@ def test_the_table_has_a_verdict_per_check_and_the_exit_status_is_theirs(
     assert "batch 7 of run 'r', trained from version 6: 12 samples in 1 train steps" in done.stdout
 
 
-def test_options_before_the_name_of_the_command_are_refused_instead_of_forgotten(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["trainer", "-c", str(tmp_path), "verify", "--batch", "7"])
-    assert done.exit_code == 1
-    assert str(done.exception) == "options of `penstock trainer verify` go behind its name"
-
-
 def test_without_a_command_it_is_the_trainer_process(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

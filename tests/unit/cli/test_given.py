@@ -17,6 +17,8 @@ ROOT: Any = typer.main.get_command(APP)
 TOPOLOGY = str(Path(__file__).resolve().parents[3] / "ops/cluster/topology.toml")
 TWICE = "it is given twice"
 EMPTY = "it is empty"
+NOT_TEXT = "it is not UTF-8 text (character"
+BEFORE = "it stands before `penstock {}` and would be forgotten"
 
 
 def refused(words: list[str]) -> str:
@@ -60,6 +62,24 @@ def refused(words: list[str]) -> str:
         (["scaffold", "check", ""], "name", EMPTY),
         (["dead", "retry", ""], "identifier", EMPTY),
         (["run", "mix", ""], "DOMAIN=WEIGHT…", EMPTY),
+        (["eval", "show", "\udcff"], "suite", f"{NOT_TEXT} 1)"),
+        (["eval", "--suite", "a", "--label", "é\udcff"], "--label", f"{NOT_TEXT} 2)"),
+        (["prune", "--run", "\udcff"], "--run", NOT_TEXT),
+        (["rescore", "--task", "a", "--task", "\udcff"], "--task", NOT_TEXT),
+        (["run", "end", "--reason", "\udcff"], "--reason", NOT_TEXT),
+        (["config", "--set", "run.name=\udcff"], "--set", NOT_TEXT),
+        (["compare", "-c", "a", "-c", "b", "--key", "\udcff"], "--key", NOT_TEXT),
+        (["sql", "\udcff"], "statement", NOT_TEXT),
+        (["eval", "-c", "nowhere", "list", "-c", "b"], "--config", BEFORE.format("eval list")),
+        (["eval", "--suite", "zz", "show", "a"], "--suite", BEFORE.format("eval show")),
+        (["eval", "--json", "list"], "--json", BEFORE.format("eval list")),
+        (["trainer", "-c", "a", "verify", "--batch", "7"], "--config", BEFORE.format("trainer verify")),
+        (
+            ["trainer", "--set", "run.seed=1", "tree", "--help"],
+            "--set",
+            BEFORE.format("trainer tree"),
+        ),
+        (["eval", "show", "a", "--policy", "newest"], "--policy", "must be a whole number from 0 to"),
     ],
 )
 def test_an_option_or_a_path_that_cannot_count_is_refused_by_name(
@@ -84,6 +104,13 @@ def test_options_that_may_be_repeated_and_plain_flags_are_taken_twice(
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(APP, words)
     assert done.exit_code == 0 and "given twice" not in done.stderr
+
+
+@pytest.mark.parametrize("place", ["-c", "init"])
+def test_a_path_may_have_any_bytes(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = CliRunner().invoke(APP, ["config", "-c", "\udcff"] if place == "-c" else ["init", "\udcff"])
+    assert error.exit_code in (0, 1) and "UTF-8" not in f"{error.output}{error.exception}"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,7 @@
 """Options of `penstock sft`."""
 
-from pathlib import Path
-
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.main import app
 from orchestrator.cli.sft import read_shares
 
 
@@ -19,9 +15,3 @@ def test_shares_of_scaffolds_are_read_as_written() -> None:
             read_shares(f"shell={share}")
     with pytest.raises(ValueError, match="'shell' has two shares"):
         read_shares("shell=1,shell=2")
-
-
-def test_a_running_stack_keeps_its_own_policy(tmp_path: Path) -> None:
-    options = ["--out", str(tmp_path / "x"), "--config", str(tmp_path), "--model", str(tmp_path)]
-    result = CliRunner().invoke(app, ["sft", "record", *options])
-    assert isinstance(result.exception, ValueError) and "has a policy already" in str(result.exception)
