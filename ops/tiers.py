@@ -75,6 +75,11 @@ class Tiers:
         """The first rule that fits a path; None if none does."""
         return next((rule for rule in self.rules if matches(path, rule.paths)), None)
 
+    def place(self, path: str) -> int:
+        """The place of this rule among all; behind the last one if none fits."""
+        rule = self.rule(path)
+        return len(self.rules) if rule is None else self.rules.index(rule)
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -210,14 +215,16 @@ def touched(tiers: Tiers, changed: Sequence[str], root: Path = REPOSITORY) -> di
 
 
 def _ranked(tiers: Tiers, changed: Sequence[str], root: Path) -> dict[str, tuple[int, str]]:
-    """These tiers, each with its lowest place in the rules of the change's paths; `len(tiers)` for a path that concerns every tier."""
+    """These tiers, each with its lowest place in the rules of the change's paths, paths of earlier rules first; `len(tiers)` for a path that
+    concerns every tier."""
     found: dict[str, tuple[int, str]] = {}
-    for path in changed:
+    for path in sorted(changed, key=tiers.place):
         ranks = {name: rank for rank, name in enumerate(_named(tiers, path, root))}
         if matches(path, tiers.everything) or not (path.startswith("tests/") or tiers.rule(path)):
             ranks = dict.fromkeys(tiers.tiers, len(tiers.tiers)) | ranks
         for name, rank in ranks.items():
             if name not in found or rank < found[name][0]:
+                found.pop(name, None)  # of one rank, the tier of the earlier path comes first
                 found[name] = (rank, path)
     return dict(sorted(found.items(), key=lambda item: item[1][0]))
 

@@ -135,6 +135,18 @@ def test_a_path_that_may_break_anything_and_one_without_a_rule_concern_every_tie
     assert set(tiers.touched(MAP, [path])) == set(MAP.tiers)
 
 
+def test_a_change_of_the_gate_runs_its_tests_whatever_else_the_change_holds() -> None:
+    many = [
+        "ops/tiers.toml",
+        "agents/scaffolds/find.py",
+        "orchestrator/gateway/server.py",
+        "ops/gate/verdict.py",
+        "trainer/loop.py",
+    ]
+    plan = tiers.choose(MAP, many, turn=0)
+    assert "gate" in [choice.part.tier.name for choice in plan.runs]
+
+
 GATE = ["ops/tiers.py", *(f"ops/gate/{file.name}" for file in (REPOSITORY / "ops/gate").glob("*.py"))]
 
 
