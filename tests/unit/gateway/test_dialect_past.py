@@ -225,11 +225,10 @@ def test_a_message_of_an_unknown_shape_is_kept_or_counted_once_the_assistant_has
 @pytest.mark.parametrize(
     ("wire", "message"),
     [
-        (wire, message)
-        for wire, message, _, left_out in LATER
+        pytest.param(wire, message, id=f"{wire.dialect.name}-{at}")
+        for at, (wire, message, _, left_out) in enumerate(LATER)
         if left_out and message.get("role") != "assistant"
     ],
-    ids=str,
 )
 def test_a_message_of_an_unknown_shape_is_refused_in_the_opening(wire: Wire, message: dict[str, Any]) -> None:
     with pytest.raises(Problem) as problem:
