@@ -3,11 +3,13 @@
 | raised | fault | the batch |
 |---|---|---|
 | BadBatch | its content | is quarantined at once |
-| PenstockError, errors of a disk or of Postgres, a lost rank, a GPU without memory | platform, configuration | is trained at the next start |
+| PenstockError, errors of a disk, Postgres or GPU, a lost rank, a GPU without memory | platform, configuration | is trained at the next start |
 | anything else, values that Postgres refuses | perhaps its content | is tried again, and quarantined after MOST_FAILURES |
 
 A GPU without memory is a matter of configuration: `trainer.pack_tokens` bounds a pass and changes no result, so no batch has to be lost.
 """
+
+from collections.abc import Iterator
 
 import torch
 from sqlalchemy.exc import DBAPIError, StatementError
@@ -17,6 +19,15 @@ from orchestrator.contracts.quote import cut
 from orchestrator.pool.transact import DRIVER_ERRORS, broken_client, of_content, sentence
 
 _LONGEST = 300
+_OF_MACHINE = (
+    "CUDA error",
+    "CUBLAS_STATUS",
+    "cuDNN error",
+    "CUDNN_STATUS",
+    "NCCL error",
+    "can't start new thread",
+)
+_BY_CONTENT = "device-side assert"  # a CUDA error by an index out of range
 
 
 class NoMemory(PenstockError):
@@ -33,9 +44,23 @@ def of_platform(error: BaseException) -> bool:
         return False
     if isinstance(error, StatementError) and not isinstance(error, DBAPIError):
         return False  # a value that the client cannot send
-    return isinstance(error, (PenstockError, torch.OutOfMemoryError, *DRIVER_ERRORS)) or not isinstance(
+    if isinstance(error, (PenstockError, torch.OutOfMemoryError, *DRIVER_ERRORS)) or not isinstance(
         error, Exception
-    )
+    ):
+        return True
+    return any(map(_of_machine, _causes(error)))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _of_machine(error: BaseException) -> bool:
+    text = str(error)
+    told = isinstance(error, RuntimeError) and any(word in text for word in _OF_MACHINE)
+    return isinstance(error, (OSError, torch.OutOfMemoryError)) or (told and _BY_CONTENT not in text)
 
 
 def described(error: BaseException) -> str:

@@ -298,13 +298,15 @@ class Trainer:
         measured(TrainerMetrics).batches.labels("failed").inc()
         log.error("batch.failed", batch=batch.batch_no, reason=why, times=times, exc_info=error)
         if times >= MOST_FAILURES:
-            rollouts = await transact(
-                self._engine,
-                lambda connection: unreadable(
-                    connection, self.run_id, batch.batch_id, routes=self.config.trainer.routing_replay
-                ),
-                at="trainer.read",
-            )
+            rollouts: Sequence[str] = ()
+            with anyio.move_on_after(COUNT_S / 3):  # the batch is given up even if there is no time to look
+                rollouts = await transact(
+                    self._engine,
+                    lambda connection: unreadable(
+                        connection, self.run_id, batch.batch_id, routes=self.config.trainer.routing_replay
+                    ),
+                    at="trainer.read",
+                )
             where = f"; unreadable: {'; '.join(rollouts)}" if rollouts else ""
             await self._give_up(batch, f"training it failed {times} times, the last time with {why}{where}")
 

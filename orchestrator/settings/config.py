@@ -373,7 +373,11 @@ def _resolve_paths(raw: dict[str, Any], directory: Path) -> None:
     container, servers = _table(raw, "sandbox", "container"), _table(raw, "servers")
     if "/" in str(engine := container.get("engine")):
         container["engine"] = resolved(engine)
-    if isinstance(command := servers.get("command"), list) and command and "/" in str(command[0]):
+    if (
+        isinstance(command := servers.get("command"), list)
+        and command
+        and "/" in str(command[0]).partition("{")[0]
+    ):
         servers["command"] = [resolved(command[0]), *command[1:]]
     build_files = _table(raw, "sandbox", "images", "build_files")
     build_files.update({name: resolved(path) for name, path in build_files.items()})

@@ -94,7 +94,7 @@ class Turn(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             for call in message.get("tool_calls") or []
         )
         return cls(
-            role=message["role"],
+            role=message.get("role") or "user",  # a forged step may lack it
             text=message.get("content") or "",
             reasoning=message.get("reasoning"),
             calls=calls,

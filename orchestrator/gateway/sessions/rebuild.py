@@ -40,7 +40,7 @@ def build_forest(renderer: Renderer, recorded: Iterable[RebuiltStep]) -> Forest:
                 idx=step.idx,
                 parent=continues,
                 history=tuple(Turn.from_plain(dict(message)) for message in appended),
-                reply=Turn.from_plain({"role": "assistant", **step.reply}),
+                reply=Turn.from_plain({**step.reply, "role": "assistant"}),
                 buffer=IdBuffer(full),
                 full_len=len(full),
                 state_len=step.keep_len + len(delta),

@@ -116,6 +116,8 @@ async def test_failures_of_a_batch_are_counted_across_restarts_and_its_success_e
     ]  # fmt: skip
 
 
+compile_failure = RuntimeError("backend='inductor' raised")
+compile_failure.__cause__ = OSError(28, "no space left on device")
 PLATFORM = [
     OSError(28, "no space left on device"),
     ConfigurationError("raise trainer.pack_pairs"),
@@ -123,10 +125,14 @@ PLATFORM = [
     OperationalError("SELECT", {}, OSError(104, "reset")),
     ProgrammingError("SELECT", {}, type("UndefinedTable", (Exception,), {"sqlstate": "42P01"})()),
     torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("CUDA error: uncorrectable ECC error encountered"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    compile_failure,
 ]
 CONTENT = [
     TypeError("float(None)"),
     RuntimeError("index out of range"),
+    RuntimeError("CUDA error: device-side assert triggered"),
     MemoryError(),
     RecursionError(),
     ValueError("no number"),
