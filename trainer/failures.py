@@ -59,8 +59,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _of_machine(error: BaseException) -> bool:
     text = str(error)
-    told = isinstance(error, RuntimeError) and any(word in text for word in _OF_MACHINE)
-    return isinstance(error, (OSError, torch.OutOfMemoryError)) or (told and _BY_CONTENT not in text)
+    named = isinstance(error, RuntimeError) and any(word in text for word in _OF_MACHINE)
+    return isinstance(error, (OSError, torch.OutOfMemoryError)) or (named and _BY_CONTENT not in text)
 
 
 def described(error: BaseException) -> str:

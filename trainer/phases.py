@@ -299,7 +299,7 @@ class Trainer:
         log.error("batch.failed", batch=batch.batch_no, reason=why, times=times, exc_info=error)
         if times >= MOST_FAILURES:
             rollouts: Sequence[str] = ()
-            with anyio.move_on_after(COUNT_S / 3):  # the batch is given up even if there is no time to look
+            with anyio.move_on_after(COUNT_S / 3):  # without an answer the batch is given up as well
                 rollouts = await transact(
                     self._engine,
                     lambda connection: unreadable(
