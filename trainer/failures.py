@@ -3,7 +3,7 @@
 | raised | fault | the batch |
 |---|---|---|
 | BadBatch | its content | is quarantined at once |
-| PenstockError, errors of a disk, Postgres or GPU, a lost rank, a GPU without memory | platform, configuration | is trained at the next start |
+| PenstockError, a lost rank, errors of a disk, of Postgres, of a GPU and its memory | platform, configuration | is trained at the next start |
 | anything else, values that Postgres refuses | perhaps its content | is tried again, and quarantined after MOST_FAILURES |
 
 A GPU without memory is a matter of configuration: `trainer.pack_tokens` bounds a pass and changes no result, so no batch has to be lost.
