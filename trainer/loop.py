@@ -164,16 +164,13 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
             current().busy(f"batch {batch.batch_no}")
             with bind(batch=batch.batch_no):
                 log.info("batch.claimed", groups=batch.taken)
-                try:
-                    reports, committed = await train_batch(trainer, batch, count, late_seconds)
-                except Exception as error:  # noqa: BLE001  # counted and logged: one batch can end only itself
+                outcome = await train_or_count(trainer, batch, count, late_seconds)
+                if outcome is None:
                     current().busy("the newest version", on="disk", within=LOAD_S)
-                    if isinstance(error, BadBatch):
-                        await trainer.quarantine(batch, str(error))
-                    else:
-                        await trainer.failed(batch, error)
+                    await trainer.resume()
                     await halt_if_hopeless(trainer)
                     continue
+                reports, committed = outcome
                 if committed:
                     with phase("prune"):
                         await trainer.prune()
@@ -189,6 +186,21 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
         if train_steps and done >= train_steps:
             log.info("trainer.done", train_steps=done)
             return
+
+
+async def train_or_count(
+    trainer: Trainer, batch: LiveBatch, count: Count, late_seconds: dict[str, float]
+) -> tuple[list[dict[str, Any]], bool] | None:
+    """`train_batch`. None: the batch failed, and that is in its history. The error, whose frames hold the failed step's tensors, ends here, before
+    the checkpoint is loaded again."""
+    try:
+        return await train_batch(trainer, batch, count, late_seconds)
+    except Exception as error:  # noqa: BLE001  # counted and logged: one batch can end only itself
+        if isinstance(error, BadBatch):
+            await trainer.quarantine(batch, str(error))
+        else:
+            await trainer.failed(batch, error)
+        return None
 
 
 async def train_batch(

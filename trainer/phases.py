@@ -216,8 +216,8 @@ class Trainer:
         try:
             reports = await _in_thread(lambda: self.learner.train(parts, done))
         except anyio.get_cancelled_exc_class():  # perhaps because another rank has ended
-            if (why := self._learners.reported()) is not None:
-                with anyio.move_on_after(COUNT_S, shield=True):
+            with anyio.move_on_after(COUNT_S, shield=True):
+                if (why := await _in_thread(self._learners.reported)) is not None:
                     await self._count_failure(batch, why)
             raise
         self._trained = trained_steps(parts, self.learner.logprobs)
@@ -259,21 +259,19 @@ class Trainer:
         return committed
 
     async def quarantine(self, batch: LiveBatch, reason: str) -> None:
-        """Abandon the batch, with `reason` in its row, and reload the checkpoint."""
-        await self._give_up(batch, reason)
-        await self.resume()
-
-    async def _give_up(self, batch: LiveBatch, reason: str) -> None:
-        await transact(
+        """Abandon the batch, with `reason` in its row. The caller resumes."""
+        if not await transact(
             self._engine,
             lambda connection: quarantine(connection, self.run_id, batch.batch_id, reason),
             at="trainer.quarantine",
-        )
+        ):
+            log.info("batch.undone", batch=batch.batch_no, reason="it is no longer closed")
+            return
         measured(TrainerMetrics).batches.labels("quarantined").inc()
         log.error("batch.quarantined", batch=batch.batch_no, groups=batch.taken, reason=reason)
 
     async def failed(self, batch: LiveBatch, error: Exception) -> None:
-        """Count a failure that may be the batch's own, in its history, and reload the checkpoint: the batch is trained again, and quarantined
+        """Count a failure that may be the batch's own, in its history: once the caller resumes, the batch is trained again; it is quarantined
         after MOST_FAILURES. Raises `error` if the platform is at fault, NoMemory if that is a GPU, RankLost if the ranks must start again."""
         if isinstance(error, RankFailed):
             with anyio.move_on_after(COUNT_S, shield=True):  # the end of a rank cancels this process's work
@@ -284,7 +282,6 @@ class Trainer:
         if of_platform(error):
             raise error
         await self._count_failure(batch, described(error), error)
-        await self.resume()
 
     async def _count_failure(self, batch: LiveBatch, why: str, error: Exception | None = None) -> None:
         earlier = await transact(
@@ -308,7 +305,7 @@ class Trainer:
                     at="trainer.read",
                 )
             where = f"; unreadable: {'; '.join(rollouts)}" if rollouts else ""
-            await self._give_up(batch, f"training it failed {times} times, the last time with {why}{where}")
+            await self.quarantine(batch, f"training it failed {times} times, the last time with {why}{where}")
 
     async def bad_in_a_row(self) -> int:
         """Batches quarantined since the last commit, restarts included."""

@@ -149,7 +149,9 @@ _FAILED = text(
          FROM (SELECT * FROM batches WHERE run_id = :run ORDER BY batch_id DESC LIMIT :n) b
          LEFT JOIN LATERAL (SELECT count(*) AS times, (array_agg(reason ORDER BY transition_id DESC))[1] AS reason FROM transitions
                              WHERE kind = 'batch' AND entity_id = b.batch_id AND from_state = 'closed' AND to_state = 'closed') f ON true
-        WHERE b.void_detail IS NOT NULL OR (b.state = 'closed' AND f.times > 0) ORDER BY b.batch_id DESC"""
+        WHERE (b.void_detail IS NOT NULL OR (b.state = 'closed' AND f.times > 0))
+          AND (NOT :unresolved OR b.batch_id > coalesce((SELECT max(batch_id) FROM batches WHERE run_id = :run AND committed IS NOT NULL), 0))
+        ORDER BY b.batch_id DESC"""
 )
 _LIST = text(
     f"""SELECT b.batch_no, b.state, {_SIZE} AS size,
@@ -186,9 +188,10 @@ async def batch_list(
     return [from_row(BatchRow, row) for row in rows]
 
 
-async def failed_batches(connection: AsyncConnection, run_id: int) -> list[str]:
-    """A sentence for each of the newest batches that was quarantined, or is tried again after a failure; newest first."""
-    rows = await connection.execute(_FAILED, {"run": run_id, "n": NEWEST})
+async def failed_batches(connection: AsyncConnection, run_id: int, *, unresolved: bool = False) -> list[str]:
+    """A sentence for each of the newest batches that was quarantined, or is tried again after a failure; newest first. `unresolved`: only of those
+    after which none was committed."""
+    rows = await connection.execute(_FAILED, {"run": run_id, "n": NEWEST, "unresolved": unresolved})
     return [
         f"batch {row.batch_no} (groups {', '.join(map(str, row.groups))}) "
         + (

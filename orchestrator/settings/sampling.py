@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Final
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.curriculum import Count, Positive, Section
@@ -17,7 +17,7 @@ GREEDY_BELOW = 1e-6  # rollout servers round a lower temperature to 0
 class SamplingSection(Section):
     """Sampling parameters while training; requests of harnesses do not override them, except max_tokens downwards and stops."""
 
-    temperature: Annotated[float, Field(ge=0, le=HOTTEST)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=HOTTEST), AfterValidator(lambda given: given + 0.0)] = 1.0
     """The temperature of training samples; it must be above 0 for anything to train."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The probability mass that is sampled from; a run that trains needs 1."""
@@ -86,5 +86,5 @@ def checked(given: Mapping[str, object], *, most_seed: int = EXACT) -> dict[str,
             raise ValueError(f"sampling.{name} must be {rule}, got {quoted(value)}")
         if integral and value != int(value):
             raise ValueError(f"sampling.{name} must be {rule}, got {quoted(value)}")
-        found[name] = int(value) if integral else float(value)
+        found[name] = int(value) if integral else float(value) + 0.0  # Postgres keeps no -0.0
     return found

@@ -140,7 +140,10 @@ async def _of_nats(url: str) -> Path | None:
     get its login."""
     found = await announced(urls_of(url)[0])
     if _EMBEDDED.fullmatch(url) and found.user not in (0, os.getuid()):
-        problem = "nothing answers" if found.user is None else f"a program of user {found.user} answers"
+        answers = (
+            f"a program of user {found.user}" if found.user is not None else "a program of an unknown user"
+        )
+        problem = f"{answers} answers" if found.name or found.user is not None else "nothing answers"
         raise ServiceError(
             f"NATS_URL in the environment has the login of an embedded NATS, and {problem} at {places_of(url)}, so the login is not sent: "
             "`unset DATABASE_URL NATS_URL`, and this run starts its own; to use that server, name it in services.nats_url"

@@ -2,7 +2,9 @@
 
 import asyncio
 import secrets
+import weakref
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -16,6 +18,7 @@ from orchestrator.pool.engine import open_engine
 from orchestrator.pool.quarantine import MOST_FAILURES, failures
 from orchestrator.pool.runs import close_intake
 from orchestrator.pool.tables import batches, groups, policy_versions, train_steps
+from orchestrator.queries.batches import failed_batches
 from orchestrator.settings.config import Config
 from tests.builders import Author, make_run, ready_groups
 from tests.integration.trainer.rig import Pool, model, pool, start_trainer
@@ -80,6 +83,8 @@ async def test_a_batch_that_raises_any_error_is_quarantined_with_its_rollout_and
     )
     [named] = (await read_run(config)).failed_batches
     assert named == f"batch 0 (groups {bad[0]}, {bad[1]}) was quarantined: {given_up.void_detail}"
+    async with pool.engine.connect() as connection:  # as `doctor --cluster` reads it: training goes on
+        assert await failed_batches(connection, run.run_id, unresolved=True) == []
 
 
 async def test_failures_of_a_batch_are_counted_across_restarts_and_its_success_ends_them(pool: Pool) -> None:
@@ -110,10 +115,38 @@ async def test_failures_of_a_batch_are_counted_across_restarts_and_its_success_e
     [row] = await pool.rows(select(batches).where(batches.c.batch_id == batch_id))
     assert row.state == "voided"
     assert row.void_detail == "training it failed 2 times, the last time with RuntimeError: of the trainer"
+    async with pool.engine.connect() as connection:
+        [unresolved] = await failed_batches(connection, run.run_id, unresolved=True)
+    assert unresolved.endswith(f"was quarantined: {row.void_detail}")
     await train_batches(trainer, 2)
     assert [row.state for row in await pool.rows(select(groups.c.state).order_by(groups.c.group_id))] == [
         "trained", "trained", "filtered", "filtered", "trained", "trained"
     ]  # fmt: skip
+
+
+async def test_the_tensors_of_a_failed_step_are_gone_before_the_checkpoint_is_loaded_again(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await pool.run()
+    await ready_groups(pool.engine, run, ["a", "b"], Author())
+    trainer = await pool.trainer(run)
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    async def train(*_: object) -> list[dict[str, Any]]:
+        activations = torch.zeros(8)
+        held.append(weakref.ref(activations))
+        raise RuntimeError("of the trainer")
+
+    async def resume() -> None:
+        alive.append(held[-1]() is not None)
+
+    monkeypatch.setattr(trainer, "train", train)
+    monkeypatch.setattr(trainer, "resume", resume)
+    async with pool.engine.begin() as connection:
+        assert await close_intake(connection, run.run_id)
+    await train_batches(trainer)
+    assert alive == [False] * MOST_FAILURES
 
 
 compile_failure = RuntimeError("backend='inductor' raised")

@@ -2,6 +2,7 @@
 
 import codecs
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import write_template
 from orchestrator.settings.config import PATHS, Config, differences, load
 from orchestrator.settings.keys import keys as all_keys
+from orchestrator.settings.sampling import checked
 
 
 @pytest.fixture(autouse=True)
@@ -452,6 +454,14 @@ def test_a_number_that_cannot_be_is_refused_with_its_key_and_what_it_must_be(
     tmp_path: Path, override: str, sentence: str
 ) -> None:
     assert sentence in refusal(tmp_path, "", override)
+
+
+def test_a_temperature_of_minus_zero_is_zero_as_postgres_would_keep_it(tmp_path: Path) -> None:
+    for temperature in (
+        load(written(tmp_path, ""), ["sampling.temperature=-0.0"]).sampling.temperature,
+        checked({"temperature": -0.0})["temperature"],
+    ):
+        assert math.copysign(1.0, temperature) == 1.0
 
 
 def test_a_seed_is_any_whole_number_of_64_bits_and_comes_back_the_same(tmp_path: Path) -> None:

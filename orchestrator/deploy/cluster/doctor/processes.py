@@ -61,7 +61,7 @@ async def checks(connection: AsyncConnection, run: int | None, config: Config) -
             f": {server.detail}" if server.detail else ""
         )
         found.append(DoctorCheck(name=f"rollout server {server.url}", ok=healthy, detail=detail, fix=fix))
-    for sentence in await failed_batches(connection, run):
+    for sentence in await failed_batches(connection, run, unresolved=True):
         fix = "ops/runbooks/training-halted.md"
         found.append(DoctorCheck(name="batches", ok=False, detail=sentence, fix=fix))
     return found
