@@ -15,7 +15,6 @@ from orchestrator.cli.reading import reading
 from orchestrator.cli.terminal import plain, plain_json
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import Home
-from orchestrator.settings.config import Config
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -40,9 +39,9 @@ LISTED = {
 """The query that lists each kind."""
 
 
-def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]", kind: str = "rollout") -> T:
+def _ask(home: Home, work: "Callable[[AsyncConnection, int], Awaitable[T]]", kind: str = "rollout") -> T:
     async def with_connection() -> T:
-        async with reading(config, "show") as reader:
+        async with reading(home.reading(), "show") as reader:
             return await reader.ask(lambda connection: work(connection, reader.run.run_id))
 
     from orchestrator.contracts.errors import NotFoundError
@@ -52,7 +51,7 @@ def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]",
     except NotFoundError as error:
         if not re.match(rf"{kind} \S+ does not exist", str(error)):  # other errors name the existing ones
             raise
-        raise NotFoundError(f'{error}; penstock sql "{LISTED[kind]}" lists the existing ones') from error
+        raise NotFoundError(f'{error}; penstock sql "{LISTED[kind]}"{home.option} lists the existing ones') from error
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -96,11 +95,11 @@ def rollout(
 ) -> None:
     """Show a rollout: reward, attempts, verdicts, steps, conversation: penstock show rollout 301 --step 0 --tokens"""
     if html is not None:
-        _save(Home.at(config).reading(), rollout_id, attempt, html)
+        _save(Home.at(config), rollout_id, attempt, html)
         return
     if step is not None:
         _show_step(
-            Home.at(config).reading(), rollout_id, attempt, step, tokens=tokens, full=full, as_json=as_json
+            Home.at(config), rollout_id, attempt, step, tokens=tokens, full=full, as_json=as_json
         )
         return
     from orchestrator.queries.rollouts import rollout as rollout_of
@@ -109,7 +108,7 @@ def rollout(
         found = await rollout_of(connection, run_id, rollout_id, attempt)
         return found, await _step_texts(connection, run_id, rollout_id, found.shown, full=full)
 
-    found, texts = _ask(Home.at(config).reading(), work)
+    found, texts = _ask(Home.at(config), work)
     if as_json:
         _json({**msgspec.to_builtins(found), "conversation": texts})
         return
@@ -121,13 +120,14 @@ def rollout(
         _print(show_text.rollout_rest(found))
 
 
-def _save(config: Config, rollout_id: int, attempt: int | None, file: Path) -> None:
+def _save(home: Home, rollout_id: int, attempt: int | None, file: Path) -> None:
     """Write a rollout as one HTML file. Raises ConfigurationError if the file cannot be created, or exists."""
     from orchestrator.web.standalone_page import standalone_page
 
+    name = home.reading().run.name
     page = _ask(
-        config,
-        lambda connection, run_id: standalone_page(connection, run_id, config.run.name, rollout_id, attempt),
+        home,
+        lambda connection, run_id: standalone_page(connection, run_id, name, rollout_id, attempt),
     )
     try:
         with file.open("x", encoding="utf-8") as output:
@@ -157,7 +157,7 @@ async def _step_texts(
 
 
 def _show_step(
-    config: Config,
+    home: Home,
     rollout_id: int,
     attempt: int | None,
     step: int,
@@ -193,7 +193,7 @@ def _show_step(
             pages.append(await token_queries.tokens(*key, detokenizer, start=end))
         return texts, token_map, pages
 
-    texts, token_map, pages = _ask(config, work)
+    texts, token_map, pages = _ask(home, work)
     if as_json:
         _json({"step": texts, "tokens": token_map, "pages": pages} if tokens else texts)
         return
@@ -222,7 +222,7 @@ def group(
     from orchestrator.queries.groups import group as group_of
 
     found = _ask(
-        Home.at(config).reading(),
+        Home.at(config),
         lambda connection, run_id: group_of(connection, run_id, group_id),
         "group",
     )
@@ -246,7 +246,7 @@ def batch(
     from orchestrator.queries.batches import batch as batch_of
 
     found = _ask(
-        Home.at(config).reading(),
+        Home.at(config),
         lambda connection, run_id: batch_of(connection, run_id, batch_no),
         "batch",
     )

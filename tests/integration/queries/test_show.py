@@ -187,8 +187,8 @@ async def test_text_that_a_policy_wrote_moves_no_cursor_and_is_whole_on_request(
     assert "\\x1b[2J\\u202eevil\\x9b [bold]x[/bold]" in full
 
 
-def listing(kind: str) -> str:
-    return f'; penstock sql "{LISTED[kind]}" lists the existing ones'
+def listing(home: Path, kind: str) -> str:
+    return f'; penstock sql "{LISTED[kind]}" -c {home} lists the existing ones'
 
 
 @pytest.mark.parametrize("kind", LISTED)
@@ -200,10 +200,10 @@ async def test_the_command_that_lists_what_can_be_shown_works(run: StoredRun, ho
 
 async def test_what_is_not_there_is_one_sentence(run: StoredRun, home: Path) -> None:
     for arguments, sentence in (
-        (("rollout", "99"), f"rollout 99 does not exist in this run{listing('rollout')}"),
-        (("rollout", "99", "--step", "0"), f"rollout 99 does not exist in this run{listing('rollout')}"),
-        (("group", "99"), f"group 99 does not exist in this run{listing('group')}"),
-        (("batch", "99"), f"batch 99 does not exist in this run{listing('batch')}"),
+        (("rollout", "99"), f"rollout 99 does not exist in this run{listing(home, 'rollout')}"),
+        (("rollout", "99", "--step", "0"), f"rollout 99 does not exist in this run{listing(home, 'rollout')}"),
+        (("group", "99"), f"group 99 does not exist in this run{listing(home, 'group')}"),
+        (("batch", "99"), f"batch 99 does not exist in this run{listing(home, 'batch')}"),
     ):
         assert str((await show(home, *arguments)).exception) == sentence
     assert (await show(home, "rollout", "x")).exit_code == 2
