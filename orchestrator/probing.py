@@ -28,8 +28,7 @@ from orchestrator.runner.worker import sandbox_limits
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifact_modes import type_of
 from orchestrator.tasks.artifacts import (
-    INLINE_BYTES,
-    answer_bytes,
+    answer_of_output,
     limits_of,
     packed,
     too_much,
@@ -328,8 +327,7 @@ class ProbeRun:
         seen = {*self.pristine.files, *(file.path for file in collected)}
         elsewhere = await left_elsewhere(self._provider, sandbox, seen)
         changed = await sandbox.changed(most)
-        answer = result.stdout.decode(errors="replace")
-        answer = answer if answer_bytes(answer) <= INLINE_BYTES else ""
+        answer = answer_of_output(result.stdout.decode(errors="replace"))
         ended = (
             ""
             if result.ok

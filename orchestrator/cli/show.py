@@ -51,7 +51,9 @@ def _ask(home: Home, work: "Callable[[AsyncConnection, int], Awaitable[T]]", kin
     except NotFoundError as error:
         if not re.match(rf"{kind} \S+ does not exist", str(error)):  # other errors name the existing ones
             raise
-        raise NotFoundError(f'{error}; penstock sql "{LISTED[kind]}"{home.option} lists the existing ones') from error
+        raise NotFoundError(
+            f'{error}; penstock sql "{LISTED[kind]}"{home.option} lists the existing ones'
+        ) from error
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -98,9 +100,7 @@ def rollout(
         _save(Home.at(config), rollout_id, attempt, html)
         return
     if step is not None:
-        _show_step(
-            Home.at(config), rollout_id, attempt, step, tokens=tokens, full=full, as_json=as_json
-        )
+        _show_step(Home.at(config), rollout_id, attempt, step, tokens=tokens, full=full, as_json=as_json)
         return
     from orchestrator.queries.rollouts import rollout as rollout_of
 

@@ -34,7 +34,7 @@ from orchestrator.runner.worker import Worker
 from orchestrator.runtime.liveness import current
 from orchestrator.runtime.log import get
 from orchestrator.runtime.phase_timer import phase
-from orchestrator.tasks.artifacts import limits_of, too_much_together
+from orchestrator.tasks.artifacts import answer_of_output, limits_of, too_much_together
 from orchestrator.tasks.collected import with_convention
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.multi_step import TaskStep, as_step, missed
@@ -120,6 +120,8 @@ class Episode:
         current().busy(f"the scaffold of rollout {self.lease.rollout_id}", on="scaffold")
         with phase("agent"):
             outcome = redacted(await self._agent(todo, black), self.session.token)
+        if self.scaffold.manifest.solution and outcome.answer is not None:
+            outcome = replace(outcome, answer=answer_of_output(outcome.answer))
         current().busy(f"what rollout {self.lease.rollout_id} changed", on="sandbox")
         with phase("changes"):
             outcome, left = await artifacts_of(

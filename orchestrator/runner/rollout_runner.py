@@ -186,7 +186,7 @@ class RolloutRunner:
         session = await self._open_session(record, lease, task, scaffold, limits)
         limits = replace(limits, context=session.context)
         todo = self._todo(lease, task, scaffold, environment.work_dir, limits, solutions)
-        record.clocks = clocks = self._clocks(lease, record.gateway.admin, task, limits)
+        record.clocks = clocks = self._clocks(lease, record.gateway.admin, task, scaffold, limits)
         black = scaffold.black() if scaffold.manifest.kind == ScaffoldKind.BLACK else None
         section = granted(self._worker.config.sandbox, task.settings.environment)
         longest = max(each.limits.timeout_s for each in todo)
@@ -252,11 +252,15 @@ class RolloutRunner:
             for step, solution in zip(steps_of(task), solutions, strict=True)
         ]
 
-    def _clocks(self, lease: Lease, admin: GatewayAdmin, task: Task, limits: AgentLimits) -> Clocks:
+    def _clocks(
+        self, lease: Lease, admin: GatewayAdmin, task: Task, scaffold: Scaffold, limits: AgentLimits
+    ) -> Clocks:
         section = self._worker.config.rollout
+        stall_s = min(task.settings.agent.stall_s, section.stall_s)
         return Clocks(
             timeout_s=limits.timeout_s,
-            stall_s=min(task.settings.agent.stall_s, section.stall_s),
+            # A solution may wait in silence: it has its time, as when it is vetted.
+            stall_s=limits.timeout_s if scaffold.manifest.solution else stall_s,
             completion_s=section.completion_s,
             held=partial(self._held, admin, lease),
             started=lease.began,

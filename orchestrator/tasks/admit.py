@@ -118,8 +118,15 @@ def _table(step: TaskStep) -> str:
 def _of_tests(step: TaskStep, sandbox: SandboxSection, provider: AnyProvider) -> Iterator[str]:
     tests = _tests_environment(step, sandbox, provider)
     yield from unknown(tests, "[verifier]")
-    own = step.task.settings.verifier.is_separate and f"{TESTS}{DOCKERFILE}" in step.task.files
-    for fault in _all(lambda: volumes_closed(tests, begins_in(tests), provider)):
+    path = f"{TESTS}{DOCKERFILE}"
+    own = step.task.settings.verifier.is_separate and path in step.task.files
+    built = own and tests.build is not None
+    for fault in _all(
+        lambda: (
+            check_entrypoint(dockerfile_text(step.task.files[path], path), TEST_SCRIPT) if built else None
+        ),
+        lambda: volumes_closed(tests, begins_in(tests), provider),
+    ):
         yield fault.replace(CONTEXT, TESTS) if own else fault
     variables = {**tests.env, **step.task.settings.verifier.env}
     check_variables(variables, "the environment of tests/test.sh")

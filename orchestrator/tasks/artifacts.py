@@ -120,6 +120,11 @@ def too_much_together(files: Sequence[ArtifactFile], limits: ArtifactLimits) -> 
     return _over(sum(map(size_of, files)), limits, " after all steps together")
 
 
+def answer_of_output(output: str) -> str:
+    """The answer of a solution or a probe: what it printed. Build logs are not an answer: an output longer than an answer may be is none."""
+    return output if answer_bytes(output) <= INLINE_BYTES else ""
+
+
 def answer_bytes(answer: str | None) -> int:
     """Bytes of the answer in a message, including escapes."""
     return 0 if answer is None else len(msgspec.json.encode(answer))

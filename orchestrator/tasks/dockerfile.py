@@ -309,8 +309,10 @@ def entry_point(instruction: Instruction) -> str:
     return "" if _IDLE.fullmatch(command.strip()) else command
 
 
-def refuse_entry_point(instruction: Instruction, command: str) -> NoReturn:
-    """ValueError, one sentence: no sandbox runs it."""
+def refuse_entry_point(
+    instruction: Instruction, command: str, instead: str = "[environment].healthcheck"
+) -> NoReturn:
+    """ValueError, one sentence: no sandbox runs it. `instead`: where the task starts what it needs."""
     instruction.refuse(
-        f"starts {quoted(command)}, and no program of an image is started: remove it, and start what the task needs in [environment].healthcheck"
+        f"starts {quoted(command)}, and no program of an image is started: remove it, and start what the task needs in {instead}"
     )

@@ -115,11 +115,12 @@ def user_of(text: str) -> str:
     return "" if user in ("root", "0") else user
 
 
-def check_entrypoint(text: str) -> None:
-    """ValueError, one sentence, if the last stage of a Dockerfile has an ENTRYPOINT that starts something: no sandbox runs it."""
+def check_entrypoint(text: str, instead: str = "[environment].healthcheck") -> None:
+    """ValueError, one sentence, if the last stage of a Dockerfile has an ENTRYPOINT that starts something: no sandbox runs it. `instead`: where the
+    task starts what it needs."""
     found = last_stage(text).entrypoint
     if found is not None and (command := entry_point(found)):
-        refuse_entry_point(found, command)
+        refuse_entry_point(found, command, instead)
 
 
 def _listed(instruction: Instruction) -> tuple[str, ...]:

@@ -100,6 +100,8 @@ def volumes_of(value: Any, at: str) -> Iterator[tuple[str, str]]:
             name, path = str(each.get("source") or ""), str(each.get("target"))
         elif isinstance(each, str) and each.count(":") <= 1:
             name, _, path = each.rpartition(":")
+        elif isinstance(each, str) and not NAME.fullmatch(each.partition(":")[0]):
+            name, path = each.partition(":")[0], ""  # with a mode, which no bound file would need
         else:
             raise ValueError(f"{at}volumes has {quoted(each)}: only NAME:PATH is honoured, write that")
         if name and not NAME.fullmatch(name):

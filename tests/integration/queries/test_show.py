@@ -201,7 +201,10 @@ async def test_the_command_that_lists_what_can_be_shown_works(run: StoredRun, ho
 async def test_what_is_not_there_is_one_sentence(run: StoredRun, home: Path) -> None:
     for arguments, sentence in (
         (("rollout", "99"), f"rollout 99 does not exist in this run{listing(home, 'rollout')}"),
-        (("rollout", "99", "--step", "0"), f"rollout 99 does not exist in this run{listing(home, 'rollout')}"),
+        (
+            ("rollout", "99", "--step", "0"),
+            f"rollout 99 does not exist in this run{listing(home, 'rollout')}",
+        ),
         (("group", "99"), f"group 99 does not exist in this run{listing(home, 'group')}"),
         (("batch", "99"), f"batch 99 does not exist in this run{listing(home, 'batch')}"),
     ):

@@ -73,6 +73,18 @@ async def test_a_solution_that_fails_is_graded_and_says_so(opens_at_work: Opens)
     assert attempt.reason == "solution/solve.sh ended with exit code 3: no such thing"
 
 
+async def test_a_solution_may_print_a_build_log_and_wait_in_silence_as_when_it_is_vetted(
+    opens_at_work: Opens,
+) -> None:
+    patient = b"#!/bin/bash -e\nhead -c 600000 /dev/zero | tr '\\0' '\\n'\nsleep 4\necho done > out\n"
+    settings = "[agent]\nstall_s = 1.0\n"
+    task = a_task(check='[ "$(cat out)" = done ]', settings=settings, files={"solution/solve.sh": patient})
+    async with opens_at_work() as rig:
+        reward, attempt = await evaluated(rig, task, "oracle")
+    assert (reward, attempt.failure_class, attempt.reason) == (1.0, "completed", None)
+    assert attempt.answer == ""
+
+
 async def test_no_other_scaffold_is_given_a_solution_and_no_lease_carries_one(opens_at_work: Opens) -> None:
     task = solved()
     async with opens_at_work() as rig:

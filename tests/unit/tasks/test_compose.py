@@ -217,6 +217,7 @@ def test_a_file_with_main_alone_is_taken_by_every_provider(provider: str) -> Non
         ("frobnicate: 1", "service db: 'frobnicate' is not honoured: remove it"),
         ("volumes: ['./data:/data']", "service db: volumes has './data:/data': nothing of the machine is bound into a service"),
         ("volumes: ['/:/host']", "service db: volumes has '/:/host': nothing of the machine is bound"),
+        ("volumes: ['./init.sql:/init.sql:ro']", "service db: volumes has './init.sql:/init.sql:ro': nothing of the machine is bound into a"),
         ("volumes: ['a:/b:ro']", "service db: volumes has 'a:/b:ro': only NAME:PATH is honoured"),
         ("volumes: [{type: bind, source: /, target: /host}]", "only NAME:PATH is honoured"),
         ("volumes: ['a:b']", "service db: volumes has 'a:b': its place must be an absolute path"),

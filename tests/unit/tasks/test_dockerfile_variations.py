@@ -149,6 +149,16 @@ def test_an_entry_point_that_starts_a_service_is_refused_because_nothing_would_s
     assert refused(a_task("FROM debian:12 AS a\nRUN true\nENTRYPOINT /start.sh\nFROM debian:12\n"), ON) == ""
 
 
+def test_an_entry_point_of_the_image_of_separate_tests_is_refused_where_it_stands() -> None:
+    separate = TOML.replace("[verifier]\n", '[verifier]\nenvironment_mode = "separate"\n')
+    own = 'FROM debian:12\nRUN true\nENTRYPOINT ["/start-db.sh"]\n'
+    found = refused(a_task("FROM debian:12\n", **{"task.toml": separate, "tests/Dockerfile": own}), ON)
+    assert found.startswith("T: tests/Dockerfile line 3: ENTRYPOINT starts '/start-db.sh', and no"), found
+    assert found.endswith("start what the task needs in tests/test.sh")
+    shared = {"task.toml": TOML, "tests/Dockerfile": own}
+    assert "ENTRYPOINT" not in refused(a_task("FROM debian:12\n", **shared), ON)
+
+
 @pytest.mark.parametrize(
     "options",
     [
