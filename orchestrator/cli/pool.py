@@ -114,7 +114,7 @@ async def query(url: str, statement: str, *, timeout_s: float = TIMEOUT_S, limit
             raise PenstockError(
                 f"a value of the answer is out of Python's range ({error}): select it as text (column::text)"
             ) from None
-        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
             message = _sentence(error, statement, timeout_s)
             if missing := _NO_TABLE.search(message):
                 tables_ = [str(row["relname"]) for row in await raw.fetch(_TABLES)]

@@ -23,7 +23,14 @@ from ops.lab.chaos.proxy import Proxy
 from orchestrator.contracts.processes import ProcessRole
 from orchestrator.contracts.states import BatchState, Entity, GroupState, RolloutState
 
-AWAY: Final = (OSError, PoolTimeout, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError)
+AWAY: Final = (
+    OSError,
+    PoolTimeout,
+    DBAPIError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+)
 POLL_INTERVAL_S = 0.05
 ANSWER_S = 5.0
 NEW = """select transition_id, kind, from_state, to_state, extract(epoch from at)::float8 as at from transitions

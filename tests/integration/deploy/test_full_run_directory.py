@@ -119,7 +119,9 @@ async def test_deaths_of_a_full_run_directory_do_not_count_and_with_room_everyth
                     if (pid := supervisor.status("needy").pid) is not None and short([small_disk]):
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGKILL)
-                    with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    with contextlib.suppress(
+                        OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
+                    ):
                         await write(cluster, kept)
                     assert all(supervisor.status(name).state is not ProcessState.FAILED for name in names)
                     often = 2 * PATIENCE.limit

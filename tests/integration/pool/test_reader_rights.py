@@ -260,7 +260,9 @@ async def test_a_transaction_of_a_reader_that_lasts_too_long_is_ended_and_no_oth
         async with engine.begin() as connection:
             assert await end_long(connection, 3600.0) == 0
             assert await end_long(connection, 0.0) == 1
-        with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        with pytest.raises(
+            (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+        ):
             await reader.fetchval("SELECT 1")
         assert (await idle.fetchval("SELECT 1"), await own.fetchval("SELECT 1")) == (1, 1)
     finally:
