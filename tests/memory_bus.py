@@ -347,8 +347,19 @@ class MemoryBus:
         if name not in stream.consumers:
             if stream.spec.retention is Retention.WORK_QUEUE:
                 for existing in stream.consumers.values():
-                    if subjects.overlap(existing.spec.filter, spec.filter):
+                    if overlap(existing.spec.filter, spec.filter):
                         raise ConsumerConflict(conflict(spec))
             stream.consumers[name] = _Consumer(spec)
         stream.consumers[name].spec = spec
         return stream.consumers[name]
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some subject matches both patterns."""
+    tokens, other_tokens = one.split("."), other.split(".")
+    for a, b in zip(tokens, other_tokens, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(tokens) == len(other_tokens)

@@ -222,17 +222,6 @@ def remove_discarded(root: Path) -> None:
         shutil.rmtree(path)
 
 
-def newest_valid_checkpoint(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that verifies (None: there is none), and the fault of each newer one."""
-    faults: list[str] = []
-    for path in list_checkpoints(root):
-        try:
-            return open_checkpoint(path), faults
-        except ValueError as error:
-            faults.append(str(error))
-    return None, faults
-
-
 def restore_optimizer(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Load the optimizer's state tensors by parameter name. The learning rate and other settings stay as configured.
 

@@ -10,7 +10,7 @@ invariant.
     run        all of them, in order
 
 It knows the schema and the vocabulary, never the processes. On purpose it reads the rows that it checks with its own statements, not with those of
-`pool` or `queries`: a mistake in shared code would be in both, and neither would find it. From `pool` it uses the tables, the look-up of a run, the
+`pool` or `queries`: a mistake in shared code would be in both, and neither would find it. From `pool` it uses the look-up of a run, `from_row`, the
 canonical form of steps and the list of needed versions. I4 replays the queue's history through `scheduling.queue_policies`, the policy itself;
 `tests/unit/scheduling/test_window.py` holds that against a literal reading of its rule.
 """

@@ -43,7 +43,7 @@ async def audit(
 
     `policies_root` holds one directory of checkpoints per run; `ledger` is a file with a submission id per line, or the ids; `alive`: the run's
     living processes; `sandbox_root`: the directory of this machine's sandboxes, restricted to workers whose name starts with `workers`
-    (`Home.workers`); `sample` limits the number of rollouts whose bytes are recomputed; `witness` is a directory as `audit.external_record`
+    (`Home.workers`); `sample` limits the number of rollouts whose bytes are recomputed; `witness` is a directory as `audit.i3_external_record`
     describes it; `own` is the file's configuration, with the time limits that the run's processes use. None means not known: the checks that need
     it are skipped, and report that (`own`: the limits are the run's original ones). `tick` gets the number of finished parts and of all parts. One
     connection, one repeatable-read transaction; after it, while a dead worker's sandbox exists, up to one time to live of a lease. Raises

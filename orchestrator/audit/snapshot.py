@@ -36,7 +36,7 @@ class Outside:
     `policies` holds one directory per run; `ledger`: submission ids that an outside party recorded; `alive`: the processes of the run that are
     alive and have had time to clean up (orchestrator, gateway, …); `sandboxes` is the directory where this machine's providers keep them, and
     `workers` the prefix of the names of the run's workers, since other workers may share it. `sample`: check the bytes of this many rollouts,
-    chosen at random, instead of all. `witness` is a directory with an outside record of generated and received messages (`audit.external_record`).
+    chosen at random, instead of all. `witness` is a directory with an outside record of generated and received messages (`audit.i3_external_record`).
     """
 
     policies: Path | None = None

@@ -278,14 +278,6 @@ def parse_tasks(subject: str) -> tuple[str, str]:
     raise ValueError(f"the subject {quoted(subject)} is not tasks.<run>.<domain>")
 
 
-def parse_steps(subject: str) -> tuple[str, str]:
-    """``steps.<run>.<rollout>`` -> (run, rollout id); ValueError with one sentence if it is not of that form."""
-    match subject.split("."):
-        case ["steps", run, rollout_id]:
-            return check_name("run", run), _check_id("rollout", rollout_id)
-    raise ValueError(f"the subject {quoted(subject)} is not steps.<run>.<rollout>")
-
-
 def run_of(subject: str) -> str:
     """The run in one of our subjects; ValueError for ``dead.*`` and for foreign subjects."""
     match subject.split("."):
@@ -324,17 +316,6 @@ def matches(pattern: str, subject: str) -> bool:
     return len(pattern_tokens) == len(subject_tokens) and all(
         w in ("*", g) for w, g in zip(pattern_tokens, subject_tokens, strict=True)
     )
-
-
-def overlap(one: str, other: str) -> bool:
-    """Whether some subject matches both patterns."""
-    tokens, other_tokens = one.split("."), other.split(".")
-    for a, b in zip(tokens, other_tokens, strict=False):
-        if ">" in (a, b):
-            return True
-        if a != b and "*" not in (a, b):
-            return False
-    return len(tokens) == len(other_tokens)
 
 
 # --- consumers ------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
 
-CHUNK = 65536
 BACKLOG = 1024  # a Unix socket whose backlog is full turns clients away at once
 
 Target = Callable[[], tuple[str, int] | None]

@@ -69,7 +69,7 @@ _PIECE: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A task's bundle and settings, checked. Build one with `load`, `Task.of`, `Task.from_files` or `Task.from_message`."""
+    """A task's bundle and settings, checked. Build one with `Task.from_files` or `Task.from_message`."""
 
     bundle: Bundle
     settings: TaskSettings

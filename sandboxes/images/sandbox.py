@@ -51,11 +51,10 @@ _OWN = (*WRITABLE, *PLACED, "/proc", "/dev", "/sys", "/run")
 
 
 class Layerings:
-    """Which kind of layer this machine takes: found with the first sandbox, and kept. `forced`: this one alone."""
+    """Which kind of layer this machine takes: found with the first sandbox, and kept. `chosen`: this one alone."""
 
-    def __init__(self, forced: Layering | None = None) -> None:
-        self.forced = forced
-        self.chosen = forced
+    def __init__(self, chosen: Layering | None = None) -> None:
+        self.chosen = chosen
         self.refused: dict[Layering, str] = {}
 
     def open(

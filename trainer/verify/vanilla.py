@@ -61,9 +61,7 @@ def vanilla_logprobs(model: nn.Module, sample: Sample) -> Tensor:
     return logp[:, 0]
 
 
-def vanilla_gradients(
-    model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings, trainer_version: int = 0
-) -> Vanilla:
+def vanilla_gradients(model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings) -> Vanilla:
     """One train step's loss and gradient, before clipping. The model must be detached, and is left without gradients."""
     pack = pack_samples(samples, settings.budget)  # only for the order of its loss edges
     factors = normalisers(samples, settings.aggregation)

@@ -62,16 +62,6 @@ def options(arguments: list[Node]) -> str:
     )
 
 
-def leading(arguments: list[Node]) -> list[Node]:
-    """The arguments before the first one that is not an option."""
-    found: list[Node] = []
-    for node in arguments:
-        if not plain(node).startswith("-") or plain(node) == "-":
-            break
-        found.append(node)
-    return found
-
-
 def is_safe(path: str) -> bool:
     """Whether the agent cannot choose the content of a path."""
     return any(path == place or path.startswith(f"{place}/") for place in SAFE) and ".." not in path

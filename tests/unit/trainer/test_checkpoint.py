@@ -18,7 +18,6 @@ from trainer.checkpoint import (
     Checkpoint,
     TrainerState,
     list_checkpoints,
-    newest_valid_checkpoint,
     open_checkpoint,
     restore_optimizer,
     save_checkpoint,
@@ -128,16 +127,17 @@ def test_a_broken_manifest_is_named(tmp_path: Path, tokenizer: Path) -> None:
         open_checkpoint(saved.path)
 
 
-def test_the_newest_valid_checkpoint_is_found_past_corrupt_ones(tmp_path: Path, tokenizer: Path) -> None:
+def test_checkpoints_are_listed_newest_first_and_a_torn_one_is_refused(
+    tmp_path: Path, tokenizer: Path
+) -> None:
     root = tmp_path / "run"
-    assert newest_valid_checkpoint(root) == (None, [])
+    assert list_checkpoints(root) == []
     first, _, _ = save(root, tokenizer, 9)
     second, _, _ = save(root, tokenizer, 10)
     assert list_checkpoints(root) == [second.path, first.path]
-    assert newest_valid_checkpoint(root) == (second, [])
     (second.path / "model.safetensors").write_bytes(b"torn")
-    found, faults = newest_valid_checkpoint(root)
-    assert found == first and len(faults) == 1 and "model.safetensors" in faults[0]
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        open_checkpoint(second.path)
 
 
 def test_a_failed_write_leaves_the_older_checkpoints_only(tmp_path: Path, tokenizer: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_failed_write_leaves_the_older_checkpoints_only(tmp_path: Path, tokeni
     with pytest.raises(ValueError, match="has no tokenizer"):
         save_checkpoint(root, model, optimizer, state, tokenizer=tmp_path / "nowhere", canary_ids=IDS)
     assert [path.name for path in root.iterdir()] == [first.path.name]
-    assert newest_valid_checkpoint(root) == (first, [])
+    assert open_checkpoint(list_checkpoints(root)[0]) == first
 
 
 def test_writing_an_uncommitted_version_again_replaces_it(tmp_path: Path, tokenizer: Path) -> None:

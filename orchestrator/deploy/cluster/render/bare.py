@@ -24,7 +24,6 @@ from orchestrator.deploy.cluster.topology import (
 
 PROVIDER = "bubblewrap"
 MAX_PAYLOAD = "8MB"
-SERVICES = (ProcessRole.NATS, ProcessRole.POSTGRES)
 
 
 @dataclass(slots=True, kw_only=True)
