@@ -18,6 +18,7 @@ one sentence each.
 import json
 import os
 import posixpath
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -63,6 +64,7 @@ SCRIPT: Final = "record/script.json"
 """A recording's replacement for the policy: a list of assistant messages."""
 SOLUTION: Final = "solution/solve.sh"
 INSTRUCTION: Final = "instruction.md"
+_CANARY: Final = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 STEPS: Final = "steps/"
 _PIECE: Final = 1 << 20
 
@@ -196,11 +198,11 @@ class Task:
 
     @property
     def instruction(self) -> str:
-        """`instruction.md` without surrounding white space; of a task with steps, all instructions."""
+        """`instruction.md` without surrounding white space and canary lines; of a task with steps, all instructions."""
         if self.is_multi_step:
             paths = [f"{STEPS}{step.name}/{INSTRUCTION}" for step in self.settings.steps]
-            return "\n\n".join(_text(self.files, path).strip() for path in paths)
-        return self.files[INSTRUCTION].data.decode("utf-8").strip()
+            return "\n\n".join(without_canary(_text(self.files, path)) for path in paths)
+        return without_canary(self.files[INSTRUCTION].data.decode("utf-8"))
 
     @property
     def solution(self) -> str | None:
@@ -391,6 +393,14 @@ def iter_jsonl(path: Path) -> Iterator[Task]:
         yield found
 
 
+def without_canary(instruction: str) -> str:
+    """An instruction without the comments at its top by which a benchmark is found in a corpus. No agent is to see them, and none to learn them."""
+    lines = instruction.strip().split("\n")
+    while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0].strip())):
+        del lines[0]
+    return "\n".join(lines)
+
+
 def is_hidden(path: str) -> bool:
     """Whether a path of a task is of its tests or its solution, which no agent sees."""
     return HIDDEN.match(path) is not None
@@ -412,7 +422,7 @@ def _check_step(files: Mapping[str, AnyFile], folder: str) -> None:
     _needs(
         files, test, "it decides the reward" + (f" of this step; {TEST_SCRIPT} may, too" if folder else "")
     )
-    if not _text(files, instruction).strip():
+    if not without_canary(_text(files, instruction)):
         raise ValueError(f"{instruction} is empty: write what the agent is to do")
     if b"\0" in (body := files[instruction].data):
         raise ValueError(

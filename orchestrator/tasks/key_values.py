@@ -86,6 +86,12 @@ def version(value: Any) -> str | None:
     return None if isinstance(value, str) and VERSIONS.fullmatch(value) else 'a version 1 such as "1.4"'
 
 
+def any_version(value: Any) -> str | None:
+    """Harbor never checks it, and authors write the version of their task there."""
+    fits = isinstance(value, str) and 0 < len(value) <= 64 and value.isprintable()
+    return None if fits else 'a version such as "1.4"'
+
+
 def component(value: Any) -> str | None:
     fits = isinstance(value, str) and 0 < len(value) <= 64 and value.isprintable()
     return None if fits else "the name of a number in reward.json"

@@ -256,7 +256,7 @@ _STEPS: Final[Mapping[str, Key]] = {
 
 KEYS: Final[Mapping[str, Key]] = {
     "schema_version": _honoured(values.version, "1, 1.0 … 1.4"),
-    "version": _honoured(values.version, "older spelling of schema_version"),
+    "version": _no_effect("older spelling of schema_version, or the author's own", values.any_version),
     "source": _no_effect(),
     "artifacts": _honoured(
         artifacts_must,
@@ -403,11 +403,13 @@ def _instead(name: str, value: Any) -> str:
     own = [known.rpartition(".")[2] for known in KEYS if known.rpartition(".")[0] == table]
     if not table:
         own += [*TABLES, FREE]
+        if key in _IN_METADATA:
+            return f"write it below [{FREE}]"
     if meant := get_close_matches(key, own, 1, SLIP):
         inside = f"{table}.{meant[0]}" if table else meant[0]
         return _write(inside, value)
-    if not table and key in _IN_METADATA:
-        return f"write it below [{FREE}]"
+    if name == "solution.timeout_sec":
+        return "remove it: a solution has the time of an agent"
     if elsewhere := [known for known in KEYS if known.rpartition(".")[2] == key and known.count(".") < 2]:
         taken = [known for known in elsewhere if KEYS[known].treatment is not Treatment.REFUSED]
         return _write((taken or elsewhere)[0], value)
@@ -417,9 +419,12 @@ def _instead(name: str, value: Any) -> str:
 def _write(name: str, value: Any) -> str:
     """The advice to write the known key or table `name` instead, with the next error that this would cause."""
     written, key = shown(name, table=name in (*TABLES, FREE)), KEYS.get(name)
+    if key is not None and key.holds == "tables" and "." not in name:
+        written = f"[[{name}]]"
     if key is not None and key.treatment is Treatment.REFUSED and not _stands(key, value):
         return f"{written} may be meant, which is not honoured: {key.says}"
-    must = key.must(value) if key is not None and key.must is not None else None
+    # The check of a table expects that its keys were checked.
+    must = key.must(value) if key is not None and key.must is not None and key.holds is None else None
     return f"write {written}" + (f", which must be {must}" if must is not None else "")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tasks.harbor import Task, iter_jsonl, load
+from orchestrator.tasks.harbor import Task, iter_jsonl, load, without_canary
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES, needs_blobs
 from sandboxes.base import File
 
@@ -200,3 +200,22 @@ def test_errors_from_disk_name_the_directory_or_the_line(tmp_path: Path) -> None
     assert next(tasks).instruction == "say hello"
     with pytest.raises(ValueError, match=rf"{lines} line 2: Expecting property name"):
         next(tasks)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("<!-- harbor-canary GUID 1-2 -->\n\nDo it.\n", "Do it."),
+        ("# a-bench Canary GUID 1-2\n<!-- canary -->\n\n# Task\nDo it.", "# Task\nDo it."),
+        ("# Birds\nFind the canary.", "# Birds\nFind the canary."),
+        ("Do it.\n<!-- canary -->", "Do it.\n<!-- canary -->"),
+    ],
+)
+def test_no_agent_sees_the_canary_lines_at_the_top_of_an_instruction(written: str, read: str) -> None:
+    assert without_canary(written) == read
+    assert Task.from_files(MINIMAL | {"instruction.md": written.encode()}).instruction == read
+
+
+def test_an_instruction_of_canary_lines_alone_is_empty() -> None:
+    with pytest.raises(ValueError, match=r"instruction\.md is empty: write what the agent is to do"):
+        Task.from_files(MINIMAL | {"instruction.md": b"<!-- canary GUID 1 -->\n"})

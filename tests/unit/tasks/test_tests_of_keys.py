@@ -16,9 +16,7 @@ EGRESS: Final = "integration/egress/test_keys.py"
 SIZES: Final = "unit/tasks/test_keys.py::test_a_task_is_given_what_it_asks_for_up_to_the_runs_maximum"
 TAKEN: Final = "unit/tasks/test_keys.py::test_a_task_that_asks_for_nothing_else_is_taken"
 IN: Final[dict[str, tuple[str, ...]]] = {
-    "schema_version version": (
-        "unit/tasks/test_keys.py::test_a_key_that_would_not_hold_is_refused_by_its_name",
-    ),
+    "schema_version": ("unit/tasks/test_keys.py::test_a_key_that_would_not_hold_is_refused_by_its_name",),
     "task.name": ("unit/tasks/test_settings.py",),
     "agent.timeout_sec": ("integration/runner/test_runners.py",),
     "agent.stall_s": ("integration/runner/test_runners.py",),
