@@ -392,7 +392,8 @@ def test_an_override_that_is_malformed_or_of_an_unknown_key_is_named(
         ("sft record --out x --scaffold shell=much", "shell=much"),
         ("sft record --out x --sandbox cellar", "cellar"),
         ("sft record --out x --model nowhere", "nowhere"),
-        ("runner -c first --gateway nowhere --gateway http://a --gateway-socket s", "--gateway-socket"),
+        ("runner -c first --gateway http://b --gateway http://a --gateway-socket s", "--gateway-socket"),
+        ("runner -c first --gateway nowhere", "'nowhere' is not a URL of a gateway"),
     ],
 )  # fmt: skip
 def test_a_value_that_is_not_one_of_those_or_does_not_exist_is_named(
