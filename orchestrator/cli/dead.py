@@ -1,9 +1,6 @@
 """penstock dead: list, show, retry, drop. `m7` is an unusable message, `g7` a group whose attempts are used up."""
 
-import getpass
 import json
-import os
-import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -17,6 +14,7 @@ from orchestrator.cli.terminal import cell
 from orchestrator.contracts.dead_letters import LetterKind, parse_letter
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.person import current_user
 from orchestrator.settings.config import Config
 
 if TYPE_CHECKING:
@@ -48,15 +46,6 @@ def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]")
             return await once(engine, transaction, at="person.commit")
 
     return anyio.run(run)
-
-
-def current_user() -> str:
-    """The person at the keyboard, as far as this machine knows."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"
 
 
 def _parse(identifier: str) -> tuple[LetterKind, int]:

@@ -11,12 +11,13 @@ import typer
 
 from orchestrator.cli import interrupt
 from orchestrator.cli.bar import busy
-from orchestrator.cli.dead import NO_REASON, ReasonOption, current_user
+from orchestrator.cli.dead import NO_REASON, ReasonOption
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.reading import reading
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.states import DrainKind
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.person import current_user
 from orchestrator.settings.config import Config
 
 if TYPE_CHECKING:

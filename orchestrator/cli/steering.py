@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import anyio
 import typer
 
-from orchestrator.cli.dead import NO_REASON, ReasonOption, current_user
+from orchestrator.cli.dead import NO_REASON, ReasonOption
 from orchestrator.cli.options import HERE, ID, ConfigOption, JsonOption
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.numbers import real
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.person import current_user
 from orchestrator.settings.config import Config, effective
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """The dashboard as a process: it listens even if the data pool does not answer, and reports its address."""
 
-import getpass
 import os
 import socket
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from orchestrator.runtime.inherited import inherited
 from orchestrator.runtime.liveness import restartable
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured, ready
+from orchestrator.runtime.person import current_user
 from orchestrator.settings.config import Config
 from orchestrator.web.api import ROUTES
 from orchestrator.web.app import application
@@ -56,7 +56,7 @@ async def serve(settings: WebSettings) -> None:
         changes = ChangeFeed(database=database, metrics=metrics)
         site = Site(
             run=settings.config.run.name,
-            who=f"{user_at_host()} (dashboard)",
+            who=f"{current_user()} (dashboard)",
             config=settings.config,
             database=database,
             keys=keys,
@@ -129,12 +129,3 @@ def write_private(file: Path, text: str) -> None:
         raise ServiceError(
             f"the dashboard cannot say in {file} where it listens: {error}; make room there"
         ) from error
-
-
-def user_at_host() -> str:
-    """The user who started this process, as far as this machine knows: the owner of the token."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"

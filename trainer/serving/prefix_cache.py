@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.trajectory.common_prefix import common_prefix
 from trainer.serving.kv import Piece
 
 Ids = NDArray[np.int32]
@@ -23,13 +24,6 @@ class _Node:
     piece: Piece
     used: int
     children: dict[int, "_Node"] = field(default_factory=dict)
-
-
-def _agree(a: Ids, b: Ids) -> int:
-    """Length of the common prefix."""
-    n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n])
-    return int(different[0]) if len(different) else n
 
 
 class PrefixCache:
@@ -49,7 +43,7 @@ class PrefixCache:
             node = children.get(int(ids[at]))
             if node is None:
                 break
-            shared = _agree(node.ids, ids[at:])
+            shared = common_prefix(node.ids, ids[at:])
             node.used = self._clock
             pieces.append(tuple(part[:, :, :shared] for part in node.piece))
             at += shared
@@ -72,7 +66,7 @@ class PrefixCache:
                 self.tokens += len(ids) - at
                 return
             node.used = self._clock
-            shared = _agree(node.ids, ids[at:])
+            shared = common_prefix(node.ids, ids[at:])
             at += shared
             if shared < len(node.ids):
                 if at == len(ids):

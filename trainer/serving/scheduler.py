@@ -24,6 +24,7 @@ import torch
 from tokenizers import Tokenizer
 
 from orchestrator.contracts.processes import PauseMode
+from orchestrator.trajectory.common_prefix import common_prefix
 from trainer.serving import stopping
 from trainer.serving.kv import KvPool
 from trainer.serving.model import Model
@@ -227,7 +228,8 @@ class Scheduler:
             ids = np.array(sequence.ids, dtype=np.int32)
             found, pieces = self.cache.match(ids[: self._cacheable(sequence)], sequence.request.namespace)
             if any(
-                _shared(ids, leader) >= found + SHARED for leader in leaders.get(ids[:SHARED].tobytes(), ())
+                common_prefix(ids, leader) >= found + SHARED
+                for leader in leaders.get(ids[:SHARED].tobytes(), ())
             ):
                 later.append(self.waiting.popleft())
                 continue
@@ -419,9 +421,3 @@ class Scheduler:
         if passed >= 1.0:
             self.counters.throughput = self._rate_tokens / passed
             self._rate_since, self._rate_tokens = time.monotonic(), 0
-
-
-def _shared(a: Ids, b: Ids) -> int:
-    n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n])
-    return int(different[0]) if len(different) else n

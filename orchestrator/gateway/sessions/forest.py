@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.marks import BranchReason
 from orchestrator.contracts.states import StepKind
 from orchestrator.gateway.messages.turns import Turn, same_turns
 from orchestrator.gateway.render import Renderer, Tool
 from orchestrator.gateway.sessions.branches import Difference, nearest, rendered_otherwise
 from orchestrator.gateway.sessions.node import Node, Placement
+from orchestrator.trajectory.common_prefix import common_prefix
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -218,7 +218,8 @@ class Forest:
         if not shared:
             return StepKind.ROOT, None, len(state)
         keep, near = max(
-            ((_common(state, node.full), node) for node in shared), key=lambda found: (found[0], found[1].idx)
+            ((common_prefix(state, node.full), node) for node in shared),
+            key=lambda found: (found[0], found[1].idx),
         )
         return StepKind.REWRITES, near, min(keep, len(near.full) - 1)
 
@@ -250,13 +251,6 @@ def _after(node: Node, turns: Sequence[Turn]) -> Sequence[Turn]:
     while current is not None:
         length, current = length + len(current.history) + 1, current.parent
     return turns[length:]
-
-
-def _common(one: Ids, other: Ids) -> int:
-    """Length of the longest common prefix."""
-    n = min(len(one), len(other))
-    different = np.flatnonzero(one[:n] != other[:n])
-    return int(different[0]) if len(different) else n
 
 
 def _split(turns: Sequence[Turn]) -> list[tuple[list[Turn], Turn | None]]:

@@ -12,11 +12,11 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner, Result
 
-from orchestrator.cli.dead import current_user
 from orchestrator.cli.main import app
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import Home, write_template
 from orchestrator.pool.runs import StoredRun
+from orchestrator.runtime.person import current_user
 from orchestrator.settings.config import load
 from tests import builders
 
