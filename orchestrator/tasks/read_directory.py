@@ -2,7 +2,8 @@
 
 Links, empty directories and permission bits travel, except setuid, setgid and sticky bits, and the bits that a umask takes. A link to a file
 in `tests/`, in `solution/` or at the root becomes a copy of that file. Files
-above `INLINE_BYTES` stay on disk. Errors are ValueError, one sentence each.
+above `INLINE_BYTES` stay on disk. `.git` at the root is of the repository that holds the task, not of the task. Errors are ValueError, one
+sentence each.
 """
 
 import os
@@ -14,6 +15,8 @@ from typing import Final
 from orchestrator.tasks.bundle import DIRECTORY_MODE, Bundle, BundleLimits, mode_of, top_of
 from sandboxes.base import AnyFile, File, StoredFile
 
+REPOSITORY: Final = ".git"
+"""At a task's root: the folder of a clone, or the file of a work tree or a submodule."""
 INLINE_BYTES: Final = 64 * 1024
 """Files up to this size are read at once."""
 _PLACED: Final = re.compile(r"(environment/|(steps/[^/]+/)?(tests|solution)/|steps/[^/]+/workdir/).+")
@@ -45,6 +48,8 @@ def read_directory(
             entries = sorted(found, key=lambda entry: entry.name)
         for entry in entries:
             relative = own + entry.name
+            if relative == REPOSITORY:
+                continue
             if entry.is_symlink():
                 if _OF_AGENT.match(relative) or (_PLACED.match(relative) and not os.path.isfile(entry.path)):
                     links[relative] = os.readlink(entry.path)
@@ -82,12 +87,13 @@ def _file(path: str, status: os.stat_result, shared: Shared, relative: str, *, s
 
 def _others_read(directory: Path) -> bool:
     """Whether other users may read anything in it. If not, a umask took their bits from all, and these say nothing."""
-    return any(
-        os.lstat(os.path.join(folder, name)).st_mode & stat.S_IROTH
-        for folder, folders, files in os.walk(directory)
-        for name in (*files, *folders)
-        if not os.path.islink(os.path.join(folder, name))
-    )
+    for folder, folders, files in os.walk(directory):
+        if Path(folder) == directory and REPOSITORY in folders:
+            folders.remove(REPOSITORY)
+        paths = (os.path.join(folder, name) for name in (*files, *folders))
+        if any(os.lstat(path).st_mode & stat.S_IROTH for path in paths if not os.path.islink(path)):
+            return True
+    return False
 
 
 def _bits(status: os.stat_result, *, spread: bool) -> int:

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from orchestrator.contracts.quote import cut, quoted
 
 PROTOCOLS: Final = ("https", "ssh", "file")
+WHOLE: Final = "."
+"""The path of a whole repository."""
 _SSH: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*@[A-Za-z0-9][A-Za-z0-9.-]*:[^:/-].*")
 _REVISION: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+-]{0,199}")
 _SETTINGS: Final = (
@@ -56,6 +58,11 @@ def check_url(url: str) -> str:
     if parts.scheme != "file" and not re.fullmatch(r"[A-Za-z0-9\[][A-Za-z0-9.:\]-]*", parts.hostname or ""):
         raise ValueError(f"{quoted(url)} names no host")
     return url
+
+
+def name_of(url: str) -> str:
+    """What a repository is called: the last part of its URL."""
+    return re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
 
 
 def check_revision(revision: str) -> str:
@@ -124,7 +131,8 @@ class Git:
         return output.decode(errors="surrogateescape")
 
     def fetch(self, url: str, revision: str | None, into: Path, paths: Sequence[str] | None = None) -> str:
-        """Check out one commit of a repository below `into`, which is empty, without its history. `paths`: only these. Returns the commit."""
+        """Check out one commit of a repository below `into`, which is empty, without its history. `paths`: only these; `WHOLE` is all. Returns the
+        commit."""
         check_url(url)
         wanted = "HEAD" if revision is None else check_revision(revision)
         self.run("init", "-q", "--template=", str(into))
@@ -142,6 +150,8 @@ class Git:
 
     def _there(self, paths: Sequence[str], into: Path) -> list[str]:
         """Those of the paths that the commit has."""
+        if WHOLE in paths:
+            return [WHOLE]
         listed = self.run("ls-tree", "-z", "--name-only", "FETCH_HEAD", "--", *paths, at=into)
         names = {name.decode(errors="surrogateescape") for name in listed.split(b"\0")}
         return sorted(names & set(paths))

@@ -2,7 +2,7 @@
 
     [{"name": "mine", "version": "1.0", "tasks": [{"name": "a", "git_url": "https://…", "git_commit_id": "…", "path": "tasks/a"}, …]}, …]
 
-The tasks are copied as they are. Links that lead out of a task refuse it.
+The tasks are copied as they are. Links that lead out of a task refuse it. The path "." is the whole repository.
 """
 
 import json
@@ -91,12 +91,10 @@ def read_registry(file: Path, dataset: str | None) -> list[RegistryTask | Import
         raise ValueError(f"{file} {problem}: name one with --dataset, of {known}")
     if not chosen[0]["tasks"]:
         raise ValueError(f"{file}: the data set {names[sets.index(chosen[0])]} has no task")
-    return [
-        _registry_task(each, f"{file} task {number}") for number, each in enumerate(chosen[0]["tasks"], 1)
-    ]
+    return [_registry_task(each, file, number) for number, each in enumerate(chosen[0]["tasks"], 1)]
 
 
-def _registry_task(entry: Any, place: str) -> RegistryTask | Imported:
+def _registry_task(entry: Any, file: Path, number: int) -> RegistryTask | Imported:
     values = entry if isinstance(entry, dict) else {}
     name, path = values.get("name"), values.get("path")
     url, commit = values.get("git_url"), values.get("git_commit_id")
@@ -106,14 +104,17 @@ def _registry_task(entry: Any, place: str) -> RegistryTask | Imported:
         if not isinstance(url, str | None) or not isinstance(commit, str | None):
             raise ValueError("git_url and git_commit_id must be texts")
         plain = posixpath.normpath(path) if ".." not in path.split("/") else path
-        check_path(plain)
+        if plain != git.WHOLE:
+            check_path(plain)
         if url is not None:
             git.check_url(url)
         if commit is not None:
             git.check_revision(commit)
-        return RegistryTask(name=name or posixpath.basename(plain), url=url, commit=commit, path=plain)
+        repository = git.name_of(url) if url is not None else file.resolve().parent.name
+        own = posixpath.basename(plain) if plain != git.WHOLE else repository
+        return RegistryTask(name=name or own, url=url, commit=commit, path=plain)
     except ValueError as error:
-        return refused(name if isinstance(name, str) else "", place, error)
+        return refused(name if isinstance(name, str) else "", f"{file} task {number}", error)
 
 
 def _of_registry(
@@ -167,8 +168,7 @@ def _each(
             yield _found(directory.resolve().name, str(directory), directory, limits, below=directory)
             continue
         inside = directory.relative_to(base).as_posix()
-        repository = posixpath.basename(named.rpartition("@")[0]).removesuffix(".git")
-        name = directory.name if inside != "." else repository
+        name = directory.name if inside != git.WHOLE else git.name_of(named.rpartition("@")[0])
         yield _found(name, f"{named} {inside}", directory, limits, below=base)
 
 

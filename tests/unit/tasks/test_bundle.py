@@ -83,6 +83,22 @@ def test_links_empty_directories_and_permission_bits_survive_disk_and_message(tm
     assert environment.modes == {"/app/closed": 0o555, "/app/empty/deeper": 0o755}
 
 
+@pytest.mark.parametrize("as_a_file", [False, True])
+def test_git_at_a_tasks_root_is_not_of_the_task_and_in_its_environment_it_is(
+    tmp_path: Path, as_a_file: bool
+) -> None:
+    task = load(written(tmp_path))
+    if as_a_file:
+        (tmp_path / ".git").write_text("gitdir: /elsewhere\n")
+    else:
+        (tmp_path / ".git" / "objects").mkdir(parents=True)
+        (tmp_path / ".git" / "index").write_bytes(os.urandom(8))
+    assert load(tmp_path) == task
+    (tmp_path / "environment" / "files" / ".git").mkdir()
+    (tmp_path / "environment" / "files" / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    assert set(load(tmp_path).files) - set(task.files) == {"environment/files/.git/HEAD"}
+
+
 def test_a_dockerfile_copies_links_and_empty_directories(tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "environment" / "Dockerfile").write_text(

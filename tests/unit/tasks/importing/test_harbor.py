@@ -127,6 +127,45 @@ def test_a_repository_is_cloned_without_hooks_submodules_and_history(suite: Path
     assert all(run_git(suite, "rev-parse", "v1")[:12] in each["source"] for each in older.report["tasks"])
 
 
+def test_a_task_that_is_a_repository_is_imported_without_its_git_and_stays_the_same(tmp_path: Path) -> None:
+    one = write(tmp_path / "one", HARBOR)
+    plain = load(one)
+    commit = committed(one)
+    for name, source in (("one", f"file://{one}"), ("one", f"file://{one}/"), ("one", str(one))):
+        to = tmp_path / f"to-{len(source)}"
+        for outcome in ("imported", "unchanged"):
+            assert imported("harbor", source, to).outcomes == {name: outcome}
+            assert load(to / name).content_hash == plain.content_hash and set(load(to / name).files) == set(
+                HARBOR
+            )
+    entry: dict[str, object] = {"git_url": f"file://{one}", "git_commit_id": commit}
+    file = registry(
+        tmp_path,
+        {**entry, "path": "."},
+        {**entry, "name": "two", "path": ""},
+        {**entry, "name": "three", "path": "./"},
+    )
+    found = imported("harbor", file, tmp_path / "registered")
+    assert found.outcomes == dict.fromkeys(("one", "two", "three"), "imported"), found.reasons
+    assert load(tmp_path / "registered" / "two").content_hash == plain.content_hash
+    here = registry(one, {"path": "."})
+    assert imported("harbor", here, tmp_path / "near").outcomes == {"one": "imported"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://a.org/x/one.git",
+        "https://a.org/x/one/",
+        "ssh://a.org/one",
+        "git@a.org:one.git",
+        "git@a.org:x/one",
+    ],
+)
+def test_a_repository_is_called_by_the_last_part_of_its_url(url: str) -> None:
+    assert git.name_of(url) == "one"
+
+
 def test_a_url_that_cannot_be_cloned_is_refused_with_the_reason(tmp_path: Path) -> None:
     to = tmp_path / "to"
     for url in (
