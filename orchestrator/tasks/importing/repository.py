@@ -1,46 +1,11 @@
 """Repositories on this machine: the files of a commit without history, and patches over them."""
 
-import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from orchestrator.contracts.quote import quoted
-from orchestrator.tasks.bundle import check_path
 from orchestrator.tasks.importing.git import Git
-
-_HUNK: Final = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
-_SIDE: Final = re.compile(r"(?:---|\+\+\+) (?:[ab]/)?([^\t]+)")
-_MOVED: Final = re.compile(r"(?:rename|copy) (?:from|to) (.+)")
-_DIFF: Final = re.compile(r"diff --git a/(\S+) b/(\S+)")
-_NOTHING: Final = "/dev/null"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patch:
-    """The paths that a patch changes, and those of them that it makes."""
-
-    text: str
-    paths: tuple[str, ...]
-    new: tuple[str, ...]
-
-    @classmethod
-    def of(cls, text: str, column: str) -> "Patch":
-        """Read a unified diff. ValueError if it changes nothing, or a path outside of the repository."""
-        paths, new = _changed(text)
-        if not paths:
-            raise ValueError(f"{column} is not a patch that git made")
-        for path in paths:
-            try:
-                check_path(path)
-            except ValueError as error:
-                raise ValueError(f"{column}: {error}") from None
-            if ".git" in path.split("/"):
-                raise ValueError(f"{column}: {quoted(path)} is a file of git itself")
-        ended = text if text.endswith("\n") else text + "\n"
-        return cls(text=ended, paths=tuple(dict.fromkeys(paths)), new=tuple(dict.fromkeys(new)))
+from orchestrator.tasks.importing.patch import Patch
 
 
 class Repositories:
@@ -109,28 +74,6 @@ class Repositories:
         raise ValueError(
             f"{self._folder} has no repository {repo}: clone it as {owner}/{name} or {owner}__{name}"
         )
-
-
-def _changed(text: str) -> tuple[list[str], list[str]]:
-    """(the paths that a patch names outside of its hunks, those of new files)."""
-    paths: list[str] = []
-    new: list[str] = []
-    old_lines = new_lines = 0  # of the hunk, still to come
-    before = ""
-    for line in text.splitlines():
-        if old_lines > 0 or new_lines > 0:
-            old_lines -= not line.startswith(("+", "\\"))
-            new_lines -= not line.startswith(("-", "\\"))
-        elif found := _HUNK.match(line):
-            old_lines, new_lines = int(found[1] or 1), int(found[2] or 1)
-        elif found := _DIFF.fullmatch(line):
-            paths += found.groups()
-        elif (found := _MOVED.fullmatch(line)) or (found := _SIDE.match(line)):
-            if line.startswith("+++") and before == _NOTHING:
-                new.append(found[1])
-            before = found[1]
-            paths += [found[1]] if found[1] != _NOTHING else []
-    return paths, new
 
 
 def copy(source: Path, target: Path, paths: Sequence[str]) -> None:

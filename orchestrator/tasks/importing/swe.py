@@ -20,8 +20,9 @@ import tomlkit
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.bundle import check_path
 from orchestrator.tasks.importing import swe_scripts
+from orchestrator.tasks.importing.patch import Patch
 from orchestrator.tasks.importing.report import Found, Imported
-from orchestrator.tasks.importing.repository import Patch, Repositories, copy
+from orchestrator.tasks.importing.repository import Repositories, copy
 from orchestrator.tasks.importing.swe_rows import Placed, Row, read_rows
 
 WORKDIR: Final = "/testbed"

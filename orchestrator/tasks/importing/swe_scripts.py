@@ -57,12 +57,13 @@ import sys
 
 PASSED, FAILED = ("PASSED", "XFAIL"), ("FAILED", "ERROR", "XPASS")
 LINE = re.compile(r"(.+?) \\.\\.\\. (ok|FAIL|ERROR|expected failure)$")
+COLOUR = re.compile(r"\\x1b\\[[0-9;]*m")
 
 
 def results(text):
     """Name of a test -> whether it passed. A name with spaces is also known by its first word."""
     found = {}
-    for line in text.splitlines():
+    for line in COLOUR.sub("", text).splitlines():
         line = line.strip()
         word, _, rest = line.partition(" ")
         match = LINE.match(line)

@@ -10,11 +10,13 @@ import pytest
 
 from orchestrator.tasks.harbor import Task, load
 from orchestrator.tasks.importing import swe_rows
+from orchestrator.tasks.importing.patch import Patch
 from orchestrator.tasks.importing.swe_scripts import GRADE
 from tests.import_sets import CALCULATOR, CHECK, FIX, TESTS, committed, git, row, rows, smith, write
 from tests.unit.tasks.importing.rig import imported, refused
 
 NAME = "people__calculator-7"
+BINARY = "diff --git a/a.bin b/a.bin\nnew file mode 100644\nindex 0000000..bdc955b\nBinary files /dev/null and b/a.bin differ\n"
 
 
 @pytest.fixture
@@ -83,6 +85,98 @@ def test_files_of_a_repository_come_without_history_and_hidden_tests(
     assert (
         imported("swe", source, tmp_path / "to", "--repositories", str(clones)).outcomes[NAME] == "unchanged"
     )
+
+
+def a_patch_of_tests(repository: Path) -> str:
+    """Adds an empty file, a binary one and names that git quotes or that have spaces; moves one, changes the mode and the type of others. The
+    repository stays as it is."""
+    git(repository, "mv", "data.txt", "data of tests.txt")
+    (repository / "data of tests.txt").chmod(0o755)
+    (repository / "kind").unlink()
+    new: dict[str, str | bytes] = {
+        "tests/p/__init__.py": "",
+        "a b/__init__.py": "",
+        "a.bin": b"\0\1",
+        "café.py": "x = 1\n",
+        "kind": "file\n",
+    }
+    write(
+        repository, {**new, "test_calc.py": CALCULATOR["test_calc.py"] + "\x0c\ndef test_new():\n    pass\n"}
+    )
+    git(repository, "add", "-A")
+    patch = subprocess.run(
+        ["git", "diff", "--cached", "--binary", "--find-renames"],
+        cwd=repository, check=True, capture_output=True, text=True, timeout=60,
+    ).stdout  # fmt: skip
+    git(repository, "reset", "-q", "--hard")
+    return patch
+
+
+MADE = ("tests/p/__init__.py", "a b/__init__.py", "a.bin", "café.py", "data of tests.txt")
+
+
+@pytest.fixture
+def with_data(clones: Path) -> Path:
+    """The calculator's repository with a file to move and a link."""
+    repository = write(clones / "people" / "calculator", {"data.txt": "some data\n" * 20})
+    (repository / "kind").symlink_to("README")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-q", "-m", "data")
+    return repository
+
+
+def test_a_patch_tells_what_it_makes_from_what_it_finds(with_data: Path) -> None:
+    found = Patch.of(a_patch_of_tests(with_data), "test_patch")
+    assert set(found.paths) == {*MADE, "data.txt", "kind", "test_calc.py"}
+    assert set(found.new) == set(MADE)
+    (with_data / "a.bin").write_bytes(b"\0")
+    git(with_data, "add", "-A")
+    git(with_data, "commit", "-q", "-m", "binary")
+    git(with_data, "rm", "-q", "a.bin")
+    gone = Patch.of(git(with_data, "diff", "--cached", "--full-index"), "patch")
+    assert (gone.paths, gone.new) == (("a.bin",), ())
+
+
+def test_files_that_the_agent_made_as_well_do_not_stand_in_the_way_of_the_hidden_tests(
+    tmp_path: Path, with_data: Path
+) -> None:
+    patch = a_patch_of_tests(with_data)
+    named = row(
+        git(with_data, "rev-parse", "HEAD"), test_patch=patch, image="a:1", PASS_TO_PASS=[],
+        FAIL_TO_PASS=["test_calc.py::test_new"],
+    )  # fmt: skip
+    source = rows(tmp_path / "rows.jsonl", named)
+    assert imported("swe", source, tmp_path / "to", "--test-command", CHECK).code == 0
+    write(with_data, {**dict.fromkeys(MADE, "the agent's own\n"), "data.txt": "changed\n"})
+    (with_data / "kind").unlink()
+    tests = tmp_path / "to" / NAME / "tests"
+    for name in ("test.sh", "grade.py"):
+        text = (tests / name).read_text().replace("/logs/", f"{tmp_path}/logs/")
+        (tests / name).write_text(
+            text.replace("/tests/test.patch", f"{tests}/test.patch")
+            .replace("/tests/grade", f"{tests}/grade")
+            .replace('"/tests/', f'"{tests}/')
+        )
+    done = subprocess.run(
+        ["bash", str(tests / "test.sh")], cwd=with_data, capture_output=True, text=True, timeout=120
+    )
+    assert (tmp_path / "logs/verifier/reward.txt").read_text() == "1", done
+    assert (with_data / "tests/p/__init__.py").read_bytes() == b"" and (
+        with_data / "café.py"
+    ).read_text() == "x = 1\n"
+
+
+def test_hidden_files_of_a_repository_are_whole_whatever_their_names(tmp_path: Path, with_data: Path) -> None:
+    (with_data / "kind").unlink()
+    (with_data / "kind").write_text("a file\n")
+    git(with_data, "commit", "-q", "-am", "no links")
+    patch = a_patch_of_tests(with_data)
+    source = rows(tmp_path / "rows.jsonl", row(git(with_data, "rev-parse", "HEAD"), test_patch=patch))
+    found = imported("swe", source, tmp_path / "to", "--repositories", str(with_data.parent.parent))
+    assert found.code == 0, found.reasons
+    made = load(tmp_path / "to" / NAME)
+    assert below(made, "tests/files/") == {*MADE, "kind", "test_calc.py"}
+    assert "rm -rf -- data.txt\n" in made.files["tests/test.sh"].data.decode()
 
 
 def test_a_bare_repository_and_a_base_image_make_a_dockerfile(
@@ -161,6 +255,7 @@ def test_a_line_that_cannot_be_used_is_named_by_its_number_and_the_rest_goes_on(
         (row(commit, instance_id="outside", patch=outside), "patch: '../x' is not a plain relative path"),
         (row(commit, instance_id="git", test_patch=TESTS.replace("test_calc.py", ".git/hooks/x")), "is a file of git itself"),
         (row(commit, instance_id="stale", patch=FIX.replace("return a - b", "return b")), "patch does not apply to the repository"),
+        (row(commit, instance_id="binary", test_patch=BINARY), "it lacks the content of the binary file 'a.bin': make it with"),
         (row("0" * 40, instance_id="commit"), "git checkout failed: fatal: "),
         (row(commit, instance_id="repo", repo="other/thing"), "has no repository other/thing: clone it as other/thing"),
         (row(commit, instance_id="up", FAIL_TO_PASS=["../a.py::b"]), "'../a.py' is not a plain relative path"),
@@ -212,6 +307,7 @@ def test_a_file_without_rows_and_options_that_contradict_are_refused_as_a_whole(
         ("PASSED a.py::b\nFAILED a.py::b - again\n", ["a.py::b"], "0"),
         ("PASSED a.py::b\n", ["a.py::b", "a.py::c"], "0"),
         ("XFAIL a.py::b - known\n", ["a.py::b"], "1"),
+        ("\x1b[32mPASSED\x1b[0m a.py::\x1b[1mb\x1b[0m\n", ["a.py::b"], "1"),
         ("PASSED a.py::b[x y]\n", ["a.py::b[x y]"], "1"),
         ("PASSED a.py::b[x y]\n", ["a.py::b[x"], "1"),
         ("PASSED a.py::b[x y]\nFAILED a.py::b[x z] - no\n", ["a.py::b[x"], "0"),
