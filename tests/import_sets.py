@@ -42,7 +42,8 @@ services:
 """,
     "Dockerfile": "FROM python:3.11\nWORKDIR /app\nCOPY numbers.txt /app/numbers.txt\n",
     "numbers.txt": "20\n22\n",
-    "run-tests.sh": "#!/bin/bash\n[ -f $TEST_DIR/want ] && cmp -s $TEST_DIR/want /app/sum.txt\n",
+    # A test without pytest: prints pytest's summary.
+    "run-tests.sh": "#!/bin/bash\n[ -f $TEST_DIR/want ] && cmp -s $TEST_DIR/want /app/sum.txt && echo PASSED sum\n",
     "tests/want": "42\n",
     "solution.yaml": "- command: echo $((20 + 22)) > sum.txt\n  min_timeout_sec: 1.0\n",
 }

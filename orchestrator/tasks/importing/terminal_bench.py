@@ -7,16 +7,15 @@
 | category, difficulty, tags, author … | `[metadata]` |
 | Dockerfile, and what lies next to it | environment/ |
 | image, working_dir, environment of the compose file | `[environment]` docker_image, workdir, env |
-| run-tests.sh, tests/ | tests/, with a test.sh that runs it. Reward 1: exit status 0, and no failed test in pytest's summary |
+| run-tests.sh, tests/ | tests/, with a test.sh that runs it. Reward 1: exit status 0, a passed test and no failed one in pytest's summary |
 | `parser_name: swebench` | reward 1: PASSED is the last result between that parser's lines |
 | deploy.resources.limits of the compose file | `[environment]` cpus, memory_mb |
 | solution.sh, or the commands of solution.yaml | solution/solve.sh |
 
-Tests and solution do not become a part of the build's folder, where the older form has them.
+Tests, solution and the `.git` of a repository that is the task do not become a part of the build's folder, where the older form has them.
 """
 
 import os
-import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
@@ -30,9 +29,12 @@ import tomlkit
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.compose import document
+from orchestrator.tasks.copies import copied
+from orchestrator.tasks.dockerfile import logical_lines
 from orchestrator.tasks.importing import compose
 from orchestrator.tasks.importing.report import Found
 from orchestrator.tasks.keys import resembles
+from orchestrator.tasks.read_directory import REPOSITORY
 from sandboxes.text_files import text_of
 
 FILE: Final = "task.yaml"
@@ -41,7 +43,7 @@ AGENT_S: Final = 360.0
 TEST_S: Final = 60.0
 MOST_TEXT_BYTES: Final = 1 << 20
 _SOLUTIONS: Final = ("solution.sh", "solution.yaml")
-_HIDDEN: Final = (FILE, compose.FILE, RUN, *_SOLUTIONS, "tests")
+_HIDDEN: Final = (FILE, compose.FILE, RUN, *_SOLUTIONS, "tests", REPOSITORY)
 """What the build's folder does not get."""
 _DESCRIPTIVE: Final = (
     "author_name",
@@ -67,15 +69,23 @@ _SLIP: Final = 0.75
 """Minimum similarity (difflib's ratio) of an unknown key to one that is read: it may be meant."""
 TEST_SCRIPT: Final = """\
 #!/bin/bash
-# The older form's verdict: the script must succeed, and pytest's summary, where there is one, must name no failed test.
+# The older form's verdict: the script must succeed, and pytest's summary must name a passed test and no failed one. Where a later command
+# hides pytest's exit status, the summary alone tells that pytest has run.
 ran=$(mktemp)
 bash /tests/run-tests.sh > "$ran" 2>&1
 code=$?
 tail -c 100000 "$ran"
 mkdir -p /logs/verifier
-if [ "$code" -eq 0 ] && ! grep -qE '^(FAILED|ERROR) ' "$ran"; then
+says() { # whether a line begins with the first argument, or counts tests with a word of the second
+  sed $'s/\\e[[][0-9;]*[A-Za-z]//g' "$ran" |
+    grep -E "^($1) |^[= ]*([0-9]+ [a-z ]+, )*[1-9][0-9]* ($2)(, [0-9]+ [a-z ]+)* in [0-9]" > /dev/null
+}
+if [ "$code" -ne 0 ] || says 'FAILED|ERROR' 'failed|errors?'; then
+  echo 0 > /logs/verifier/reward.txt
+elif says PASSED passed; then
   echo 1 > /logs/verifier/reward.txt
 else
+  echo "No summary of pytest names a passed test."
   echo 0 > /logs/verifier/reward.txt
 fi
 exit 0
@@ -307,16 +317,12 @@ def _copy_context(directory: Path, staging: Path, service: compose.Service, limi
 
 
 def _check_copies(dockerfile: str, hidden: tuple[str, ...]) -> None:
-    joined = re.sub(r"\\\r?\n", " ", dockerfile)
-    for line in joined.splitlines():
-        words = line.split()
-        if not words or words[0].upper() not in ("COPY", "ADD"):
-            continue
-        for word in re.split(r'[\s\[\],"]+', line)[1:]:
-            first = word.removeprefix("./").partition("/")[0]
-            if first in hidden:
+    for line, logical in logical_lines(dockerfile):
+        found = copied(line, logical)
+        for source in found.sources if found is not None else ():
+            if (first := source.partition("/")[0]) in hidden:
                 raise ValueError(
-                    f"Dockerfile: {quoted(line.strip())} gives the agent {first}, which must stay hidden: remove it"
+                    f"Dockerfile: {quoted(logical)} gives the agent {first}, which must stay hidden: remove it"
                 )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.tasks.harbor import Task, load
 from orchestrator.tasks.importing.terminal_bench import SWEBENCH_SCRIPT, TEST_SCRIPT
-from tests.import_sets import TERMINAL_BENCH, write
+from tests.import_sets import TERMINAL_BENCH, committed, write
 from tests.unit.tasks.importing.rig import Reported, imported, refused
 
 
@@ -76,6 +76,30 @@ def test_a_solution_script_descriptions_and_a_folder_to_build_are_read(tmp_path:
     assert {path for path in made.files if path.startswith("environment/")} == {
         f"environment/{name}" for name in ("Dockerfile", "numbers.txt", "tests/visible")
     }
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        "COPY numbers.txt tests/",
+        "COPY numbers.txt /app/numbers.txt ./tests",
+        'COPY ["numbers.txt", "tests"]',
+        "COPY --from=first /numbers.txt tests",
+        "COPY --from=first tests/ /app/",
+        "RUN <<END\nCOPY tests /app/\nEND",
+        "# COPY tests /app/",
+    ],
+)
+def test_a_dockerfile_may_name_tests_where_it_takes_none_of_the_folder(tmp_path: Path, copied: str) -> None:
+    found = one(tmp_path, {"Dockerfile": f"FROM a AS first\nFROM first\nWORKDIR /app\n{copied}\n"})
+    assert found.outcomes == {"sum": "imported"}, found.reasons
+    assert "environment/tests/want" not in task(tmp_path).files
+
+
+def test_git_of_a_task_that_is_a_repository_is_not_in_its_environment(tmp_path: Path) -> None:
+    committed(write(tmp_path / "set" / "sum", TERMINAL_BENCH))
+    assert one(tmp_path, {}).outcomes == {"sum": "imported"}
+    assert not any(".git" in path for path in task(tmp_path).bundle.paths)
 
 
 def test_an_image_by_name_replaces_the_dockerfile(tmp_path: Path) -> None:
@@ -158,7 +182,9 @@ def test_what_the_older_form_does_not_read_is_kept_as_a_description(tmp_path: Pa
         ({"run-tests.sh": None}, "run-tests.sh is missing"),
         ({"Dockerfile": None}, "Dockerfile is missing: it makes the environment"),
         ({"Dockerfile": "FROM a\nCOPY ./tests \\\n  /app/\n"}, "gives the agent tests, which must stay hidden"),
+        ({"Dockerfile": "FROM a\nCOPY .git/ /app/.git\n"}, "gives the agent .git, which must stay hidden"),
         ({"Dockerfile": 'FROM a\nADD ["solution.yaml", "/"]\n'}, "gives the agent solution.yaml"),
+        ({"Dockerfile": "FROM a\nCOPY --chown=1 numbers.txt 'tests' /tests/x /app/\n"}, "gives the agent tests, which"),
         ({"tests/test.sh": "exit 1\n"}, "tests/test.sh has a name that the Harbor form needs"),
         ({"solution.yaml": "a: 1\n"}, "solution.yaml must be a list of commands"),
         ({"solution.yaml": "- {command: i, append_enter: false}\n"}, "solution.yaml item 1 types keys into a program"),
@@ -234,15 +260,28 @@ def test_a_source_without_tasks_is_refused_as_a_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "reward"),
     [
-        ("exit 0", "1"),
-        ("echo '1 passed'; exit 0", "1"),
-        ("exit 1", "0"),
-        ("echo 'FAILED tests/a.py::b - no'; exit 0", "0"),
-        ("echo 'ERROR tests/a.py'; exit 0", "0"),
-        ("kill -9 $$", "0"),
+        ("echo '===== 1 passed in 0.01s ====='; exit 0", "1"),
+        ("echo '2 passed, 1 skipped, 3 warnings in 0.01s'; exit 0", "1"),
+        ("echo 'PASSED tests/a.py::b'; exit 0", "1"),
+        ("printf '\\e[32mPASSED\\e[0m tests/a.py::b\\n'; exit 0", "1"),
+        ("exit 0", "0"),
+        ("pytest-that-cannot-start -rA | tee /dev/null", "0"),
+        ("echo '== 2 skipped in 0.01s =='; exit 0", "0"),
+        ("echo 'no tests ran in 0.01s'; exit 0", "0"),
+        ("echo '3 passed the door'; exit 0", "0"),
+        ("echo 'PASSED tests/a.py::b'; exit 1", "0"),
+        ("echo 'PASSED tests/a.py::a'; echo 'FAILED tests/a.py::b - no'; exit 0", "0"),
+        ("echo 'PASSED tests/a.py::a'; printf '\\e[31mFAILED\\e[0m tests/a.py::b\\n'; exit 0", "0"),
+        ("echo 'PASSED tests/a.py::a'; echo 'ERROR tests/a.py'; exit 0", "0"),
+        ("echo '=== 1 failed, 2 passed in 0.01s ==='; exit 0", "0"),
+        ("echo '2 passed, 1 error in 0.01s'; exit 0", "0"),
+        ("echo '1 passed in 0.01s'; echo '0 failed in 1 s'; exit 0", "1"),
+        ("echo '1 passed in 0.01s'; kill -9 $$", "0"),
     ],
 )
-def test_the_verdict_needs_success_and_no_failed_test(tmp_path: Path, script: str, reward: str) -> None:
+def test_the_verdict_needs_success_a_passed_test_and_no_failed_one(
+    tmp_path: Path, script: str, reward: str
+) -> None:
     write(tmp_path, {"run-tests.sh": script, "logs/x": ""})
     text = TEST_SCRIPT.replace("/tests/", f"{tmp_path}/").replace("/logs/", f"{tmp_path}/logs/")
     done = subprocess.run(["bash", "-c", text], capture_output=True, timeout=60)
