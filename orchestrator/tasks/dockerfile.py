@@ -9,13 +9,16 @@ sentence each, that names the line and the instruction:
 
 import json
 import re
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from orchestrator.contracts.quote import cut, quoted
 from orchestrator.tasks.sizes import MOST_INSTRUCTIONS, VARIABLE_BYTES, VARIABLES_BYTES, TooLarge, too_many
+from sandboxes.images import words
+from sandboxes.images.architecture import platform_variables
+from sandboxes.images.lines import instructions
 
 KNOWN: Final = ("FROM", "WORKDIR", "COPY", "ENV")
 NO_EFFECT: Final = ("CMD", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD", "SHELL", "STOPSIGNAL")
@@ -31,11 +34,8 @@ _TOO_LONG: Final = (
     f"more than {VARIABLE_BYTES:,} bytes, with which no program starts: put long values into files"
 )
 
-_TAKES_DOCUMENTS = re.compile(r"(?:RUN|COPY|ADD)\s", re.IGNORECASE)
-_DOCUMENT = re.compile(r"(?:^|[\s|;&(])\d?<<-?(['\"]?)([A-Za-z_]\w*)\1(?=$|[\s|;&)])")
 _DIRECTIVE = re.compile(r"#\s*escape\s*=\s*(\S+)", re.IGNORECASE)
 _FLAG = re.compile(r"--([a-z-]+)(?:=(\S*))?(?:\s+|$)")
-_REFERENCE = re.compile(r"\\(.)|\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::([-+])([^{}]*))?\})", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,41 +87,27 @@ def parse(text: str) -> list[Instruction]:
 
 def logical_lines(text: str) -> list[tuple[int, str]]:
     """(line, text) of each instruction: without comments, blank lines and here-documents, continuation lines joined."""
+    lines = text.splitlines()
+    _check_directives(lines)
     found: list[tuple[int, str]] = []
-    start = 0  # the line of an instruction that goes on
-    parts: list[str] = []
-    directives = True
-    documents: deque[str] = deque()  # ends of the here-documents that are open
-    for number, line in enumerate(text.splitlines(), start=1):
-        stripped = line.strip()
-        if documents:
-            if line.lstrip("\t") == documents[0]:
-                documents.popleft()
-            continue
-        if stripped.startswith("#"):
-            if directives and (directive := _DIRECTIVE.match(stripped)) and directive[1] != "\\":
-                raise ValueError(
-                    f"environment/Dockerfile line {number}: the escape character must be \\, got {directive[1]}"
-                )
-            continue
-        directives = False
-        if not stripped:
-            continue
-        start = start if parts else number
-        if stripped.endswith("\\"):
-            parts.append(line.rstrip()[:-1])
-            continue
-        found.append((start, "".join([*parts, line]).strip()))
-        parts = []
+    for each in instructions(lines):
+        found.append((each.first + 1, each.text))
         if len(found) > MOST_INSTRUCTIONS:
             raise TooLarge(
                 f"{_AT}has more than {MOST_INSTRUCTIONS:,} instructions: write several variables into one ENV, or use fewer of them"
             )
-        if _TAKES_DOCUMENTS.match(found[-1][1]):
-            documents.extend(end for _, end in _DOCUMENT.findall(found[-1][1]))
-    if rest := "".join(parts).strip():
-        found.append((start, rest))
     return found
+
+
+def _check_directives(lines: Sequence[str]) -> None:
+    """ValueError for another escape character than the usual one: comments at the beginning may name it."""
+    for number, line in enumerate(lines, start=1):
+        if not (stripped := line.strip()).startswith("#"):
+            return
+        if (directive := _DIRECTIVE.match(stripped)) and directive[1] != "\\":
+            raise ValueError(
+                f"environment/Dockerfile line {number}: the escape character must be \\, got {directive[1]}"
+            )
 
 
 def _instruction(line: int, text: str) -> Instruction:
@@ -159,73 +145,27 @@ def _instruction(line: int, text: str) -> Instruction:
 
 def split(instruction: Instruction, text: str) -> tuple[str, ...]:
     """Split `text` at white space, but not within quotes or after a backslash; both stay in the words."""
-    words, word, quote, i = [], "", "", 0
-    while i < len(text):
-        char = text[i]
-        if char == "\\" and quote != "'" and i + 1 < len(text):
-            word += text[i : i + 2]
-            i += 2
-            continue
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char.isspace():
-            words += [word] if word else []
-            word, i = "", i + 1
-            continue
-        word += char
-        i += 1
-    if quote:
-        instruction.refuse(f"has a quote {quote} without its end")
-    return tuple([*words, word] if word else words)
+    try:
+        return words.split(text)
+    except words.OpenQuoteError as error:
+        instruction.refuse(f"has a quote {error} without its end")
 
 
-def expand(instruction: Instruction, word: str, variables: Mapping[str, str], *, what: str = "a word") -> str:
-    """A word without its quotes, with `$NAME`, `${NAME}`, `${NAME:-default}` and `${NAME:+other}` expanded; an unknown variable is empty.
+def expand(
+    instruction: Instruction, word: str, variables: Mapping[str, str | None], *, what: str = "a word"
+) -> str:
+    """A word without its quotes and with its variables (`sandboxes.images.words.expand`); an unknown variable is empty.
 
-    Nothing is expanded within single quotes. ValueError for other forms of `${…}`; TooLarge for a longer text than a variable may have;
-    `what` it is.
+    ValueError for other forms of `${…}`; TooLarge for a longer text than a variable may have; `what` it is.
     """
-    text, quote, i = "", "", 0
-    while i < len(word):
-        char = word[i]
-        if quote == "'":
-            quote, text = ("", text) if char == "'" else (quote, text + char)
-            i += 1
-        elif char == quote:
-            quote, i = "", i + 1
-        elif not quote and char in "'\"":
-            quote, i = char, i + 1
-        elif char == "\\" or char == "$":
-            found = _REFERENCE.match(word, i)
-            if found is None:
-                if word.startswith("${", i):
-                    instruction.refuse(
-                        f"has {quoted(word[i:])}, which is none of ${{NAME}}, ${{NAME:-default}} and ${{NAME:+other}}"
-                    )
-                text, i = text + char, i + 1
-                continue
-            text += _referred(found, quote, variables)
-            i = found.end()
-            if len(text) > VARIABLE_BYTES:
-                raise TooLarge(f"{instruction.at} gives {what} {_TOO_LONG}")
-        else:
-            text, i = text + char, i + 1
-    return text
-
-
-def _referred(found: re.Match[str], quote: str, variables: Mapping[str, str]) -> str:
-    escaped, bare, braced, operator, other = found.groups()
-    if escaped is not None:
-        keeps = quote == '"' and escaped not in '"$\\'
-        return f"\\{escaped}" if keeps else str(escaped)
-    value = variables.get(bare or braced, "")
-    if operator == "-":
-        return value or str(other)
-    if operator == "+":
-        return str(other) if value else ""
-    return value
+    try:
+        return words.expand(word, variables, VARIABLE_BYTES)
+    except words.UnreadableError as error:
+        instruction.refuse(
+            f"has {quoted(str(error))}, which is none of ${{NAME}}, ${{NAME:-default}} and ${{NAME:+other}}"
+        )
+    except words.TooLongError as error:
+        raise TooLarge(f"{instruction.at} gives {what} {_TOO_LONG}") from error
 
 
 _VALUE_OF = re.compile(r"\$\{?([A-Za-z_]\w*)")
@@ -233,10 +173,10 @@ _VALUE_OF = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 def variables_in(instruction: Instruction) -> list[tuple[str, str | None]]:
     """The names and values, as written, of an ENV or ARG; None: an ARG without a value. ValueError for a quote without its end."""
-    words = split(instruction, instruction.rest)
-    if instruction.name == "ENV" and words and "=" not in words[0]:
-        return [(words[0], instruction.rest[len(words[0]) :].strip())]
-    pairs = [word.partition("=") for word in words]
+    given = split(instruction, instruction.rest)
+    if instruction.name == "ENV" and given and "=" not in given[0]:
+        return [(given[0], instruction.rest[len(given[0]) :].strip())]
+    pairs = [word.partition("=") for word in given]
     return [(name, value if equals else None) for name, equals, value in pairs]
 
 
@@ -293,19 +233,37 @@ _IDLE = re.compile(rf"(?:{_INIT}(?: |$))?(?:{_SHELL}(?: |$))?(?:{_WAITS})?")
 """Entry points that start nothing: an init, a shell and a wait, each of them or none."""
 
 
-def stage_of(line: str) -> tuple[str, str]:
+def arguments_of(lines: Iterable[tuple[int, str]]) -> words.Arguments:
+    """The variables of a Dockerfile before its first FROM, from its logical lines, and those of the builder itself."""
+    found = words.Arguments(platform_variables())
+    for _, logical in lines:
+        name, *rest = logical.split(None, 1)
+        if name.upper() == "FROM":
+            break
+        if name.upper() == "ARG" and rest:
+            with suppress(words.TooLongError):  # a build refuses it as well
+                found.read(rest[0])
+    return found
+
+
+def stage_of(line: str, arguments: words.Arguments) -> tuple[str, str]:
     """(the image, the name of the stage) of a FROM, in lower case; both empty for one that cannot be read."""
     found = _STAGE.match(line)
-    return (found[1].lower(), (found[2] or "").lower()) if found is not None else ("", "")
+    if found is None:
+        return "", ""
+    image = found[1]
+    with suppress(words.TooLongError):
+        image = arguments.expanded(image)
+    return image.lower(), (found[2] or "").lower()
 
 
 def entry_point(instruction: Instruction) -> str:
     """The program that an ENTRYPOINT starts, for people; empty for one that only waits."""
     try:
-        words = json.loads(instruction.rest)
+        given = json.loads(instruction.rest)
     except (ValueError, RecursionError):
-        words = instruction.rest.split()
-    command = " ".join(map(str, words)) if isinstance(words, list) else str(words)
+        given = instruction.rest.split()
+    command = " ".join(map(str, given)) if isinstance(given, list) else str(given)
     return "" if _IDLE.fullmatch(command.strip()) else command
 
 

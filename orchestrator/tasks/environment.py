@@ -12,7 +12,7 @@ ENV also applies to the tests: with a PATH or PYTHONPATH that leads below /app, 
 | FROM | one, `AS name` allowed | only listed names; no --platform |
 | WORKDIR | relative to the last one, made if missing | starts at /app, must be /app or below it |
 | COPY | files, links, content of directories, wildcards, JSON, --chmod | below /app, /home/agent, /tmp, /logs; no --from, --chown, .dockerignore |
-| ENV | `A=1 B="x y"`, `A x y`, $A, ${A:-b}, ${A:+b} | not PENSTOCK_…, BASH_ENV |
+| ENV | `A=1 B="x y"`, `A x y`, $A, ${A:-b}, ${A:+b}, ${A-b}, ${A+b} | not PENSTOCK_…, BASH_ENV |
 """
 
 import math
@@ -355,7 +355,8 @@ class _Build:
         if len(words) not in (1, 3) or (len(words) == 3 and words[1].upper() != "AS"):
             instruction.refuse("must be FROM image or FROM image AS name")
         self._based = True
-        if self._bases is not None and image_name(words[0]) not in {image_name(base) for base in self._bases}:
+        image = self._expand(instruction, words[0])
+        if self._bases is not None and image_name(image) not in {image_name(base) for base in self._bases}:
             instruction.refuse(
                 f"{words[0]}: the sandbox's own system stands for {', '.join(self._bases) or 'no image'} alone (sandbox.base_images); "
                 "name one of them, or set sandbox.images.directory, with which bubblewrap builds images (ops/guides/images.md)"

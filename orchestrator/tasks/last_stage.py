@@ -2,12 +2,14 @@
 
 import json
 import posixpath
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.dockerfile import (
     Instruction,
+    arguments_of,
     entry_point,
     expand,
     logical_lines,
@@ -22,10 +24,10 @@ class _Unknown(Exception):
     """Signals a variable that only the base image can tell."""
 
 
-class _Variables(dict[str, str]):
-    """Those that a stage knows."""
+class _Variables(dict[str, str | None]):
+    """Those that a stage knows; None: an ARG without a value, which is unset."""
 
-    def get(self, key: str, _: Any = None) -> str:
+    def get(self, key: str, _: Any = None) -> str | None:
         try:
             return self[key]
         except KeyError:
@@ -54,17 +56,19 @@ class LastStage:
 
 def last_stage(text: str) -> LastStage:
     """Read a Dockerfile. ValueError for one that cannot be read at all. Lines that a build refuses are passed over."""
-    arguments = variables = _Variables()  # before the first FROM
+    lines = logical_lines(text)
+    arguments = arguments_of(lines)
+    variables = _Variables()
     stages: dict[str, tuple[LastStage, _Variables]] = {"scratch": (LastStage(work="/"), _Variables())}
     here, alias = LastStage(), ""
-    for line, logical in logical_lines(text):
+    for line, logical in lines:
         name, *rest = logical.split(None, 1)
         instruction = Instruction(
             line=line, name=name.upper(), rest="".join(rest), words=(), flags={}, is_json=False
         )
         match instruction.name:
             case "FROM":
-                base, alias = stage_of(logical)
+                base, alias = stage_of(logical, arguments)
                 here, known = stages.get(base, (LastStage(), _Variables()))
                 variables = _Variables(known)
             case "ENV" | "ARG":
@@ -107,7 +111,7 @@ def user_of(text: str) -> str:
     if found is None:
         return ""
     instruction, user = found
-    if user is None:
+    if user is None or (not user and "$" in instruction.rest):
         instruction.refuse(
             f"{quoted(instruction.rest.strip())} is not honoured: the Dockerfile does not set its variable, write the name itself, or [agent].user "
             "in task.toml"
@@ -147,23 +151,22 @@ def _entered(
     instruction: Instruction, work: str | None, variables: _Variables, word: str | None = None
 ) -> str | None:
     path = _expanded(instruction, instruction.rest if word is None else word, variables)
-    if path is None or (not path.startswith("/") and work is None):
+    if not path or (not path.startswith("/") and work is None):
         return None
     return "/" + posixpath.normpath(posixpath.join(work or "/", path)).lstrip("/")
 
 
-def _set(instruction: Instruction, variables: _Variables, arguments: _Variables) -> None:
+def _set(instruction: Instruction, variables: _Variables, arguments: Mapping[str, str]) -> None:
     try:
         pairs = variables_in(instruction)
     except ValueError:
         return
-    found: dict[str, str | None] = {}
+    found: dict[str, tuple[str | None, bool]] = {}
     for name, value in pairs:
-        found[name] = _expanded(
-            instruction, f"${name}" if value is None else value, arguments if value is None else variables
-        )
-    for name, text in found.items():
-        if text is None:
-            variables.pop(name, None)
-        else:
+        text = arguments.get(name) if value is None else _expanded(instruction, value, variables)
+        found[name] = text, value is None or text is not None
+    for name, (text, is_known) in found.items():
+        if is_known:
             variables[name] = text
+        else:
+            variables.pop(name, None)

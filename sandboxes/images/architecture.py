@@ -13,3 +13,9 @@ MACHINES: Final = {"amd64": 62, "arm64": 183, "386": 3, "arm": 40, "ppc64le": 21
 def machine() -> str:
     """This machine's architecture, by the name that images use: amd64, arm64."""
     return _NAMES.get(platform.machine(), platform.machine())
+
+
+def platform_variables() -> dict[str, str]:
+    """The variables that a builder sets itself."""
+    own = {"PLATFORM": f"linux/{machine()}", "OS": "linux", "ARCH": machine(), "VARIANT": ""}
+    return {f"{side}{name}": value for side in ("BUILD", "TARGET") for name, value in own.items()}

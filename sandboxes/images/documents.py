@@ -16,17 +16,18 @@ import json
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sandboxes.images.lines import last_line, parts
+from sandboxes.images.lines import Document, instructions
+from sandboxes.images.words import Arguments
 
 _INSTRUCTION = re.compile(r"\s*(RUN|COPY|ADD)\s+(.*)$", re.IGNORECASE | re.DOTALL)
 _SHELL = re.compile(r"\s*SHELL\s+(\[.*\])\s*$", re.IGNORECASE | re.DOTALL)
+_ARG = re.compile(r"ARG\s+(.*)$", re.IGNORECASE | re.DOTALL)
 _USER = re.compile(r"\s*USER\s+(\S+)\s*$", re.IGNORECASE)
 _EXPANDED = re.compile(r"[\w./@:+-]*\$[\w./@:+${}-]*", re.ASCII)
 _FROM = re.compile(r"\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.IGNORECASE)
-_DOCUMENT = re.compile(r"(?:^|(?<=[\s|;&(]))\d?<<(-?)(['\"]?)([A-Za-z_]\w*)\2(?=$|[\s|;&)])")
 _FLAGS = re.compile(r"(?:--\S+\s+)*")
 _COMMANDS = re.compile(r"(\\.)|(`|\$(?=\())", re.DOTALL)
 """What a shell runs in a document, and COPY does not; a pair of a backslash and a character comes first and stays."""
@@ -43,38 +44,29 @@ class _Stage:
     user: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """`beginning`: as written, `<<EOF`; `end`: the word that ends it; `lines`: with the last one."""
-
-    beginning: str
-    end: str
-    lines: Sequence[str]
-
-
 def without_documents(lines: Sequence[str]) -> list[str]:
     """The lines of a Dockerfile with its here-documents as arguments of a shell. A COPY that cannot be written so stays as it is."""
     found: list[str] = []
     stages: dict[str, _Stage] = {}
-    here, alias = _Stage(), ""
+    here, alias, has_from = _Stage(), "", False
+    arguments = Arguments()
     at = 0
-    while at < len(lines):
-        last = last_line(lines, at)
-        text = re.sub(r"\\[ \t]*\n", "", "\n".join(parts(lines, at, last)))
-        if stage := _FROM.match(text):
-            here, alias = stages.get(stage[1].lower(), _Stage()), (stage[2] or "").lower()
-        before, here = here, _after(text, here)
+    for each in instructions(lines):
+        found += lines[at : each.first]
+        at = each.after
+        if stage := _FROM.match(each.text):
+            base, has_from = arguments.expanded(stage[1]).lower(), True
+            here, alias = stages.get(base, _Stage()), (stage[2] or "").lower()
+        elif not has_from and (argument := _ARG.match(each.text)):
+            arguments.read(argument[1])
+        before, here = here, _after(each.text, here)
         stages[alias] = here
-        documents = list(_documents(text, lines, last + 1))
-        after = last + 1 + sum(len(each.lines) for each in documents)
-        instead: list[str] | None = None
-        if after <= len(lines):
-            instead = _instead(text, documents, here, after - at)
-        if before.shell != here.shell and _SHELL.match(text):
+        room = each.after - each.first
+        instead = _instead(each.text, each.documents, here, room)
+        if before.shell != here.shell and _SHELL.match(each.text):
             instead = []
-        found += lines[at:after] if instead is None else [*instead, *[""] * (after - at - len(instead))]
-        at = after
-    return found
+        found += lines[each.first : at] if instead is None else [*instead, *[""] * (room - len(instead))]
+    return [*found, *lines[at:]]
 
 
 def _after(instruction: str, here: _Stage) -> _Stage:
@@ -85,19 +77,7 @@ def _after(instruction: str, here: _Stage) -> _Stage:
     return here
 
 
-def _documents(instruction: str, lines: Sequence[str], start: int) -> Iterator[_Document]:
-    """The here-documents of an instruction; the last one is longer than the file if its end is missing."""
-    known = _INSTRUCTION.match(instruction)
-    for dash, quote, end in _DOCUMENT.findall(known[2]) if known else ():
-        after = start
-        while after < len(lines) and (lines[after].lstrip("\t") if dash else lines[after]) != end:
-            after += 1
-        body = list(lines[start : after + 1])
-        yield _Document(f"<<{dash}{quote}{end}{quote}", end, body if after < len(lines) else [*body, end])
-        start = after + 1
-
-
-def _instead(text: str, documents: Sequence[_Document], here: _Stage, room: int) -> list[str] | None:
+def _instead(text: str, documents: Sequence[Document], here: _Stage, room: int) -> list[str] | None:
     """The instructions that stand for one with here-documents or in another shell, at most `room`; None if it stays as it is."""
     instruction = _INSTRUCTION.match(text)
     if instruction is None:
@@ -109,7 +89,8 @@ def _instead(text: str, documents: Sequence[_Document], here: _Stage, room: int)
         if not documents and (here.shell == _SH or _words(rest)):
             return None
         body = [line for each in documents for line in each.lines]
-        return [f"RUN {flags[0]}{json.dumps(_run(rest, body, here.shell))}"]
+        alone = len(documents) == 1 and rest.strip().lstrip("0123456789") == documents[0].beginning
+        return [f"RUN {flags[0]}{json.dumps(_run(rest, body, here.shell, alone=alone))}"]
     script = _copy(flags[0].split(), rest.split(), documents) if documents else ""
     if not script:
         return None
@@ -128,10 +109,11 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(words) if isinstance(words, list) and all(isinstance(word, str) for word in words) else ()
 
 
-def _run(command: str, body: Sequence[str], shell: Sequence[str]) -> list[str]:
+def _run(command: str, body: Sequence[str], shell: Sequence[str], *, alone: bool) -> list[str]:
+    """`alone`: the here-document is the whole command."""
     if not body:
         return [*shell, command]
-    if not _DOCUMENT.fullmatch(command.strip()):
+    if not alone:
         return [*shell, "\n".join([command, *body]) + "\n"]
     # no shell strips the tabs of a text that is an argument
     lines = [line.lstrip("\t") for line in body[:-1]] if "<<-" in command else body[:-1]
@@ -139,7 +121,7 @@ def _run(command: str, body: Sequence[str], shell: Sequence[str]) -> list[str]:
     return [*_SH, _PROGRAM, "sh", script] if script.startswith("#!") else [*shell, script]
 
 
-def _copy(flags: Sequence[str], words: Sequence[str], documents: Sequence[_Document]) -> str:
+def _copy(flags: Sequence[str], words: Sequence[str], documents: Sequence[Document]) -> str:
     """A script that writes the documents of a COPY; "" if it copies other files, too, or has other flags than those of modes and owners."""
     known = dict(_flag(flag) for flag in flags)
     target = words[-1]
@@ -152,7 +134,7 @@ def _copy(flags: Sequence[str], words: Sequence[str], documents: Sequence[_Docum
         script.append(
             f"mkdir -p {_quoted(posixpath.dirname(path) or '.')} && cat >{_quoted(path)} {each.beginning}"
         )
-        script += each.lines if each.beginning.endswith(("'", '"')) else _without_commands(each.lines)
+        script += each.lines if each.is_quoted else _without_commands(each.lines)
         script += [
             f"{name} {_quoted(known[name])} {_quoted(path)}" for name in ("chown", "chmod") if known.get(name)
         ]

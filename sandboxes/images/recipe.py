@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from sandboxes.base import ImageRefused
-from sandboxes.images.architecture import machine
+from sandboxes.images.architecture import machine, platform_variables
 from sandboxes.images.documents import without_documents
-from sandboxes.images.lines import last_line, parts
+from sandboxes.images.lines import instructions, last_line
 from sandboxes.images.oci import VOLUME_LABEL
+from sandboxes.images.words import LONGEST, Arguments, TooLongError
 from sandboxes.text_files import text_of
 
-_FROM = re.compile(r"\s*FROM\s", re.IGNORECASE)
-_ARG = re.compile(r"\s*ARG\s+([A-Za-z_]\w*)(?:=(.*))?$", re.IGNORECASE)
-_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::-([^{}]*))?\})")
+_FROM = re.compile(r"FROM\s", re.IGNORECASE)
+_ARG = re.compile(r"ARG\s+(.*)$", re.IGNORECASE | re.DOTALL)
 _SPACE = r"(?:[ \t]|\\[ \t]*\n)+"
 _FLAGS = re.compile(rf"\s*(RUN|COPY|ADD)((?:{_SPACE}--[a-z][^\s\\]*)+)", re.IGNORECASE)
 """An instruction with its flags, which may lie in several lines."""
@@ -25,9 +26,6 @@ _VOLUME = re.compile(r"\s*VOLUME\s+(.*)$", re.IGNORECASE | re.DOTALL)
 _WORD = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'\\])+""")
 _LINK = re.compile(rf"{_SPACE}--link(?:=\w+)?(?=[\s\\])")
 """A flag that older versions of buildah refuse. It changes how layers are kept, and nothing of what is in them."""
-
-_LONGEST = 4096
-"""Characters of the name of an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +46,14 @@ def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
     Its VOLUME instructions are LABEL instructions, whose variables buildah expands likewise and `oci` reads: buildah forgets what later instructions
     write into a volume, and Docker keeps it."""
     try:
-        lines = without_documents(text_of(dockerfile, "environment/Dockerfile").splitlines())
+        with _short("an ARG"):
+            lines = without_documents(text_of(dockerfile, "environment/Dockerfile").splitlines())
     except ValueError as error:
         raise ImageRefused(str(error)) from error
     stages: list[Stage] = []
-    variables: dict[str, str] = {}
-    at = 0
-    while at < len(lines):
-        last = last_line(lines, at)
-        text = " ".join(line.rstrip().rstrip("\\") for line in parts(lines, at, last))
+    variables = Arguments(platform_variables())
+    for each in instructions(list(lines)):
+        at, last, text = each.first, each.last, each.text
         if _FROM.match(text):
             stages.append(_stage(at, last, text, variables))
         elif stages and (volume := _VOLUME.match(text)):
@@ -64,10 +61,10 @@ def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
         elif stages:
             _take(stages, "\n".join(lines[at : last + 1]))
         elif found := _ARG.match(text):
-            variables[found[1]] = (found[2] or "").strip().strip("'\"")
-        elif text.strip():
+            with _short(found[1]):
+                variables.read(found[1])
+        else:
             break
-        at = last + 1
     if not stages:
         raise ImageRefused("environment/Dockerfile must begin with FROM")
     return lines, stages
@@ -105,14 +102,11 @@ def _named(text: str) -> Iterator[str]:
         yield from _FROM_IMAGE.findall(flags[2])
 
 
-def _stage(line: int, last: int, text: str, variables: Mapping[str, str]) -> Stage:
+def _stage(line: int, last: int, text: str, variables: Arguments) -> Stage:
     words = text.split()[1:]
     while words and words[0].startswith("--"):
         key, _, value = words.pop(0).partition("=")
-        value = _expanded(
-            value,
-            {**variables, "BUILDPLATFORM": f"linux/{machine()}", "TARGETPLATFORM": f"linux/{machine()}"},
-        )
+        value = _expanded(value, variables)
         if key != "--platform" or value.split("/")[:2] != ["linux", machine()]:
             raise ImageRefused(
                 f"environment/Dockerfile line {line + 1}: FROM has {key}={value}, and this machine builds for linux/{machine()} alone"
@@ -129,21 +123,22 @@ def _stage(line: int, last: int, text: str, variables: Mapping[str, str]) -> Sta
     )
 
 
-def _expanded(word: str, variables: Mapping[str, str]) -> str:
+@contextmanager
+def _short(word: str) -> Iterator[None]:
     """ImageRefused for a long text: no image and no platform has such a name."""
-    parts, length, at = [], 0, 0
-    for found in _REFERENCE.finditer(word):
-        value = variables.get(found[1] or found[2]) or found[3] or ""
-        parts += [word[at : found.start()], value]
-        length += len(parts[-2]) + len(value)
-        at = found.end()
-        if length > _LONGEST:
-            break
-    text = "".join([*parts, word[at:]])
-    if len(text) > _LONGEST:
+    try:
+        yield
+    except TooLongError as error:
         raise ImageRefused(
-            f"environment/Dockerfile: FROM has {text[:40]}… of more than {_LONGEST:,} characters: name an image"
-        )
+            f"environment/Dockerfile: FROM has {word[:40]}… of more than {LONGEST:,} characters: name an image"
+        ) from error
+
+
+def _expanded(word: str, variables: Arguments) -> str:
+    with _short(word):
+        text = variables.expanded(word)
+        if len(text) > LONGEST:
+            raise TooLongError
     return text
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from orchestrator.tasks.bundle import Bundle
 from orchestrator.tasks.copies import Copied, copied
-from orchestrator.tasks.dockerfile import logical_lines, stage_of
+from orchestrator.tasks.dockerfile import arguments_of, logical_lines, stage_of
 from orchestrator.tasks.environment import DOCKERFILE
 from orchestrator.tasks.harbor import CONTEXT, Task
 from orchestrator.tasks.last_stage import last_stage, workdir_of
@@ -80,9 +80,10 @@ def _placed(text: str, context: Bundle) -> Iterator[str]:
         lines = logical_lines(text)
     except ValueError:
         return
+    arguments = arguments_of(lines)
     for line, logical in lines:
         if logical.split(None, 1)[0].upper() == "FROM":
-            base, alias = stage_of(logical)
+            base, alias = stage_of(logical, arguments)
             found = [*stages.get(base, ())]
         elif (taken := copied(line, logical)) is not None:
             found += _places(taken, context)

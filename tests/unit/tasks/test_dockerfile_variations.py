@@ -6,7 +6,9 @@ from orchestrator.settings.providers import ImagesSection
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.last_stage import last_stage, user_of
 from orchestrator.vetting.built import fetching_line, network_error
+from sandboxes.images import recipe
 
 ON = SandboxSection(images=ImagesSection(directory="/srv/images"))
 OFF = SandboxSection()
@@ -101,6 +103,27 @@ def test_lines_of_a_here_document_are_no_instructions() -> None:
     text = "FROM debian:12\nRUN cat <<'A' <<-B > /x\nCMD nonsense\nA\n\tNOPE\n\tB\nCOPY x /app/\n"
     found = refused(a_task(text), OFF)
     assert "line 2: RUN" in found and "NOPE" not in found and "; line" not in found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'RUN echo "usage: cat <<EOF x"',
+        "RUN echo 'cat <<EOF'",
+        "RUN echo a\\ <<EOF",
+        "RUN cat <<MISSING",
+        "RUN cat <<EOF\n\tEOF\nEOF",
+        "RUN cat <<END-X\nUSER other\nEND-X",
+        "RUN cat <<'a b' <<-\"C\" 3<<D\nUSER other\na b\n\tC\nUSER other\nD",
+        "ONBUILD RUN cat <<EOF\nUSER other\nEOF",
+    ],
+)
+def test_only_a_word_outside_of_quotes_whose_end_is_there_opens_a_here_document(line: str) -> None:
+    text = f'FROM debian:12\n{line}\nUSER app\nWORKDIR /srv\nENTRYPOINT ["serve"]\n'
+    found = last_stage(text)
+    assert (user_of(text), found.work) == ("app", "/srv") and found.entrypoint is not None
+    lines, _ = recipe.read(text.encode())
+    assert lines[-3:] == text.splitlines()[-3:], "the builder reads the same instructions"
 
 
 def test_a_base_without_images_names_the_key_that_switches_them_on() -> None:

@@ -71,6 +71,10 @@ def test_comments_continuation_lines_case_and_white_space_are_read_as_docker_doe
             {"A": "none", "B": "yes", "C": "", "D": "$HOME", "E": "$HOME", "F": "/home/agent"},
         ),
         ("ENV A=1 B=$A", {"A": "1", "B": ""}),
+        (
+            'ENV E=\nENV A=${E-x}${X-y} B=${E+b}${X+x} C=${X:-"p q"} D=${X:-${E:-$HOME}}',
+            {"E": "", "A": "y", "B": "b", "C": "p q", "D": "/home/agent"},
+        ),
         ("ENV A=1\nENV B=$A$A", {"A": "1", "B": "11"}),
         ("ENV A=x=y#z # is not a comment=", {"A": "x=y#z"}),
     ],
@@ -127,7 +131,7 @@ def test_everything_is_copied_with_the_dockerfile_and_modes_are_as_requested() -
 
 
 @pytest.mark.parametrize(
-    "name", ["debian:bookworm", "docker.io/library/python:3.11-slim", "python:3.11 as base"]
+    "name", ['"debian:12"', "debian:bookworm", "docker.io/library/python:3.11-slim", "python:3.11 as base"]
 )
 def test_a_base_that_the_sandbox_stands_for_is_accepted(name: str) -> None:
     assert read(begin=f"FROM {name}") == Environment(files={})

@@ -102,6 +102,11 @@ def test_a_setting_that_cannot_be_is_named(table: dict[str, object], why: str) -
         ("FROM debian:12\nARG WHO=bob\nARG GROUP=$WHO\nUSER ${WHO}:$GROUP\n", "bob"),
         ("ARG WHO=bob\nFROM debian:12 AS one\nARG WHO\nENV NAME=$WHO\nFROM one\nUSER $NAME\n", "bob"),
         ("FROM debian:12\nuser\tbob\n", "bob"),
+        ("FROM debian:12\nARG WHO\nUSER ${WHO:-bob}\n", "bob"),
+        ("FROM debian:12\nARG WHO\nUSER ${WHO-bob}${WHO:+by}\n", "bob"),
+        ("ARG A=b B=${A}ob\nFROM debian:12\nARG B\nUSER $B\n", "bob"),
+        ("ARG BASE=One\nFROM debian:12 AS one\nUSER bob\nFROM ${BASE}\nRUN true\n", "bob"),
+        ('FROM debian:12 AS one\nUSER bob\nFROM "one"\nRUN true\n', "bob"),
     ],
 )
 def test_the_user_of_a_dockerfile_runs_agent_and_tests_unless_the_settings_name_another(
@@ -124,11 +129,12 @@ def test_a_user_of_a_dockerfile_that_sandboxes_do_not_have_is_refused(
         ValueError, match="environment/Dockerfile: USER bob is not honoured: a user of its own needs"
     ):
         check_admissible(a_task("FROM debian:12\nRUN useradd bob\nUSER bob\n"), ON)
-    with pytest.raises(
-        ValueError,
-        match=r"Dockerfile line 3: USER '\$WHO' is not honoured: the Dockerfile does not set its variable",
-    ):
-        a_task("FROM debian:12\nARG WHO\nUSER $WHO\n").environment(BASES, containers=True)
+    for line in ("ARG WHO", "RUN true"):
+        with pytest.raises(
+            ValueError,
+            match=r"Dockerfile line 3: USER '\$WHO' is not honoured: the Dockerfile does not set its variable",
+        ):
+            a_task(f"FROM debian:12\n{line}\nUSER $WHO\n").environment(BASES, containers=True)
 
 
 def named(image: str, dockerfile: str, table: str = "environment", where: str = "environment") -> Task:

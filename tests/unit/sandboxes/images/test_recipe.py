@@ -68,6 +68,41 @@ def test_a_dockerfile_that_cannot_be_built_here_is_refused(text: str, why: str) 
         recipe.read(text.encode())
 
 
+@pytest.mark.parametrize(
+    ("before", "written", "image"),
+    [
+        ("ARG TAG=3.11\nARG IMAGE=python:$TAG", "$IMAGE", "python:3.11"),
+        ("ARG NAME=python TAG=3.11 IMAGE=$NAME:$TAG", "${IMAGE}", "python:3.11"),
+        ("ARG A='x y' \\\n  # a comment\n  B=\"debian:12\"", "$B", "debian:12"),
+        ("arg\tV=\nARG W", '"debian:${V:-12}"', "debian:12"),
+        ("ARG V=\nARG W", "debian:${V-13}${W-12}", "debian:12"),
+        ("ARG V=1", "debian${V:+:12}${W:+-slim}${W+-x}", "debian:12"),
+        ("ARG V=12", "${IMAGE:-debian:${TAG:-$V}}", "debian:12"),
+        ("ARG V=12", "deb\\\nian:${V:?unset}", "debian:12"),
+        ("ARG V=x-12", "debian:${V#x-}", "debian:${V#x-}"),
+        ("", "tool-$TARGETOS-${TARGETARCH}", f"tool-linux-{machine()}"),
+    ],
+)
+def test_from_is_expanded_with_the_arguments_before_it_as_docker_does(
+    before: str, written: str, image: str
+) -> None:
+    lines, stages = recipe.read(f"{before}\nFROM {written} AS one\nRUN true\n".encode())
+    assert recipe.bases(stages) == [image]
+    built = recipe.written(lines, stages, lambda name: f"local/{name}", []).decode()
+    assert f"FROM local/{image} AS one\n" in built
+
+
+def test_a_stage_that_an_argument_names_keeps_its_shell() -> None:
+    text = 'ARG B=One\nFROM debian:12 AS one\nSHELL ["/bin/bash", "-c"]\nFROM $B\nRUN [[ a ]]\n'
+    assert scripts(text) == [["/bin/bash", "-c", "[[ a ]]"]]
+
+
+@pytest.mark.parametrize("text", ["ARG A={x}\nFROM $A", "ARG A={y}\nARG B=$A$A$A\nFROM $B", "FROM {x}"])
+def test_a_base_of_more_characters_than_a_name_has_is_refused(text: str) -> None:
+    with pytest.raises(ImageRefused, match=r"of more than 4,096 characters: name an image"):
+        recipe.read(text.format(x="x" * 5000, y="y" * 4000).encode())
+
+
 def test_bytes_that_are_no_text_are_refused() -> None:
     with pytest.raises(ImageRefused, match="not UTF-8"):
         recipe.read(b"FROM \xff")
@@ -157,6 +192,7 @@ def test_a_run_is_run_in_the_shell_that_shell_names(run: str, words: list[str]) 
     [
         ("COPY <<EOF $TOP/a", 'mkdir -p "$TOP" && cat >"$TOP/a" <<EOF\nhi\nEOF\n'),
         ("COPY <<'EOF' a", "mkdir -p . && cat >a <<'EOF'\nhi\nEOF\n"),
+        ('COPY <<"E-F" a\nhi\nE-F', 'mkdir -p . && cat >a <<"E-F"\nhi\nE-F\n'),
         ("COPY <<EOF /etc/", "mkdir -p /etc && cat >/etc/EOF <<EOF\nhi\nEOF\n"),
         (
             "COPY --link --chown=a:b --chmod=700 <<EOF /a",
