@@ -153,7 +153,7 @@ def _of_agent(
         lambda: check_variables(solution, "the environment of the reference solution"),
         lambda: (
             check_entrypoint(dockerfile_text(task.files[path], path))
-            if built and "docker_image" not in task.settings.environment
+            if built and path in task.files
             else None
         ),
     )

@@ -206,11 +206,13 @@ def read_or_build(context: Bundle, bases: Collection[str] | None, *, named: bool
     return Environment(files={}, build=built)
 
 
-def image_user(context: Bundle, found: Environment, table: Mapping[str, Any]) -> str:
-    """The user that the Dockerfile of an environment that is built names; empty for none. `table`: its `[environment]`."""
-    if found.build is None or "docker_image" in table:
+def image_user(found: Environment) -> str:
+    """The user that the Dockerfile of an environment that is built names, also where it only stands for an image; empty for none."""
+    if found.build is None:
         return ""
-    return user_of(context.files[DOCKERFILE].data.decode(errors="replace"))
+    dockerfile = found.build[DOCKERFILE]
+    assert isinstance(dockerfile, File | StoredFile)
+    return user_of(dockerfile.data.decode(errors="replace"))
 
 
 def builds_where_needed(provider: Provider | type[Provider]) -> bool:

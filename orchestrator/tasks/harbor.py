@@ -259,12 +259,12 @@ class Task:
         user = self.settings.verifier.user
         if table is self.settings.environment and not self.settings.verifier.is_separate:
             found = self.environment(bases, containers=containers, where_needed=where_needed)
-            return replace(found, user=user or image_user(context, found, self.settings.environment))
-        composed = NOTHING
+            return replace(found, user=user or image_user(found))
+        composed, own = NOTHING, self.bundle.below(TESTS)
         if table is not self.settings.environment and "docker_image" in table:
-            context = self.bundle.below(TESTS)  # its Dockerfile makes this image
+            context = own  # its Dockerfile makes this image
         elif "docker_image" not in table and f"{TESTS}{DOCKERFILE}" in self.files:
-            context = self.bundle.below(TESTS)
+            context = own
         elif "docker_image" not in table and "docker_image" in self.settings.environment:
             table, composed = (
                 {**table, "docker_image": self.settings.environment["docker_image"]},
@@ -275,7 +275,7 @@ class Task:
         try:
             found = self._environment(context, table, bases, containers=containers, where_needed=where_needed)
         except ValueError as error:
-            if "docker_image" in table or f"{TESTS}{DOCKERFILE}" not in self.files:
+            if context is not own:
                 raise
             raise ValueError(str(error).replace(CONTEXT, TESTS)) from error
         variables = {**found.env, **composed.env, **variables_of(table)}
@@ -310,7 +310,7 @@ class Task:
             )
         else:
             found = read_environment(context, bases)
-        return replace(configured(found, table, variables_of(table)), user=image_user(context, found, table))
+        return replace(configured(found, table, variables_of(table)), user=image_user(found))
 
     def _of_image(
         self, image: str, context: Bundle, bases: Collection[str] | None, *, containers: bool

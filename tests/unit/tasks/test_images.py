@@ -159,6 +159,21 @@ def test_a_dockerfile_stands_for_the_image_that_a_task_names_where_that_cannot_b
     assert set(named("debian:12", "FROM y").environment(BASES).files) == {"/app/b"}
 
 
+def test_user_and_entrypoint_of_a_dockerfile_count_also_where_it_stands_for_an_image() -> None:
+    task = named("a/x:1", "FROM debian:12\nUSER bob\n")
+    assert task.environment(BASES, containers=True).user == "bob"
+    assert task.verification(BASES, containers=True).user == "bob"
+    own = named("a/x:1", "FROM debian:12\nUSER eve", table="verifier.environment", where="tests")
+    assert own.verification(BASES, containers=True).user == "eve"
+    unset = named("a/x:1", "FROM debian:12\nUSER $X", table="verifier.environment", where="tests")
+    with pytest.raises(ValueError, match=r"^tests/Dockerfile line 2: USER '\$X' is not honoured"):
+        unset.verification(BASES, containers=True)
+    starts = named("a/x:1", 'FROM debian:12\nENTRYPOINT ["serve"]\n')
+    with pytest.raises(ValueError, match="line 2: ENTRYPOINT starts 'serve'"):
+        check_admissible(starts, ON)
+    check_admissible(named("a/x:1", "FROM debian:12\nENTRYPOINT sleep infinity\n"), ON)
+
+
 def test_a_dockerfile_that_cannot_stand_for_an_image_is_named_after_the_key() -> None:
     with pytest.raises(
         ValueError, match=r"docker_image = 'a/x:1'.*; its Dockerfile cannot stand for it: .* RUN"
