@@ -69,7 +69,7 @@ from sandboxes.images.adapt import work_directory
 from sandboxes.users import refusal
 
 DOCKERFILE: Final = "Dockerfile"
-IGNORE: Final = ".dockerignore"
+IGNORES: Final = (".dockerignore", f"{DOCKERFILE}.dockerignore")
 LOGS: Final = ("/logs/agent", "/logs/artifacts", "/logs/verifier")
 """Directories that the format guarantees to agent and tests."""
 
@@ -147,10 +147,11 @@ def read_environment(context: Bundle, bases: Collection[str] | None) -> Environm
 
     `bases` are the images that the sandbox's own system replaces, None: any. ValueError names line and instruction.
     """
-    if IGNORE in context.files:
-        raise ValueError(
-            f"environment/{IGNORE} is not read: remove it, and the files that COPY must not copy"
-        )
+    for name in IGNORES:
+        if name in context.files:
+            raise ValueError(
+                f"environment/{name} is not read: remove it, and the files that COPY must not copy"
+            )
     text = dockerfile_text(context.files[DOCKERFILE], f"environment/{DOCKERFILE}")
     if "\0" in text:
         raise ValueError(f"environment/{DOCKERFILE} holds a NUL character")

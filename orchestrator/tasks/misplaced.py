@@ -11,6 +11,7 @@ _PLACES: Final = {
     "dockerfile": "environment/Dockerfile",
     "containerfile": "environment/Dockerfile",
     ".dockerignore": "environment/.dockerignore",
+    "dockerfile.dockerignore": "environment/Dockerfile.dockerignore",
     **dict.fromkeys(
         ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml"),
         "environment/docker-compose.yaml",

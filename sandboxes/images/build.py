@@ -34,6 +34,8 @@ from sandboxes.images.store import Image, ImageStore, UnknownImage
 from sandboxes.images.unpack import FORMAT, Unpacker
 
 DOCKERFILE: Final = "Dockerfile"
+_IGNORE: Final = f"{DOCKERFILE}.dockerignore"
+"""Counts in place of .dockerignore. buildah looks for it next to the file of --file, which is another one here."""
 AUTOMATIC: Final = "build/"
 """Beginning of the names of images that tasks built: they do not keep an image from being pruned."""
 FILES: Final = "/run/penstock-build"
@@ -68,6 +70,7 @@ for base in /bases/*/; do
   buildah tag "$id" "localhost/penstock-base:$(basename "$base")"
 done
 set -- ; while IFS= read -r word; do set -- "$@" "$word"; done </penstock-options
+[ -f "/context/$IGNORE" ] && set -- "$@" --ignorefile "/context/$IGNORE"
 buildah build --format oci --layers --pull=never --network host --cap-drop CAP_SYS_CHROOT,CAP_MKNOD "$@" \
   --volume "/penstock-files:$FILES:ro" --tag "$TAG" --file /penstock-recipe /context
 buildah push -q --disable-compression "$TAG" oci:/out/image
@@ -122,6 +125,8 @@ class Builder:
         """The name under which the store keeps what a task's context builds: it changes with the context, the bases and the settings of builds."""
         _, stages = recipe.read(_dockerfile(context))
         hasher = hashlib.sha256(_RULES + context_digest(context))
+        if _IGNORE in context:  # versions that did not read it made another image
+            hasher.update(_IGNORE.encode())
         found = [self.base(name).digest for name in recipe.bases(stages)]
         hasher.update(FORMAT + json.dumps([found, sorted(self._settings.build_env.items())]).encode())
         return f"{AUTOMATIC}{hasher.hexdigest()[:32]}"
@@ -243,7 +248,7 @@ class Builder:
                 await clean()
             unclean.touch()
             try:
-                environment = {"TAG": tag, "FILES": FILES}
+                environment = {"TAG": tag, "FILES": FILES, "IGNORE": _IGNORE}
                 what = "environment/Dockerfile: its build"
                 await self._cage(
                     ("sh", "-c", _BUILD), binds, what, place=place, env=environment, time_s=self._task_s

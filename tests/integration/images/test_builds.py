@@ -70,6 +70,16 @@ def layers(directory: Path) -> set[str]:
     )
 
 
+async def test_an_ignore_file_of_the_dockerfile_counts_in_place_of_the_general_one(directory: Path) -> None:
+    files = {"a": b"a", "b": b"b", ".dockerignore": b"a\n"}
+    own = files | {"Dockerfile.dockerignore": b"b\n*ignore\nDockerfile\n"}
+    for given, left in ((files, "b"), (own, "a")):
+        spec = SandboxSpec(build=context("FROM base:1\nWORKDIR /app\nCOPY . .\n", **given))
+        async with BubblewrapProvider(images=settings(directory)).open(spec) as sandbox:
+            there = (await sandbox.exec(["ls"])).stdout.decode().split()
+            assert [name for name in there if name in files] == [left]
+
+
 async def test_a_lost_image_is_built_again_with_the_digest_that_attempts_record(directory: Path) -> None:
     spec = SandboxSpec(
         build=context("FROM base:1\nWORKDIR /app\nRUN echo made >made && chown 1001:1001 made")

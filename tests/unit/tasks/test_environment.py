@@ -198,8 +198,9 @@ def test_a_base_that_it_does_not_stand_for_is_refused(begin: str, sentence: str)
     assert sentence in refused(begin=begin)
 
 
-def test_an_ignore_file_is_refused_rather_than_overlooked() -> None:
-    assert "environment/.dockerignore is not read" in refused(context={".dockerignore": b"*"})
+@pytest.mark.parametrize("name", [".dockerignore", "Dockerfile.dockerignore"])
+def test_an_ignore_file_is_refused_rather_than_overlooked(name: str) -> None:
+    assert f"environment/{name} is not read" in refused(context={name: b"*"})
 
 
 def a_task(dockerfile: str, **more: bytes) -> Task:

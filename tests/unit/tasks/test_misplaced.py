@@ -30,6 +30,7 @@ SEPARATE = b'[verifier]\nenvironment_mode = "separate"'
         ("Dockerfile", "Dockerfile is not read: it lies at the top of the task, and Penstock reads environment/Dockerfile: move it there"),
         ("dockerfile", "and Penstock reads environment/Dockerfile"),
         (".dockerignore", "and Penstock reads environment/.dockerignore"),
+        ("Dockerfile.dockerignore", "and Penstock reads environment/Dockerfile.dockerignore"),
         ("docker-compose.yaml", "and Penstock reads environment/docker-compose.yaml"),
         ("compose.yml", "and Penstock reads environment/docker-compose.yaml"),
         ("task.yaml", "tasks of the older form (task.yaml), which is not read: penstock tasks import terminal-bench FOLDER"),
