@@ -3,9 +3,11 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.cli import tables
+from orchestrator.contracts.quote import quoted
 
 if TYPE_CHECKING:
     from orchestrator.settings.sandbox import SandboxSection
@@ -24,6 +26,7 @@ def notes(
     """One sentence for each. `limits_cores`: whether the sandboxes of this machine can have fewer cores than it has."""
     yield from _cores(tasks, section, limits_cores or _here)
     yield from _data(tasks, section)
+    yield from _astray(tasks)
 
 
 def _cores(
@@ -85,6 +88,26 @@ def _elsewhere(task: "Task") -> str:
     paths = _PATH.findall(f"{task.instruction}\n{solution}")
     outside = (path for path in paths if _top(path) in known and not f"{path}/".startswith(f"{work}/"))
     return next((path for path in outside if lies_elsewhere(path)), "")
+
+
+def _astray(tasks: "Iterable[Task]") -> Iterator[str]:
+    """A relative COPY or ADD without a WORKDIR: where its files lie depends on whether an image is built."""
+    from orchestrator.tasks.environment import DOCKERFILE
+    from orchestrator.tasks.harbor import CONTEXT
+    from orchestrator.tasks.last_stage import last_stage
+
+    found = []
+    for task in tasks:
+        dockerfile = task.files.get(CONTEXT + DOCKERFILE)
+        with suppress(ValueError):  # a build refuses it as well
+            if dockerfile and (at := last_stage(dockerfile.data.decode(errors="replace")).astray):
+                found.append(f"{quoted(task.name)}, line {at.line}")
+    if found:
+        yield (
+            f"{tables.counted(len(found), 'task')} whose Dockerfile copies to a relative place without a WORKDIR above it (first {found[0]}): "
+            "the files lie in /app where no image is built, and in an image where its base has its WORKDIR, mostly in /, while programs begin in "
+            "/app: write WORKDIR /app above the COPY"
+        )
 
 
 def _lines(dockerfile: str) -> "Iterable[tuple[int, str]]":

@@ -10,7 +10,7 @@ ENV also applies to the tests: with a PATH or PYTHONPATH that leads below /app, 
 | | as in Docker | differs |
 |---|---|---|
 | FROM | one, `AS name` allowed | only listed names; no --platform |
-| WORKDIR | relative to the last one, made if missing | starts at /app, must be /app or below it |
+| WORKDIR | relative to the last one, made if missing | starts at /app, for COPY as well; must be /app or below it |
 | COPY | files, links, content of directories, wildcards, JSON, --chmod | below /app, /home/agent, /tmp, /logs; no --from, --chown, .dockerignore |
 | ENV | `A=1 B="x y"`, `A x y`, $A, ${A:-b}, ${A:+b}, ${A-b}, ${A+b} | not PENSTOCK_…, BASH_ENV |
 """

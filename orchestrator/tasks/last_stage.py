@@ -1,4 +1,5 @@
-"""What the last stage of a Dockerfile says of the sandbox's programs, read without a build: WORKDIR, USER, ENTRYPOINT and VOLUME."""
+"""What the last stage of a Dockerfile says of the sandbox's programs, read without a build: WORKDIR, USER, ENTRYPOINT, VOLUME, and COPY without
+WORKDIR."""
 
 import json
 import posixpath
@@ -7,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.copies import copied
 from orchestrator.tasks.dockerfile import (
     Instruction,
     arguments_of,
@@ -45,13 +47,15 @@ class Volume:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastStage:
     """`work`: WORKDIR, an absolute path; None: that of the base image; `work_at`: its instruction. `user`: the instruction that counts and its
-    user, without a group; None in its place: a variable of the base image. `entrypoint`: the instruction that counts."""
+    user, without a group; None in its place: a variable of the base image. `entrypoint`: the instruction that counts. `astray`: the first COPY or ADD
+    to a relative place above any WORKDIR."""
 
     work: str | None = None
     work_at: Instruction | None = None
     user: tuple[Instruction, str | None] | None = None
     entrypoint: Instruction | None = None
     volumes: tuple[Volume, ...] = ()
+    astray: Instruction | None = None
 
 
 def last_stage(text: str) -> LastStage:
@@ -80,6 +84,10 @@ def last_stage(text: str) -> LastStage:
                 here = replace(here, user=(instruction, None if user is None else user.partition(":")[0]))
             case "ENTRYPOINT":
                 here = replace(here, entrypoint=instruction)
+            case "COPY" | "ADD" if (
+                here.work_at is None and here.astray is None and _is_relative(line, logical)
+            ):
+                here = replace(here, astray=instruction)
             case "VOLUME":
                 more = tuple(
                     Volume(instruction=instruction, path=_entered(instruction, "/", variables, word))
@@ -125,6 +133,12 @@ def check_entrypoint(text: str, instead: str = "[environment].healthcheck") -> N
     found = last_stage(text).entrypoint
     if found is not None and (command := entry_point(found)):
         refuse_entry_point(found, command, instead)
+
+
+def _is_relative(line: int, logical: str) -> bool:
+    """Whether a COPY or ADD of files of the context names a place that counts from WORKDIR, as far as no variable hides it."""
+    taken = copied(line, logical)
+    return taken is not None and not taken.target.startswith(("/", "$"))
 
 
 def _listed(instruction: Instruction) -> tuple[str, ...]:

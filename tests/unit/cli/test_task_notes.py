@@ -85,3 +85,28 @@ def test_a_place_outside_of_the_work_directory_is_named_where_programs_cannot_wr
     assert len(found) == named and all(
         f"the provider {provider} let programs write" in each for each in found
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"),
+    [
+        ("COPY a .", 2),
+        ("RUN true\nADD --chmod=755 a sub/", 3),
+        ('COPY ["a", "b c", "./"]', 2),
+        ("COPY a .\nWORKDIR /app", 2),
+        ("WORKDIR sub\nCOPY a .", 0),
+        ("WORKDIR /app\nCOPY a .", 0),
+        ("COPY a /app/\nCOPY a $UNKNOWN", 0),
+        ("COPY a .\nFROM debian:12\nCOPY --from=0 /a /b", 0),
+        ("RUN true\nFROM scratch\nCOPY a .", 4),
+    ],
+)
+def test_a_copy_to_a_relative_place_without_a_workdir_is_named(lines: str, line: int) -> None:
+    tasks = [task(dockerfile=f"FROM debian:12\n{lines}\n"), task()]
+    found = list(notes(tasks, SandboxSection()))
+    assert len(found) == bool(line)
+    for each in found:
+        assert each.startswith(
+            "1 task whose Dockerfile copies to a relative place without a WORKDIR above it"
+        )
+        assert f", line {line}):" in each
