@@ -30,6 +30,7 @@ from scaffolds.base import (
 )
 
 ATTRIBUTE = "__scaffold__"
+# `orchestrator.contracts.ids.NAME`, which this package cannot import
 _NAME = re.compile(r"[a-z0-9_-]{1,32}")
 
 C = TypeVar("C", bound=type)
@@ -110,6 +111,8 @@ def source_sha(root: Path) -> str:
 
 
 def checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"the scaffold name {name!r} cannot be used: write 1 to 32 of a-z, 0-9, '_' and '-'")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"scaffold {name!r:.80} is not a valid name: use 1 to 32 characters of a-z, 0-9, _ and -"
+        )
     return name

@@ -36,6 +36,7 @@ from orchestrator.bus.pull import Puller, Timing
 from orchestrator.bus.subjects import Consumer, Retention, Stream
 from orchestrator.bus.watch import Sighting, StreamWatch
 from orchestrator.bus.wire import check_size, wire_headers
+from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.failpoints import boundary
 from orchestrator.runtime.liveness import waiting_for
@@ -94,7 +95,7 @@ class NatsBus:
         seconds, UnfitServer if the server is older than 2.10, has no JetStream or accepts too small messages.
         """
         if prefix:
-            subjects.check_name("prefix", prefix)
+            check_name("prefix", prefix)
         bus = cls(url, name=name, prefix=prefix, timing=timing or Timing.of(timeouts()), streams=streams)
         await bus._link.open(patience_s)
         try:

@@ -24,6 +24,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.timeouts import timeouts
 
@@ -47,7 +48,6 @@ DEDUP_WINDOW_S = 120.0  # a convenience: correctness rests on unique keys in the
 MAX_DELIVER = 20  # deliveries without an ack before the consumer dead-letters a message
 
 _MIB = 1024 * 1024
-_NAME = re.compile(r"[a-z0-9_-]{1,32}")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _SUBMISSION = re.compile(r"[A-Za-z0-9_:@+=/-]+(\.[A-Za-z0-9_:@+=/-]+)*")
 _MAX_SUBMISSION = 128
@@ -152,15 +152,6 @@ DEAD = Stream(
 )
 STREAMS = (TASKS, BLOBS, WORK, STEPS, RESULTS, POLICY, DEAD)
 _BY_ROOT = {pattern.split(".", 1)[0]: stream for stream in STREAMS for pattern in stream.subjects}
-
-
-def check_name(kind: str, name: str) -> str:
-    """Return ``name`` if it is valid for a run, pool or domain; otherwise raise ValueError with one sentence."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"the {kind} name {quoted(name)} cannot be used: write 1 to 32 of the characters a-z, 0-9, '_' and '-'"
-        )
-    return name
 
 
 def _check_id(kind: str, value: str) -> str:

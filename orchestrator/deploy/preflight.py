@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.contracts.choices import SignalSource
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.ids import is_name
+from orchestrator.contracts.ids import NAME_RULE, is_name
 from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.embedded.doctor import memory_bytes
@@ -50,7 +50,7 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
         if stage.domains:
             check_shares(stage.domains)
         for key, named in (("domains", stage.domains), ("limits", stage.limits)):
-            _check_names(f"stage.{key}", named, is_name, "a domain: write 1 to 32 of a-z, 0-9, _ and -")
+            _check_names(f"stage.{key}", named, is_name, f"a domain: use {NAME_RULE}")
     of_verifier = [
         name for name, signal in config.reward.process.items() if signal.source is SignalSource.VERIFIER
     ]

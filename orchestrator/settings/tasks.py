@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from orchestrator.contracts.ids import is_name
+from orchestrator.contracts.ids import NAME_RULE, is_name
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.vetting import Level
 from orchestrator.settings.curriculum import Positive, Section
@@ -35,6 +35,6 @@ class TasksSection(Section):
         for category, domain in self.domains.items():
             if not is_name(domain):
                 raise ValueError(
-                    f"domains.{quoted(category)}: {quoted(domain)} is not the name of a domain: write 1 to 32 of a-z, 0-9, _ and -"
+                    f"domains.{quoted(category)}: {quoted(domain)} is not the name of a domain: use {NAME_RULE}"
                 )
         return self

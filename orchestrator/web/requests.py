@@ -17,7 +17,7 @@ from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.contracts.ids import is_name
+from orchestrator.contracts.ids import NAME_RULE, is_name
 from orchestrator.contracts.numbers import INT8, whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.pool.runs import StoredRun, find_run
@@ -181,9 +181,7 @@ def run_name(site: Site, request: web.Request) -> str:
     """The name of the requested run. Refused if it is not a valid name."""
     name = request.query.get("run", "") or site.run
     if not is_name(name):
-        raise Refused(
-            400, f"{quoted(name)} cannot name a run: names are 1 to 32 characters of a-z, 0-9, _ and -"
-        )
+        raise Refused(400, f"{quoted(name)} cannot name a run: use {NAME_RULE}")
     return name
 
 

@@ -175,7 +175,7 @@ async def test_a_message_under_a_domain_that_cannot_be_is_answered(stage: Stage)
                 break
         roles.cancel_scope.cancel()
     assert (answer["submission"], answer["status"]) == ("odd", "rejected")
-    assert "the domain name 'Chemie' cannot be used" in answer["reason"]
+    assert "domain 'Chemie' is not a valid name" in answer["reason"]
 
 
 async def test_a_key_of_a_later_version_is_refused_and_the_version_that_is_known_is_named(

@@ -23,7 +23,7 @@ def test_nothing_is_written_over_something_or_under_a_name_that_cannot_be_used(t
     write(tmp_path / "mine", "manifest")
     with pytest.raises(ValueError, match="is not empty"):
         write(tmp_path / "mine", "manifest")
-    with pytest.raises(ValueError, match="the scaffold name 'My Agent' cannot be used"):
+    with pytest.raises(ValueError, match="scaffold 'My Agent' is not a valid name"):
         write(tmp_path / "My Agent", "manifest")
     with pytest.raises(ValueError, match="unknown kind 'docker'; known: manifest, black-box, white-box"):
         write(tmp_path / "other", "docker")

@@ -1,13 +1,15 @@
 """Declaring and finding scaffolds."""
 
+import re
 from pathlib import Path
 
 import pytest
 from scaffolds import find
 from scaffolds.base import AgentLimits, BlackBoxDefaults, Context, Endpoint, Launch, Llm, TaskView
-from scaffolds.declare import scaffold, source_sha
+from scaffolds.declare import checked_name, scaffold, source_sha
 from scaffolds.scaffold_toml import from_toml
 
+from orchestrator.contracts.ids import check_name, is_name
 from orchestrator.tasks.extras import replaced
 from sandboxes.base import ExecResult, KilledBy, Sandbox
 
@@ -45,6 +47,17 @@ def test_a_class_with_run_is_a_white_box_and_one_with_launch_a_black_box() -> No
         scaffold(name="n", version="1")(type("Neither", (), {}))
     with pytest.raises(ValueError, match="a white box speaks the wire native"):
         scaffold(name="w", version="1", wire="chat")(White)
+
+
+@pytest.mark.parametrize("name", ["", "Demo", "a.b", "a b", "a\n", "ü", "x" * 33, "x" * 32, "a-b_9"])
+def test_a_scaffold_has_the_rule_and_the_sentence_of_every_other_name(name: str) -> None:
+    if is_name(name):
+        assert checked_name(name) == name
+        return
+    with pytest.raises(ValueError, match="is not a valid name: use") as other:
+        check_name("scaffold", name)
+    with pytest.raises(ValueError, match="^" + re.escape(str(other.value)) + "$"):
+        checked_name(name)
 
 
 @pytest.mark.parametrize("name", find.known())
@@ -97,7 +110,7 @@ def test_a_toml_scaffold_that_wants_no_tcp_gets_the_socket_alone(tmp_path: Path)
     ("toml", "problem"),
     [
         ('version = "1"\nargv = ["x"]', "name must be text"),
-        ('name = "A b"\nversion = "1"\nargv = ["x"]', "the scaffold name 'A b' cannot be used"),
+        ('name = "A b"\nversion = "1"\nargv = ["x"]', "scaffold 'A b' is not a valid name"),
         ('name = "a"\nversion = "1"', "argv must name the program"),
         (MINIMAL + 'wire = "native"', "wire must be chat, responses or anthropic"),
         (MINIMAL + "timeout_s = -1", "timeout_s must be a number of seconds"),
