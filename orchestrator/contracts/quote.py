@@ -11,17 +11,20 @@ _WORD: Final = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 
 def quoted(value: Any, most: int = MOST) -> str:
-    """The repr of `value`, cut after `most` characters.
+    """The repr of `value` on one line, cut after `most` characters.
 
-    >>> quoted("a name"), quoted(7), quoted("x" * 5000, 8)
-    ("'a name'", '7', "'xxxxxxxx…'")
+    >>> quoted("a name"), quoted(7), quoted("x" * 5000, 8), quoted(10**5000)
+    ("'a name'", '7', "'xxxxxxxx…'", '<int>')
     >>> print(quoted("it's a long one", 4))
     "it's…"
     """
     if isinstance(value, str | bytes):
         begin = repr(value[:most])
         return begin if len(value) <= most else f"{begin[:-1]}…{begin[-1]}"
-    text = repr(value)
+    try:
+        text = " ".join(line.strip() for line in repr(value).splitlines())
+    except ValueError:  # of a number with thousands of digits
+        text = f"<{type(value).__name__}>"
     return text if len(text) <= most else f"{text[:most]}…"
 
 
