@@ -29,9 +29,10 @@ def find(name: str) -> Scaffold:
     if ":" in name:
         module, _, attribute = name.partition(":")
         try:
-            return scaffold_of(getattr(importlib.import_module(module), attribute))
-        except (ImportError, AttributeError) as error:
+            declared = getattr(importlib.import_module(module), attribute)
+        except Exception as error:  # also those of the module itself
             raise ValueError(f"scaffold {name!r} cannot be imported: {error}") from error
+        return scaffold_of(declared)
     for entry in _entries():
         if entry.name == name:
             return scaffold_of(entry.load())

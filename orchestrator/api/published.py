@@ -23,7 +23,6 @@ class Published:
 
 def accepted_in(submissions: "Published | Iterable[str]") -> tuple[str, ...]:
     """The accepted submissions of a `Published`, or the given ids."""
-    if isinstance(submissions, Published):
-        return submissions.accepted
-    given = (submissions,) if isinstance(submissions, str) else submissions
+    given = submissions.accepted if isinstance(submissions, Published) else submissions
+    given = (given,) if isinstance(given, str) else given
     return each_of("submissions", given, words)

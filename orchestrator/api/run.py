@@ -19,7 +19,7 @@ from orchestrator.api.scaffolds import ScaffoldLike, reference
 from orchestrator.api.trajectory import Trajectory, trajectory_of
 from orchestrator.bus.base import Bus, BusError
 from orchestrator.bus.nats import NatsBus
-from orchestrator.contracts.errors import ConfigurationError, NotFoundError, ServiceError
+from orchestrator.contracts.errors import ArgumentError, ConfigurationError, NotFoundError, ServiceError
 from orchestrator.contracts.numbers import INT2, INT4
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
@@ -103,7 +103,8 @@ class Run:
         if domain is not None:
             words("domain", domain)
         seconds("timeout_s", timeout_s)
-        callback("on_progress", on_progress)
+        callback("on_progress", on_progress, takes=2)
+        given = [_source(task) for task in tasks]
         options = PublishOptions(
             purpose=read_purpose(purpose),
             label=label,
@@ -112,8 +113,8 @@ class Run:
             domain=domain,
             domains=self._config.tasks.domains,
         )
-        found = await self._read(tasks, "nothing is published")
-        levels = filed(place("tasks", task) for task in tasks if not isinstance(task, Task))
+        found = await self._read(given, "nothing is published")
+        levels = filed(task for task in given if not isinstance(task, Task))
         await self._check_vetted(found, levels)
         events = [options.event(task, levels.get(task.content_hash)) for task in found]
         earlier: set[str] = set()
@@ -232,8 +233,9 @@ class Run:
         be fulfilled exactly, ServiceError if NATS or PostgreSQL cannot be reached, PenstockError when nothing progresses any more.
         """
         callbacks = Callbacks()
-        tick = callbacks.own(callback("on_progress", on_progress))
-        waits = callbacks.own(callback("on_notice", on_notice))
+        tick = callbacks.own(callback("on_progress", on_progress, takes=2))
+        waits = callbacks.own(callback("on_notice", on_notice, takes=1))
+        given = [_source(task) for task in tasks]
         name = self._offered(scaffold)
         request = EvaluationRequest(
             suite=words("suite", suite),
@@ -242,7 +244,7 @@ class Run:
             greedy=flag("greedy", greedy),
             scaffold=name,
         )
-        found = await self._read(tasks, "nothing is evaluated")
+        found = await self._read(given, "nothing is evaluated")
         async with self._bus() as bus:
             client = EvaluationClient(
                 run=self.name,
@@ -267,7 +269,13 @@ class Run:
             )
 
     async def unscored(self, evaluation: Evaluation) -> list[Unscored]:
-        """The reasons why groups of an evaluation have no result, each with its number of groups, the most frequent first."""
+        """The reasons why groups of an evaluation have no result, each with its number of groups, the most frequent first.
+
+        Raises ArgumentError for a value that is not an `Evaluation`."""
+        if not isinstance(evaluation, Evaluation):
+            raise ArgumentError(
+                "evaluation", f"must be an Evaluation, as `evaluate` returns it, not {quoted(evaluation)}"
+            )
         async with self._connection() as connection:
             return await evaluation_queries.unscored(
                 connection, self._stored.run_id, evaluation.suite, evaluation.version
@@ -296,9 +304,9 @@ class Run:
                 f"the connection to run {quoted(self.name)} is closed: use it inside its `async with connect(…)`"
             )
 
-    async def _read(self, sources: Iterable[str | Path | Task], otherwise: str) -> Sequence[Task]:
+    async def _read(self, sources: Sequence[Path | Task], otherwise: str) -> Sequence[Task]:
         """All tasks, checked. ValueError names every one that the run cannot take."""
-        found, problems = await anyio.to_thread.run_sync(partial(_admissible, tuple(sources), self._config))
+        found, problems = await anyio.to_thread.run_sync(partial(_admissible, sources, self._config))
         if problems:
             raise ValueError(together(problems, otherwise))
         return found
@@ -339,9 +347,13 @@ class Run:
             raise ServiceError(str(error)) from error
 
 
-def _admissible(sources: Iterable[str | Path | Task], config: Config) -> tuple[list[Task], list[Refusal]]:
+def _source(task: str | Path | Task) -> Path | Task:
+    return task if isinstance(task, Task) else place("tasks", task)
+
+
+def _admissible(sources: Iterable[Path | Task], config: Config) -> tuple[list[Task], list[Refusal]]:
     found: list[tuple[str, Task | str]] = []
     limits = BundleLimits.of(config.tasks)
     for source in sources:
-        found += [("", source)] if isinstance(source, Task) else each([place("tasks", source)], limits)
+        found += [("", source)] if isinstance(source, Task) else each([source], limits)
     return admissible(found, config.sandbox)

@@ -10,7 +10,7 @@ from scaffolds.declare import ATTRIBUTE
 from scaffolds.find import find
 from scaffolds.reference import is_path
 
-from orchestrator.api.arguments import place
+from orchestrator.api.arguments import amount, place, words
 from orchestrator.contracts.errors import ArgumentError, ConfigurationError
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
@@ -22,28 +22,31 @@ ScaffoldLike = str | Path | type
 """A scaffold: a registered name, a path (a directory with scaffold.toml, FILE.toml, FILE.py or FILE.py:CLASS), or a class with `@scaffold(…)`."""
 
 
-def reference(scaffold: ScaffoldLike) -> str:
-    """The name of a scaffold in a configuration: a registered name, or an absolute path. ValueError for a class that runners cannot import."""
+def reference(scaffold: ScaffoldLike, argument: str = "scaffold") -> str:
+    """The name of a scaffold in a configuration: a registered name, or an absolute path. ArgumentError for a class that runners cannot import, and
+    for a value of another type."""
     if isinstance(scaffold, type):
         if ATTRIBUTE not in vars(scaffold):
-            raise ValueError(
-                f"{scaffold.__name__} is not declared as a scaffold: decorate the class with `@scaffold(…)`"
+            raise ArgumentError(
+                argument,
+                f"{scaffold.__name__} is not declared as a scaffold: decorate the class with `@scaffold(…)`",
             )
         if "." in scaffold.__qualname__:
-            raise ValueError(
-                f"scaffold {scaffold.__qualname__} is defined inside a function or a class: move it to the top of its file, where runners find it"
+            raise ArgumentError(
+                argument,
+                f"{scaffold.__qualname__} is defined inside a function or a class: move it to the top of its file, where runners find it",
             )
         return f"{Path(inspect.getfile(scaffold)).resolve()}:{scaffold.__name__}"
-    if isinstance(scaffold, Path):
-        return str(scaffold.resolve())
-    if not isinstance(scaffold, str):
-        raise ArgumentError("scaffold", f"must be a name, a path or a class, not {quoted(scaffold)}")
-    return str(Path(scaffold).resolve()) if is_path(scaffold) else scaffold
+    if not isinstance(scaffold, str | Path):
+        raise ArgumentError(argument, f"must be a name, a path or a class, not {quoted(scaffold)}")
+    if isinstance(scaffold, Path) or is_path(scaffold):
+        return str(place(argument, scaffold).resolve())
+    return words(argument, scaffold)
 
 
-def checked(scaffold: ScaffoldLike) -> str:
+def checked(argument: str, scaffold: ScaffoldLike) -> str:
     """As `reference`. ValueError, one sentence, if the scaffold cannot be loaded, or its program is not installed."""
-    name = reference(scaffold)
+    name = reference(scaffold, argument)
     found = find(name)
     if found.manifest.kind == ScaffoldKind.BLACK:
         found.black().binds()
@@ -54,13 +57,13 @@ def register_scaffold(config: str | Path, scaffold: ScaffoldLike, *, share: floa
     """Add a scaffold to `rollout.scaffolds` of a run that was never started. Returns the name under which the run knows it.
 
     `config`: penstock.toml, or its directory; comments and order of the file stay. `share`: its share of the rollouts among the shares of all
-    scaffolds; with 0 only tasks that ask for it use it. Raises ValueError if the scaffold cannot be loaded, or the run was started: it keeps
-    its scaffolds.
+    scaffolds; with 0 only tasks that ask for it use it. Raises ArgumentError for an argument that cannot be
+    used, ValueError if the scaffold cannot be loaded, or the run was started: it keeps its scaffolds.
     """
-    if not 0 <= share < float("inf"):
-        raise ValueError(f"the share of a scaffold is a number from 0, not {share}")
-    name = checked(scaffold)
-    home = Home.at(place("config", config))
+    part = amount("share", share)
+    file = place("config", config)
+    name = checked("scaffold", scaffold)
+    home = Home.at(file)
     run = load(home.file).run.name
     if home.run_model_file.exists() and home.run_model_file.read_text(encoding="utf-8").split("\n")[0] == run:
         raise ConfigurationError(
@@ -70,7 +73,7 @@ def register_scaffold(config: str | Path, scaffold: ScaffoldLike, *, share: floa
     document = tomlkit.parse(before)
     rollout = document.setdefault("rollout", tomlkit.table())
     shares = rollout.setdefault("scaffolds", _defaults())
-    shares[name] = float(share)
+    shares[name] = part
     after = tomlkit.dumps(document)
     tomllib.loads(after)
     home.file.write_text(after, encoding="utf-8")

@@ -22,6 +22,7 @@ from typing import Any
 import anyio
 import tomlkit
 
+from orchestrator.api.arguments import callback, each_of, place, sections, words
 from orchestrator.api.connection import connect
 from orchestrator.api.run import Run
 from orchestrator.api.scaffolds import ScaffoldLike, checked
@@ -29,6 +30,7 @@ from orchestrator.app import orchestrate
 from orchestrator.bus.feed import in_background
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ArgumentError
+from orchestrator.contracts.http_urls import check_http_urls
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
 from orchestrator.deploy.preflight import check_config, check_sandbox
@@ -73,12 +75,12 @@ SMALL: Settings = {
 
 
 @asynccontextmanager
-async def start_services(*, model: Path | None = None) -> AsyncIterator[Services]:
+async def start_services(*, model: str | Path | None = None) -> AsyncIterator[Services]:
     """PostgreSQL and NATS for several runs, in a temporary directory that is removed afterwards. `model`: a policy's directory; only
     its configuration and tokenizer are read. Without it a tiny one is made.
 
-    Raises ValueError if a service cannot be started."""
-    async with open_services("penstock-test-", model) as services:
+    Raises ArgumentError for a `model` that cannot be used, ValueError if a service cannot be started."""
+    async with open_services("penstock-test-", _model(model)) as services:
         yield services
 
 
@@ -88,7 +90,7 @@ async def start_run(
     scaffolds: Sequence[ScaffoldLike] = ("shell",),
     replies: Sequence[Reply] | Callable[[str], Reply] = (DONE,),
     servers: Sequence[str] = (),
-    model: Path | None = None,
+    model: str | Path | None = None,
     settings: Settings | None = None,
     sandbox: str = "bubblewrap",
     services: Services | None = None,
@@ -102,31 +104,40 @@ async def start_run(
     `services`: shared ones, of `start_services`.
 
     A group has two rollouts, speed is not rewarded, and an attempt is not tried again, so that a fault of the scaffold is seen at once: as
-    failure_class "infra_failure" with its reason. Raises ValueError, one sentence, for a scaffold, provider or setting that cannot be used.
+    failure_class "infra_failure" with its reason. Raises ArgumentError for an argument of another type, ValueError, one sentence, for a scaffold,
+    provider or setting that cannot be used.
     """
-    names = [checked(scaffold) for scaffold in scaffolds]
-    plugins.load("sandboxes", sandbox)
-    if servers and model is None:
-        raise ValueError(
-            "name the directory of the model that these servers serve: start_run(servers=…, model=…)"
-        )
-    policy = _Policy(replies if callable(replies) else by_turn(replies))
+    own, directory = sections("settings", {} if settings is None else settings), _model(model)
+    urls = each_of("servers", servers, words)
+    try:
+        check_http_urls(urls, "a rollout server")
+    except ValueError as error:
+        raise ArgumentError("servers", str(error)) from None
+    if urls and directory is None:
+        raise ArgumentError("model", "is missing: name the directory of the model that these servers serve")
+    if services is not None and not isinstance(services, Services):
+        raise ArgumentError("services", f"must be those that `start_services` gives, not {quoted(services)}")
+    policy = _policy(replies)
+    plugins.load("sandboxes", words("sandbox", sandbox))
+    names = each_of("scaffolds", scaffolds, checked)
+    if not names:
+        raise ArgumentError("scaffolds", "must name at least one scaffold")
     failed: BaseException | None = None
     try:
         async with AsyncExitStack() as stack:
             stack.enter_context(quiet())
             if services is None:
-                services = await stack.enter_async_context(start_services(model=model))
-            services = services if model is None else replace(services, model=model)
-            home = _write(services, names, sandbox, settings or {})
+                services = await stack.enter_async_context(start_services(model=directory))
+            services = services if directory is None else replace(services, model=directory)
+            home = _write(services, names, sandbox, own)
             logprobs = (LOGPROB,) * (len(CANARY) - 1)
-            if servers:
-                logprobs = await _logprobs(servers[0])
+            if urls:
+                logprobs = await _logprobs(urls[0])
             else:
                 await stack.enter_async_context(in_background(policy.fail))
                 server = await stack.enter_async_context(ScriptedServer(services.model, policy).serving())
-                servers = (server.url,)
-            await _start(stack, home, servers, services.model, logprobs)
+                urls = (server.url,)
+            await _start(stack, home, urls, services.model, logprobs)
             run = await stack.enter_async_context(connect(home.file))
             try:
                 yield run
@@ -139,6 +150,34 @@ async def start_run(
             raise _first(errors) from None
     if failed is not None:
         raise failed
+
+
+def _model(given: str | Path | None) -> Path | None:
+    """The directory of a policy's configuration and tokenizer."""
+    if given is None:
+        return None
+    directory = place("model", given)
+    for file in ("config.json", "tokenizer.json"):
+        if not (directory / file).is_file():
+            raise ArgumentError("model", f"{str(directory)!r} has no {file}: name the directory of a policy")
+    return directory.resolve()
+
+
+def _policy(replies: Sequence[Reply] | Callable[[str], Reply]) -> "_Policy":
+    if callable(replies):
+        return _Policy(callback("replies", replies, takes=1))
+    found = each_of("replies", replies, _reply)
+    if not found:
+        raise ArgumentError("replies", "must have at least one reply, such as Reply(text='done')")
+    return _Policy(by_turn(found))
+
+
+def _reply(argument: str, given: object) -> Reply:
+    if not isinstance(given, Reply):
+        raise ArgumentError(
+            argument, f"must be Reply values, or a function that gives them, not {quoted(given)}"
+        )
+    return given
 
 
 class _Policy:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.marks import Finish
+from orchestrator.contracts.quote import quoted
 
 TURN_END = "<|im_end|>"
 TURN = "<|im_start|>assistant"  # each reply of the history begins with it, and so does the prompt's end
@@ -13,14 +15,28 @@ TURN = "<|im_start|>assistant"  # each reply of the history begins with it, and 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """One action. `raw` replaces its rendered text; `cut` ends it by length before its last `cut` characters; `after_s` is the delay of the
-    rollout server before it."""
+    """One action. `calls`: (name of a tool, its arguments). `raw` replaces its rendered text; `cut` ends it by length before its last `cut`
+    characters; `after_s` is the delay of the rollout server before it. Raises ArgumentError for a value of another type."""
 
     text: str = ""
     calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
     raw: str | None = None
     cut: int = 0
     after_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, text in (("text", self.text), ("raw", "" if self.raw is None else self.raw)):
+            if not isinstance(text, str) or not _is_unicode(text):
+                raise ArgumentError(name, f"must be a string of Unicode, not {quoted(text)}")
+        if not isinstance(self.calls, Sequence) or not all(map(_is_call, self.calls)):
+            raise ArgumentError(
+                "calls", f'must be a list such as [("bash", {{"command": "ls"}})], not {quoted(self.calls)}'
+            )
+        if isinstance(self.cut, bool) or not isinstance(self.cut, int) or self.cut < 0:
+            raise ArgumentError("cut", f"must be a number of characters from 0, not {quoted(self.cut)}")
+        after = self.after_s
+        if isinstance(after, bool) or not isinstance(after, int | float) or not after >= 0:
+            raise ArgumentError("after_s", f"must be a number of seconds from 0, not {quoted(after)}")
 
     @property
     def finish(self) -> Finish:
@@ -38,6 +54,22 @@ class Reply:
         if not self.text:
             full_text = full_text.replace("\n\n\n<tool_call>", "\n\n<tool_call>", 1)
         return full_text[: -self.cut] if self.cut else full_text + TURN_END
+
+
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _is_call(call: Any) -> bool:
+    """Whether it is the name of a tool with arguments that JSON can hold."""
+    match call:
+        case (str() as name, Mapping() as arguments) if _is_unicode(name):
+            try:
+                json.dumps(arguments)
+            except (TypeError, ValueError, RecursionError):
+                return False
+            return True
+    return False
 
 
 def by_turn(replies: Sequence[Reply]) -> Callable[[str], Reply]:

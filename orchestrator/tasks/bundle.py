@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.tasks import TasksSection
-from sandboxes.base import AnyFile, File
+from sandboxes.base import AnyFile, File, StoredFile
 
 MAX_PATH_BYTES: Final = 1024
 MAX_NAME_BYTES: Final = 255
@@ -49,7 +50,14 @@ class Bundle:
 
     @classmethod
     def of(cls, files: Mapping[str, bytes | AnyFile]) -> "Bundle":
-        """A bundle of files. Those given as bytes have the bits of `mode_of`."""
+        """A bundle of files. Those given as bytes have the bits of `mode_of`. ArgumentError for values of other types."""
+        if not isinstance(files, Mapping):
+            raise ArgumentError("files", f"must be a mapping of path to bytes, not {quoted(files)}")
+        for path, body in files.items():
+            if not isinstance(path, str):
+                raise ArgumentError("files", f"has the path {quoted(path)}: a path is a string")
+            if not is_content(body):
+                raise ArgumentError("files", f"must have bytes at {quoted(path)}, not {quoted(body)}")
         return cls(files={path: with_mode(body) for path, body in files.items()})
 
     @property
@@ -148,6 +156,11 @@ def usual(file: AnyFile) -> bool:
         return file.mode == mode_of(stream.read(4))
 
 
+def is_content(body: object) -> bool:
+    """Whether it is bytes, or a file of them."""
+    return isinstance(body.data if isinstance(body, File) else body, bytes | StoredFile)
+
+
 def with_mode(body: bytes | AnyFile) -> AnyFile:
     """A file of `body`, with the bits of `mode_of` if it has none."""
     return File(body, mode_of(body)) if isinstance(body, bytes) else body
@@ -162,6 +175,8 @@ def above(path: str) -> Iterator[str]:
 @lru_cache(maxsize=1 << 15)  # tasks of one repository have the same paths
 def check_path(path: str) -> None:
     """Refuse a path that is not relative, normal, printable and short: it must not leave its target folder, and must fit."""
+    if not isinstance(path, str):
+        raise ValueError(f"{quoted(path)} is not a path: write a string")
     parts = path.split("/")
     if not path or path.startswith("/") or _UNSAFE.search(path) or any(p in ("", ".", "..") for p in parts):
         raise ValueError(f"{quoted(path)} is not a plain relative path")

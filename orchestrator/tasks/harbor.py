@@ -26,9 +26,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.quote import quoted
-from orchestrator.tasks.bundle import Bundle, BundleLimits, with_mode
+from orchestrator.tasks.bundle import Bundle, BundleLimits, is_content, with_mode
 from orchestrator.tasks.collected import only_declared, written_elsewhere
 from orchestrator.tasks.compose.services import COMPOSE, NOTHING, Composed, read_services
 from orchestrator.tasks.environment import (
@@ -99,6 +100,8 @@ class Task:
     ) -> "Task":
         """Check a bundle. ValueError names the file and, in `task.toml`, the key. `received`: the message from which it was read. `accepted`: a run
         has accepted it, so its files are not searched for leaks again."""
+        if not isinstance(bundle, Bundle):
+            raise ArgumentError("bundle", f"must be a Bundle, not {quoted(bundle)}: see `Task.from_files`")
         bundle.check(limits)
         bundle = replace(bundle, files=as_plain_text(bundle.files))
         files = bundle.files
@@ -154,11 +157,18 @@ class Task:
         return self.packed.message
 
     def with_file(self, path: str, body: bytes) -> "Task":
-        """The task with one more file, or another content of it."""
+        """The task with one more file, or another content of it. ArgumentError for a path or a body of another type."""
+        if not isinstance(path, str):
+            raise ArgumentError("path", f"must be a string, not {quoted(path)}")
+        if not is_content(body):
+            raise ArgumentError("body", f"must be bytes, not {quoted(body)}")
         return Task.of(replace(self.bundle, files={**self.files, path: with_mode(body)}))
 
-    def write(self, directory: Path) -> None:
-        """Write the task as a directory, which must not hold files yet."""
+    def write(self, directory: str | Path) -> None:
+        """Write the task as a directory, which must not hold its files yet. ArgumentError for a directory of another type."""
+        if not isinstance(directory, str | Path) or directory == "":
+            raise ArgumentError("directory", f"must be a path, not {quoted(directory)}")
+        directory = Path(directory)
         for path, file in self.files.items():
             target = directory / path
             target.parent.mkdir(parents=True, exist_ok=True)

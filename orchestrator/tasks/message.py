@@ -283,7 +283,7 @@ class Unpacker:
 
     def unpack(self, message: Any, tree: Callable[[str], bytes]) -> Listing:
         """The whole listing. `tree` gives a blob's bytes by its name. Raises ValueError for a form that is not a task's."""
-        if isinstance(message, dict) and (unknown := sorted(set(message) - set(KEYS))):
+        if isinstance(message, dict) and (unknown := sorted(set(message) - set(KEYS), key=str)):
             raise ValueError(f"a task has only {_named(KEYS)}, got {quoted(unknown[0])}")
         self._read(message, "", tree, 0)
         found = self.listing

@@ -184,12 +184,13 @@ class _Later:
         ("print", "on_progress must be a function, not 'print'"),
         (_later, "on_progress must be an ordinary function: an async one would never run"),
         (_Later(), "on_progress must be an ordinary function"),
+        (lambda done: done, "on_progress must be a function that takes 2 arguments, not <function"),
     ],
 )
 def test_a_callback_that_would_not_run_is_refused(given: object, sentence: str) -> None:
     with pytest.raises(ArgumentError, match="^" + sentence):
-        callback("on_progress", given)
-    assert callback("on_progress", print) is print
+        callback("on_progress", given, takes=2)
+    assert callback("on_progress", print, takes=2) is print
 
 
 def test_a_frame_without_pandas_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
