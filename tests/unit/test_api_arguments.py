@@ -53,7 +53,7 @@ INSIDE = {
     "Run": {"home", "config", "engine", "stored"},  # made by `connect`
 }
 """Parameters that only the product gives."""
-FILES = {"task.toml": b"", "instruction.md": b"Write hi.", "tests/test.sh": b"true"}
+FILES: dict[Any, Any] = {"task.toml": b"", "instruction.md": b"Write hi.", "tests/test.sh": b"true"}
 
 OTHER = (object(), {1}, b"x", ["a"], {"a": "b"})
 TEXT = (None, 5, *OTHER)
