@@ -108,20 +108,14 @@ async def start_run(
     provider or setting that cannot be used.
     """
     own, directory = sections("settings", {} if settings is None else settings), _model(model)
-    urls = each_of("servers", servers, words)
-    try:
-        check_http_urls(urls, "a rollout server")
-    except ValueError as error:
-        raise ArgumentError("servers", str(error)) from None
+    urls = _urls(servers)
     if urls and directory is None:
         raise ArgumentError("model", "is missing: name the directory of the model that these servers serve")
     if services is not None and not isinstance(services, Services):
         raise ArgumentError("services", f"must be those that `start_services` gives, not {quoted(services)}")
     policy = _policy(replies)
     plugins.load("sandboxes", words("sandbox", sandbox))
-    names = each_of("scaffolds", scaffolds, checked)
-    if not names:
-        raise ArgumentError("scaffolds", "must name at least one scaffold")
+    names = _names(scaffolds)
     failed: BaseException | None = None
     try:
         async with AsyncExitStack() as stack:
@@ -161,6 +155,22 @@ def _model(given: str | Path | None) -> Path | None:
         if not (directory / file).is_file():
             raise ArgumentError("model", f"{str(directory)!r} has no {file}: name the directory of a policy")
     return directory.resolve()
+
+
+def _names(scaffolds: Sequence[ScaffoldLike]) -> tuple[str, ...]:
+    names = each_of("scaffolds", scaffolds, checked)
+    if not names:
+        raise ArgumentError("scaffolds", "must name at least one scaffold")
+    return names
+
+
+def _urls(servers: Sequence[str]) -> tuple[str, ...]:
+    urls = each_of("servers", servers, words)
+    try:
+        check_http_urls(urls, "a rollout server")
+    except ValueError as error:
+        raise ArgumentError("servers", str(error)) from None
+    return urls
 
 
 def _policy(replies: Sequence[Reply] | Callable[[str], Reply]) -> "_Policy":
