@@ -153,7 +153,9 @@ def _model(given: str | Path | None) -> Path | None:
     directory = place("model", given)
     for file in ("config.json", "tokenizer.json"):
         if not (directory / file).is_file():
-            raise ArgumentError("model", f"{str(directory)!r} has no {file}: name the directory of a policy")
+            raise ArgumentError(
+                "model", f"{quoted(str(directory))} has no {file}: name the directory of a policy"
+            )
     return directory.resolve()
 
 
