@@ -111,8 +111,7 @@ class BlobCache:
         """The file that these blobs make up. ValueError if they hold another number of bytes than it says."""
         path = self._path(blob.parts[0]) if len(blob.parts) == 1 else self._whole(blob)
         size = os.stat(path).st_size
-        if size != blob.size:
-            raise ValueError(f"a file of {blob.size:,} bytes lies in blobs of {size:,} bytes")
+        _check_size(blob, size)
         return StoredFile(source=path, size=size, mode=mode, content=path.name)
 
     def _whole(self, blob: BlobFile) -> Path:
@@ -122,10 +121,14 @@ class BlobCache:
             return path  # one that another process left may be damaged: made again
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_NEW}")
+        written = 0
         try:
             with new.open("wb") as sink:
                 for sha in blob.parts:
-                    sink.write(self.read(sha))
+                    written += sink.write(self.read(sha))
+                    if written > blob.size:  # the list may repeat a blob thousands of times
+                        raise ValueError(f"a file of {blob.size:,} bytes lies in blobs of more bytes")
+            _check_size(blob, written)
             new.rename(path)
         finally:
             new.unlink(missing_ok=True)
@@ -170,6 +173,11 @@ class BlobCache:
         if held > self._size:
             log.warning("blobs.cache_over_size", directory=str(self._root), bytes=held, size=self._size)
         return held
+
+
+def _check_size(blob: BlobFile, size: int) -> None:
+    if size != blob.size:
+        raise ValueError(f"a file of {blob.size:,} bytes lies in blobs of {size:,} bytes")
 
 
 def _used(path: Path | str) -> bool:

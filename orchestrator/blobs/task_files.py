@@ -19,7 +19,15 @@ from orchestrator.pool.transact import transact
 from orchestrator.settings.tasks import TasksSection
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.message import DEEPEST, BlobFile, Listing, Part, Unpacker, needs_blobs
+from orchestrator.tasks.message import (
+    DEEPEST,
+    BlobFile,
+    Listing,
+    Part,
+    Unpacker,
+    most_tree_bytes,
+    needs_blobs,
+)
 from sandboxes.base import AnyFile, SandboxError
 
 
@@ -74,7 +82,9 @@ class TaskFiles:
     async def left(self, artifacts: Collection[ArtifactFile]) -> dict[str, AnyFile]:
         """The content of those artifacts that lie in blobs, by path. Raises BlobsMissing, and ValueError for a wrong size."""
         large = [artifact for artifact in artifacts if artifact.parts]
-        await self._fetch({sha for artifact in large for sha in artifact.parts})
+        await self._fetch(
+            {sha for artifact in large for sha in artifact.parts}, sum(artifact.size for artifact in large)
+        )
 
         def read() -> dict[str, AnyFile]:
             return {
@@ -103,7 +113,7 @@ class TaskFiles:
         trees = await self._trees(message, limits)
         listing = await anyio.to_thread.run_sync(Unpacker(limits).unpack, message, self._cache.read)
         parts = {sha for blob in listing.blobs.values() for sha in blob.parts}
-        await self._fetch(parts)
+        await self._fetch(parts, sum(blob.size for blob in listing.blobs.values()))
         made = await anyio.to_thread.run_sync(
             partial(self._made, message, listing, limits, accepted=accepted)
         )
@@ -122,16 +132,19 @@ class TaskFiles:
         for _ in range(DEEPEST + 2):
             if not open_trees:
                 break
-            await self._fetch(open_trees)
-            known |= open_trees
-            if len(known) > limits.entries:
+            if len(known) + len(open_trees) > limits.entries:
                 raise ValueError(f"it has more than {limits.entries:,} directories")
-            open_trees = await anyio.to_thread.run_sync(self._below, open_trees) - known
+            await self._fetch(open_trees, most_tree_bytes(limits))
+            known |= open_trees
+            open_trees = await anyio.to_thread.run_sync(self._below, open_trees, limits.entries) - known
         return known
 
-    def _below(self, trees: Collection[str]) -> set[str]:
+    def _below(self, trees: Collection[str], most: int) -> set[str]:
+        """The trees that these name; when they are more than `most`, only some of them."""
         found: set[str] = set()
         for sha in trees:
+            if len(found) > 2 * most:  # more than `most` of them are not known yet
+                break
             try:
                 document = json.loads(self._cache.read(sha))
             except (ValueError, RecursionError):
@@ -139,12 +152,16 @@ class TaskFiles:
             found |= _trees_of(document)
         return found
 
-    async def _fetch(self, shas: Collection[str]) -> None:
+    async def _fetch(self, shas: Collection[str], most: int) -> None:
+        """Bring blobs into the cache. ValueError if those that it lacks have more than `most` bytes."""
         wanted = await anyio.to_thread.run_sync(self._cache.missing, shas)
         absent: set[str] = set()
         for start in range(0, len(wanted), blobs.PAGE):
             page = wanted[start : start + blobs.PAGE]
             found = await transact(self._engine, partial(blobs.read, shas=page), at="blobs.read")
+            most -= sum(map(len, found.values()))
+            if most < 0:
+                raise ValueError("its blobs hold more bytes than it says")
             await anyio.to_thread.run_sync(self._cache.add, found)
             absent |= set(page) - found.keys()
         if absent:

@@ -29,7 +29,11 @@ PART_BYTES: Final = 900_000
 """Largest blob: it fits the smallest maximum message of a server (1 MB) with its headers."""
 TINY_BYTES: Final = 128
 """Files up to this size lie in their tree: a blob's name is as long."""
+SMALL_PART_BYTES: Final = 64 << 10
+"""Blobs of this size are large enough for every task. Each file may have one smaller blob."""
 DEEPEST: Final = 64
+_ENTRY_BYTES: Final = 4096
+"""The longest path in JSON, with the names of its blobs."""
 BLOB_MODE: Final = 0o644
 ROOT_FILES: Final = (
     "task.toml",
@@ -279,6 +283,9 @@ class Unpacker:
         self._limits = limits or BundleLimits()
         self._entries = 0
         self._bytes = 0
+        self._trees = 0
+        self._tree_bytes = 0
+        self._parts = 0
         self.listing = Listing()
 
     def unpack(self, message: Any, tree: Callable[[str], bytes]) -> Listing:
@@ -312,7 +319,20 @@ class Unpacker:
                     if depth >= DEEPEST:
                         raise ValueError(f"{path}: directories lie more than {DEEPEST} deep")
                     for sha in entry:
-                        self._read(_parsed(path, tree(sha)), f"{path}/", tree, depth + 1)
+                        self._read(self._tree(path, tree(sha)), f"{path}/", tree, depth + 1)
+
+    def _tree(self, path: str, body: bytes) -> Any:
+        """The document of a tree. Trees count each time they are read: a few that repeat one another would be read without end."""
+        self._trees += 1
+        self._tree_bytes += len(body)
+        if self._trees > 3 * self._limits.entries or self._tree_bytes > most_tree_bytes(self._limits):
+            raise ValueError(
+                f"its trees are more than {self._limits.entries:,} files, links and directories need, with {path}"
+            )
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            raise ValueError(f"{path}: its tree is not JSON") from None
 
     def _take(self, key: str, path: str, entry: Any) -> None:
         found = self.listing
@@ -327,10 +347,17 @@ class Unpacker:
             case "blobs":
                 if path in found.files or path in found.blobs:
                     raise ValueError(f"{path} comes twice")
-                found.blobs[path] = _blob_file(path, entry)
-                self._add(path, found.blobs[path].size)
+                blob = found.blobs[path] = _blob_file(path, entry)
+                self._add(path, blob.size)
+                self._parts += len(blob.parts)
+                if self._parts > (most := self._limits.entries + self._limits.bytes // SMALL_PART_BYTES):
+                    raise ValueError(
+                        f"its files lie in more than {most:,} blobs, with {path}: send larger ones"
+                    )
             case "trees":
-                _shas(path, entry)
+                shas = _shas(path, entry)
+                if len(set(shas)) < len(shas):
+                    raise ValueError(f"{path}: its list of trees names one twice")
             case "links":
                 if not isinstance(entry, str):
                     raise ValueError(
@@ -359,11 +386,9 @@ class Unpacker:
             )
 
 
-def _parsed(path: str, body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path}: its tree is not JSON") from None
+def most_tree_bytes(limits: BundleLimits) -> int:
+    """Bytes that the trees of a task may have, each time that they are named: small files in base64, and a name, bits and blobs per entry."""
+    return 2 * limits.bytes + limits.entries * _ENTRY_BYTES
 
 
 def _blob_file(path: str, entry: Any) -> BlobFile:
@@ -372,6 +397,10 @@ def _blob_file(path: str, entry: Any) -> BlobFile:
             size, bool
         ):
             names = _shas(path, parts)
+            if len(names) > max(size, 1):
+                raise ValueError(
+                    f"{path}: {size} bytes cannot lie in {len(names)} blobs: leave out empty ones"
+                )
             if not 0 <= size <= len(names) * PART_BYTES:
                 raise ValueError(
                     f"{path}: {size} bytes cannot lie in {len(names)} blobs of at most {PART_BYTES:,} bytes"

@@ -292,6 +292,19 @@ async def test_a_runner_says_which_blob_is_lost(stage: Stage, task: Task, tmp_pa
         await files.task(task.to_message())
 
 
+async def test_blobs_that_hold_more_than_a_task_says_never_reach_the_cache(
+    stage: Stage, tmp_path: Path
+) -> None:
+    bodies = {hashlib.sha256(body).hexdigest(): body for body in map(os.urandom, [900_000] * 40)}
+    async with stage.flow.engine.begin() as connection:
+        await pool_blobs.store(connection, bodies)
+    cache = BlobCache(tmp_path / "cache", 100 << 20)
+    message = {"files": {"instruction.md": "Say 7."}, "blobs": {"a": {"parts": list(bodies), "size": 1_000}}}
+    with pytest.raises(ValueError, match="its blobs hold more bytes than it says"):
+        await TaskFiles(stage.flow.engine, cache).task(message)
+    assert set(cache.missing(bodies)) == set(bodies)
+
+
 @pytest.mark.parametrize(
     "point",
     [

@@ -45,6 +45,29 @@ def test_a_file_of_several_blobs_that_was_changed_on_the_disk_is_made_again(root
     assert Path(later.stored(WHOLE, 0o644).source).read_bytes() == b"".join(PARTS.values())
 
 
+class Counted(BlobCache):
+    """Counts the blobs that are read."""
+
+    reads = 0
+
+    def read(self, sha: str) -> bytes:
+        self.reads += 1
+        return super().read(sha)
+
+
+@pytest.mark.parametrize(("size", "reads"), [(1, 1), (25, 3), (200_001, 20_000)])
+def test_a_list_of_blobs_is_joined_up_to_the_size_of_its_file_and_a_wrong_size_leaves_no_file(
+    root: Path, size: int, reads: int
+) -> None:
+    cache = Counted(root, 1 << 20)
+    cache.add(PARTS)
+    first, _ = PARTS
+    with pytest.raises(ValueError, match=rf"a file of {size:,} bytes lies in blobs of (more|200,000) bytes"):
+        cache.stored(BlobFile((first,) * 20_000, size), 0o644)
+    assert cache.reads == reads
+    assert sorted(path.name for path in root.rglob("*") if path.is_file()) == sorted(PARTS)
+
+
 def test_no_other_user_reads_the_default_directory(root: Path) -> None:
     BlobCache(root, 1 << 20).add(PARTS)
     assert root.stat().st_mode & 0o777 == 0o700

@@ -312,6 +312,8 @@ SHA = "0" * 64
         ({"links": {"a": 1}}, '"links" must hold the target of each link, got 1 at a'),
         ({"trees": {"a": SHA}}, "a: a list of blobs is needed"),
         ({"trees": {"a": [SHA]}}, "a: its tree is not JSON"),
+        ({"trees": {"a": ["1" * 64, SHA, "1" * 64]}}, "a: its list of trees names one twice"),
+        ({"blobs": {"a": {"parts": [SHA] * 3, "size": 2}}}, "a: 2 bytes cannot lie in 3 blobs: leave out"),
     ],
 )
 def test_each_flaw_of_a_message_with_blobs_is_one_sentence(message: Mapping[str, Any], sentence: str) -> None:
@@ -327,6 +329,42 @@ def test_a_tree_that_doubles_itself_ends_at_the_limits() -> None:
     heavy = {"blobs": {f"f{n}": {"parts": [SHA] * 70, "size": 63_000_000} for n in range(5)}}
     with pytest.raises(ValueError, match="it has more than 256 MB, the most that a task may have"):
         Unpacker().unpack(heavy, {"": b""}.__getitem__)
+
+
+NAMES = [f"{number:064x}" for number in range(400)]
+
+
+@pytest.mark.parametrize(
+    ("message", "trees", "most"),
+    [
+        # 160,000 reads of empty trees behind 401 names, and 90 MB of a key that means nothing
+        (
+            {"trees": {f"a{name}": [SHA] for name in range(400)}},
+            {SHA: {"trees": {"x": NAMES[1:]}}, **{name: {} for name in NAMES[1:]}},
+            301,
+        ),
+        ({"trees": {f"a{name}": [SHA] for name in range(100)}}, {SHA: {"odd": "x" * 900_000}}, 3),
+    ],
+)
+def test_trees_that_are_named_again_and_again_end_at_the_limits(
+    message: Mapping[str, Any], trees: Mapping[str, Any], most: int
+) -> None:
+    bodies = {sha: json.dumps(tree).encode() for sha, tree in trees.items()}
+    read = []
+
+    def tree(sha: str) -> bytes:
+        read.append(sha)
+        return bodies[sha]
+
+    with pytest.raises(ValueError, match="its trees are more than 100 files, links and directories need"):
+        Unpacker(BundleLimits(entries=100, bytes=1 << 20)).unpack(message, tree)
+    assert len(read) == most
+
+
+def test_files_in_more_blobs_than_any_task_needs_are_refused() -> None:
+    message = {"blobs": {f"f{number}": {"parts": [SHA] * 60, "size": 60} for number in range(2)}}
+    with pytest.raises(ValueError, match="its files lie in more than 116 blobs, with f1: send larger ones"):
+        Unpacker(BundleLimits(entries=100, bytes=1 << 20)).unpack(message, {"": b""}.__getitem__)
 
 
 @pytest.mark.parametrize(
