@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from sandboxes.base import ImageRefused
 from sandboxes.images import layers
@@ -30,6 +30,7 @@ _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
+_FORMS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -37,6 +38,7 @@ VOLUME_LABEL = "penstock.volume."
 """Beginning of the labels that stand for VOLUME in an image that was built here."""
 
 Opener = Callable[[str], BinaryIO]
+Form = TypeVar("Form", str, list[Any], dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,36 +62,72 @@ def unpack(path: Path, target: Unpacker) -> Description:
     with _opened(path) as opener:
         manifest = _manifest(opener)
         config = _json(opener, _blob(manifest.get("config")), _digest_of(manifest.get("config")))
-        found = config.get("architecture", machine())
-        if found != machine() or config.get("os", "linux") != "linux":
+        system, found = (
+            _of(str, config, key) or usual for key, usual in (("os", "linux"), ("architecture", machine()))
+        )
+        if (system, found) != ("linux", machine()):
             raise ImageRefused(
-                f"the image is for {config.get('os', 'linux')}/{found} and this machine is linux/{machine()}: choose an image for {machine()}"
+                f"the image is for {system}/{found} and this machine is linux/{machine()}: choose an image for {machine()}"
             )
+        description = _description(config, f"sha256:{_digest_of(manifest['config'])}")
         listed = manifest.get("layers")
         if not isinstance(listed, list) or len(listed) > _MOST_LAYERS:
             raise ImageRefused(f"the image's manifest lists no layers, or more than {_MOST_LAYERS}")
         for layer in listed:
             _apply(opener, layer, target)
-    settings = config.get("config") or {}
-    pairs = [pair.partition("=") for pair in settings.get("Env") or () if isinstance(pair, str)]
+    return description
+
+
+def _description(config: dict[str, Any], digest: str) -> Description:
+    settings = _of(dict, config, "config")
+    pairs = [pair.partition("=") for pair in map(_text, _of(list, settings, "Env"))]
     return Description(
         env={name: value for name, _, value in pairs if name and "\0" not in name + value},
-        work=str(settings.get("WorkingDir") or ""),
-        user=str(settings.get("User") or ""),
+        work=_of(str, settings, "WorkingDir"),
+        user=_of(str, settings, "User"),
         volumes=_volumes(settings),
-        config=f"sha256:{_digest_of(manifest['config'])}",
+        config=digest,
     )
 
 
 def _volumes(settings: dict[str, Any]) -> tuple[str, ...]:
     """Absolute paths, in order; others mean nothing."""
-    listed, labels = (
-        found if isinstance(found := settings.get(key), dict) else {} for key in ("Volumes", "Labels")
-    )
-    labelled = (str(value) for name, value in labels.items() if name.startswith(VOLUME_LABEL))
-    names = (*listed, *labelled)
+    labels = _of(dict, settings, "Labels")
+    labelled = (value for name, value in labels.items() if name.startswith(VOLUME_LABEL))
+    names = map(_text, (*_of(dict, settings, "Volumes"), *labelled))
     plain = {posixpath.normpath(name) for name in names if name.startswith("/") and "\0" not in name}
     return tuple(sorted({f"/{name.lstrip('/')}" for name in plain} - {"/"})[:_MOST_VOLUMES])
+
+
+def _of(form: type[Form], holder: dict[str, Any], key: str) -> Form:
+    """What `holder` has under `key`: empty without it and for null, as its writers mean it. ImageRefused for another form."""
+    value = holder.get(key)
+    if value is None:
+        return form()
+    if not isinstance(value, form):
+        raise ImageRefused(
+            f"the image is malformed: {key} must be {_FORMS[form]}, and is {_cut(value)}: export it again"
+        )
+    if isinstance(value, str):
+        _text(value)
+        if "\0" in value:
+            raise ImageRefused(f"the image is malformed: {key} has a NUL character: export it again")
+    return value
+
+
+def _text(value: Any) -> str:
+    """A text that a file or a variable can be named by. ImageRefused for another value."""
+    try:
+        if isinstance(value, str):
+            value.encode()
+            return value
+    except UnicodeEncodeError:
+        pass
+    raise ImageRefused(f"the image is malformed: its configuration has {_cut(value)} in place of a text")
+
+
+def _cut(value: object) -> str:
+    return json.dumps(value)[:60]
 
 
 @contextmanager
@@ -138,14 +176,14 @@ def _manifest(opener: Opener) -> dict[str, Any]:
     for _ in range(4):  # an index may name further indexes
         if "manifests" not in found:
             return found
-        entries = [entry for entry in found["manifests"] if isinstance(entry, dict)]
+        entries = [entry for entry in _of(list, found, "manifests") if isinstance(entry, dict)]
         fitting = [entry for entry in entries if _fits(entry)]
         if not fitting:
             known = sorted({str((entry.get("platform") or {}).get("architecture", "?")) for entry in entries})
             raise ImageRefused(
                 f"the archive has no image for linux/{machine()}, only for {', '.join(known) or 'none'}"
             )
-        if len({entry.get("digest") for entry in fitting}) > 1:
+        if len({_digest_of(entry) for entry in fitting}) > 1:
             raise ImageRefused(
                 f"the archive holds {len(fitting)} images for linux/{machine()}: export one of them alone"
             )

@@ -51,8 +51,11 @@ def oci(
     architecture: str | None = None,
     config: Mapping[str, Any] | None = None,
     wrong: bool = False,
+    others: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
-    """An OCI directory at `place` with these layers. `wrong`: one byte of the last layer is not what its digest says."""
+    """An OCI directory at `place` with these layers. `wrong`: one byte of the last layer is not what its digest says. `others`: values in place of
+    the usual ones in its `configuration`, `manifest` and `index`."""
+    other = {"configuration": {}, "manifest": {}, "index": {}, **(others or {})}
     blobs = place / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 
@@ -67,10 +70,11 @@ def oci(
 
     listed = [blob(gzip.compress(each) if compress else each) for each in layers]
     settings = {"architecture": architecture or machine(), "os": "linux", "config": dict(config or {})}
+    settings |= other["configuration"]
     manifest = {"schemaVersion": 2, "config": blob(json.dumps(settings).encode()), "layers": listed}
-    (place / "index.json").write_text(
-        json.dumps({"schemaVersion": 2, "manifests": [blob(json.dumps(manifest).encode())]})
-    )
+    manifest |= other["manifest"]
+    index = {"schemaVersion": 2, "manifests": [blob(json.dumps(manifest).encode())], **other["index"]}
+    (place / "index.json").write_text(json.dumps(index))
     if wrong:
         file = blobs / listed[-1]["digest"].removeprefix("sha256:")
         file.write_bytes(file.read_bytes() + b"\0")
