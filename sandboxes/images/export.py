@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import json
+import logging
 import os
+import secrets
 import stat
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from sandboxes import tree
+from sandboxes.base import SandboxError
 from sandboxes.images.owners import OF_ROOT, Ids
 from sandboxes.images.store import Image
 
 _LAYER, _CONFIG = "application/vnd.oci.image.layer.v1.tar", "application/vnd.oci.image.config.v1+json"
 _MANIFEST, _INDEX = "application/vnd.oci.image.manifest.v1+json", "application/vnd.oci.image.index.v1+json"
+
+_PLACE = ".penstock-export-"
+
+log = logging.getLogger(__name__)
 
 
 def write_directory(image: Image, place: Path, *, volumes: bool = True) -> None:
@@ -52,15 +62,77 @@ def write_directory(image: Image, place: Path, *, volumes: bool = True) -> None:
 
 
 def write_archive(image: Image, file: Path) -> None:
-    """Write the image to a new tar archive, for `penstock images import` elsewhere. FileExistsError."""
-    place = file.with_name(f".{file.name}.unfinished")
-    place.mkdir()
+    """Write the image to a new tar archive, for `penstock images import` elsewhere. The archive appears whole or not at all; what killed exports left
+    in its directory is removed. FileExistsError, and OSError of its disk."""
+    if os.path.lexists(file):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(file))
+    with _place(file.parent) as place:
+        write_directory(image, place / "image")
+        with (place / "archive").open("xb") as sink:
+            with tarfile.open(fileobj=sink, mode="w") as archive:
+                archive.add(place / "image", arcname=".")
+            sink.flush()
+            os.fsync(sink.fileno())
+        try:
+            os.link(place / "archive", file)  # it replaces nothing, which a rename would
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without hard links
+            (place / "archive").rename(file)
+
+
+@contextmanager
+def _place(parent: Path) -> Iterator[Path]:
+    """A directory in `parent`, locked by this process and gone when the block ends."""
+    for left in parent.glob(f"{_PLACE}*"):
+        _sweep(left)
+    fd = None
+    while fd is None:  # again if another process removed it before it was locked
+        place = parent / f"{_PLACE}{secrets.token_hex(8)}"
+        place.mkdir(mode=0o700)
+        fd = _held(place, fcntl.LOCK_EX)
     try:
-        write_directory(image, place)
-        with file.open("xb") as sink, tarfile.open(fileobj=sink, mode="w") as archive:
-            archive.add(place, arcname=".")
+        yield place
     finally:
-        tree.remove(place)
+        try:
+            tree.remove(place)
+        finally:
+            os.close(fd)
+
+
+def _held(place: Path, kind: int) -> int | None:
+    """The open directory with its lock; None if it is gone, or locked by another process."""
+    try:
+        fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, kind)
+        if place.lstat().st_ino == os.fstat(fd).st_ino:
+            return fd
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:  # a file system without locks: only its maker goes on
+        if not kind & fcntl.LOCK_NB:
+            return fd
+    os.close(fd)
+    return None
+
+
+def _sweep(left: Path) -> None:
+    """Remove what a dead export of this user left. The error of one that cannot be removed is logged, and the export goes on."""
+    try:
+        status = left.lstat()
+        if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
+            return
+        if (fd := _held(left, fcntl.LOCK_EX | fcntl.LOCK_NB)) is None:
+            return
+        try:
+            tree.remove(left)
+        finally:
+            os.close(fd)
+    except (OSError, SandboxError) as error:
+        log.warning("what an export left cannot be removed: %s", error)
 
 
 def _blob(blobs: Path, content: object, kind: str) -> dict[str, Any]:
