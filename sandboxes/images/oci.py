@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from sandboxes.base import ImageRefused
 from sandboxes.images import layers
-from sandboxes.images.architecture import machine
+from sandboxes.images.architecture import machine, spelled
 from sandboxes.images.unpack import Unpacker
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -65,7 +65,7 @@ def unpack(path: Path, target: Unpacker) -> Description:
         system, found = (
             _of(str, config, key) or usual for key, usual in (("os", "linux"), ("architecture", machine()))
         )
-        if (system, found) != ("linux", machine()):
+        if (system, spelled(found)) != ("linux", machine()):
             raise ImageRefused(
                 f"the image is for {system}/{found} and this machine is linux/{machine()}: choose an image for {machine()}"
             )
@@ -195,7 +195,7 @@ def _fits(entry: dict[str, Any]) -> bool:
     platform = entry.get("platform")
     if not isinstance(platform, dict) or entry.get("mediaType") in _INDEXES:
         return True
-    return (platform.get("os"), platform.get("architecture")) == ("linux", machine())
+    return platform.get("os") == "linux" and spelled(str(platform.get("architecture"))) == machine()
 
 
 def _digest_of(descriptor: Any) -> str:

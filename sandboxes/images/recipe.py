@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from sandboxes.base import ImageRefused
-from sandboxes.images.architecture import machine, platform_variables
+from sandboxes.images.architecture import is_here, machine, platform_variables
 from sandboxes.images.documents import without_documents
 from sandboxes.images.lines import instructions, last_line
 from sandboxes.images.oci import VOLUME_LABEL
@@ -107,7 +107,7 @@ def _stage(line: int, last: int, text: str, variables: Arguments) -> Stage:
     while words and words[0].startswith("--"):
         key, _, value = words.pop(0).partition("=")
         value = _expanded(value, variables)
-        if key != "--platform" or value.split("/")[:2] != ["linux", machine()]:
+        if key != "--platform" or not is_here(value):
             raise ImageRefused(
                 f"environment/Dockerfile line {line + 1}: FROM has {key}={value}, and this machine builds for linux/{machine()} alone"
             )
@@ -115,10 +115,15 @@ def _stage(line: int, last: int, text: str, variables: Arguments) -> Stage:
         raise ImageRefused(
             f"environment/Dockerfile line {line + 1}: FROM must be FROM image or FROM image AS name"
         )
+    image = _expanded(words[0], variables)
+    if not image:
+        raise ImageRefused(
+            f"environment/Dockerfile line {line + 1}: FROM {words[0]} names no image: give its ARG above FROM a default"
+        )
     return Stage(
         line=line,
         last=last,
-        image=_expanded(words[0], variables),
+        image=image,
         alias=words[2].lower() if len(words) == 3 else "",
     )
 

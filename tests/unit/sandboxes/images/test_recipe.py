@@ -1,6 +1,7 @@
 """What a build reads of a Dockerfile before buildah does: its bases."""
 
 import json
+import platform
 import subprocess
 from pathlib import Path
 
@@ -60,6 +61,12 @@ def test_bases_are_renamed_and_variables_declared_in_every_stage() -> None:
         ("FROM", "must begin with FROM"),
         ("FROM a b", "line 1: FROM must be"),
         ("FROM --platform=windows/amd64 x", "line 1: FROM has"),
+        ("FROM --platform=linux/s390x x", "line 1: FROM has"),
+        ("FROM --platform=s390x x", "line 1: FROM has"),
+        ("FROM --platform=windows x", "line 1: FROM has"),
+        ("FROM --platform= x", "line 1: FROM has"),
+        ("ARG BASE\nFROM $BASE", r"line 2: FROM \$BASE names no image: give its ARG above FROM a default"),
+        ("FROM debian:12\nFROM ${BASE:-}", r"line 2: FROM \$\{BASE:-\} names no image"),
         ("FROM --other=1 x", "line 1: FROM has"),
     ],
 )
@@ -101,6 +108,21 @@ def test_a_stage_that_an_argument_names_keeps_its_shell() -> None:
 def test_a_base_of_more_characters_than_a_name_has_is_refused(text: str) -> None:
     with pytest.raises(ImageRefused, match=r"of more than 4,096 characters: name an image"):
         recipe.read(text.format(x="x" * 5000, y="y" * 4000).encode())
+
+
+@pytest.mark.parametrize(
+    ("machine", "written"),
+    [
+        ("x86_64", "linux/amd64 linux/x86_64 linux/x86-64 Linux/AMD64 linux/amd64/v2 amd64 x86_64 linux"),
+        ("aarch64", "linux/arm64 linux/aarch64 linux/arm64/v8 arm64 aarch64 $BUILDPLATFORM $TARGETPLATFORM"),
+    ],
+)
+def test_a_platform_is_known_in_each_spelling(
+    monkeypatch: pytest.MonkeyPatch, machine: str, written: str
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    for each in written.split():
+        assert recipe.read(f"FROM --platform={each} x".encode())[1][0].image == "x"
 
 
 def test_bytes_that_are_no_text_are_refused() -> None:

@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import os
+import platform
 import stat
 import tarfile
 import threading
@@ -255,6 +256,7 @@ def test_another_architecture_is_refused_by_the_configuration_and_by_the_shell(
     foreign = SHELL[:18] + b"\x16\0" + SHELL[20:]
     assert "the image is for s390x" in refusal(store, tmp_path, [member("bin/sh", foreign)])
     assert "has no shell" in refusal(store, tmp_path, [member("app/f")])
+    assert added(store, tmp_path, BASE, architecture=platform.machine()) == added(store, tmp_path, BASE)
 
 
 def test_a_layer_that_is_not_what_its_digest_says_is_refused(store: ImageStore, tmp_path: Path) -> None:
