@@ -26,7 +26,7 @@ import anyio.to_thread
 from sandboxes import tree
 from sandboxes.base import BuildEntry, File, ImageRefused, MissingBase, SandboxError, StoredFile
 from sandboxes.build_context import context_digest, write_context
-from sandboxes.images import caged, export, oci, recipe
+from sandboxes.images import caged, export, oci, recipe, rootfs
 from sandboxes.images.caged import BUILD_KEY, Caged, Log, own
 from sandboxes.images.oci import Description
 from sandboxes.images.settings import ImageSettings
@@ -419,7 +419,7 @@ def _copy_context(context: Mapping[str, BuildEntry] | Path, place: Path, most: i
         write_context(context, place)
         return
     size = 0
-    for entry in tree.walk(context):
+    for entry in rootfs.entries(context):
         target, mode = place / entry.path, entry.stat.st_mode
         if stat.S_ISDIR(mode):
             target.mkdir(mode=0o755)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -17,6 +18,7 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
+from sandboxes import tree
 from sandboxes.base import ImageRefused, SandboxError
 from sandboxes.images.cage import FAILED, RANGE, RESOLVER
 from sandboxes.images.complaint import at_step, complaint
@@ -27,7 +29,9 @@ FIRST_USER = 0x6000_0000
 """Root's builds have the users from here on: far above system and human users, and below those of sandboxes."""
 _POLL_S = 1.0
 _KEPT, _MOST_OUTPUT = 16_384, 64 << 20
+_REMOVAL_S: Final = 600.0
 _HOME = str(Path(__file__).resolve().parents[2])
+_CAGE: Final = (sys.executable, "-m", "sandboxes.images.cage")
 _SUBIDS = Path("/etc/subuid")
 _TUN = Path("/dev/net/tun")
 BUILD_KEY: Final = "sandbox.images.build_s"
@@ -125,8 +129,8 @@ def own(directory: Path) -> Path:
     return directory
 
 
-async def run(task: Caged, log: Log | None = None) -> str:
-    """Run it to its end. Returns the end of its output. ImageRefused if it fails or exceeds a limit, SandboxError if the cage cannot be made."""
+def _request(task: Caged) -> bytes:
+    """What the cage reads. SandboxError if this user has no subordinate users."""
     first, users = subordinate()
     request = {
         "binds": [[str(outside), inside, read_only] for outside, inside, read_only in task.binds],
@@ -138,15 +142,56 @@ async def run(task: Caged, log: Log | None = None) -> str:
         "env": dict(task.env),
         "argv": list(task.argv),
     }
-    environment = {"PYTHONPATH": _HOME, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
+    return json.dumps(request).encode()
+
+
+def _environment() -> dict[str, str]:
+    return {"PYTHONPATH": _HOME, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
+
+
+def remove(directory: Path) -> None:
+    """Delete a directory to which no process writes, and everything below, also what subordinate users own there: an ordinary user removes that in a
+    cage. No-op if it is gone. SandboxError if something stays."""
+    try:
+        tree.remove(directory)
+        return
+    except SandboxError:
+        if os.geteuid() == 0:
+            raise
+    task = Caged(
+        argv=("find", "/out", "-mindepth", "1", "-delete"),
+        what="",
+        binds=[(directory, "/out", False)],
+        time_s=_REMOVAL_S,
+        disk_mb=0,
+        grows=directory,
+        network=False,
+    )
+    # What it could not remove is named by the second try.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(
+            _CAGE,
+            input=_request(task),
+            capture_output=True,
+            env=_environment(),
+            start_new_session=True,
+            cwd="/",
+            timeout=task.time_s,
+        )
+    tree.remove(directory)
+
+
+async def run(task: Caged, log: Log | None = None) -> str:
+    """Run it to its end. Returns the end of its output. ImageRefused if it fails or exceeds a limit, SandboxError if the cage cannot be made."""
+    request = _request(task)
     tail = bytearray()
     ended_by = ""
     process = await anyio.open_process(
-        [sys.executable, "-m", "sandboxes.images.cage"],
+        _CAGE,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=environment,
+        env=_environment(),
         start_new_session=True,
         cwd="/",
     )
@@ -176,7 +221,7 @@ async def run(task: Caged, log: Log | None = None) -> str:
             group.start_soon(watch_disk)
             group.start_soon(watch_time)
             assert process.stdin is not None and process.stdout is not None
-            await process.stdin.send(json.dumps(request).encode())
+            await process.stdin.send(request)
             await process.stdin.aclose()
             total = 0
             async for data in process.stdout:

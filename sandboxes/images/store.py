@@ -17,6 +17,7 @@ import ctypes
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
@@ -31,7 +32,7 @@ from typing import Any
 from sandboxes import tree
 from sandboxes.base import ImageRefused, SandboxError, SandboxFull
 from sandboxes.disk_full import NO_ROOM
-from sandboxes.images import adapt, oci, rootfs
+from sandboxes.images import adapt, caged, oci, rootfs
 from sandboxes.images.architecture import machine
 from sandboxes.images.oci import Description
 from sandboxes.images.owners import FILE as OWNERS
@@ -42,6 +43,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._/@:-]{0,199}")
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 _WHOLE = re.compile(r"[0-9a-f]{64}")
 _LOCK, _ABOUT, _ROOT = "used", "image.json", "root"
+log = logging.getLogger(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -341,16 +343,23 @@ class ImageStore:
             try:
                 yield place
             finally:
-                tree.remove(place)
-                lock.unlink(missing_ok=True)
+                _discard(place, lock)
 
     def _sweep(self) -> None:
         """Remove what dead processes left."""
         for lock in (self.directory / "unfinished").glob("*.lock"):
             with _locked(lock, fcntl.LOCK_EX) as held:
                 if held and lock.exists():
-                    tree.remove(lock.with_suffix(""))
-                    lock.unlink(missing_ok=True)
+                    _discard(lock.with_suffix(""), lock)
+
+
+def _discard(place: Path, lock: Path) -> None:
+    """Remove a place whose lock this process holds. One that cannot be removed is logged and stays for the next sweep: it ends nothing else."""
+    try:
+        caged.remove(place)
+        lock.unlink(missing_ok=True)
+    except (SandboxError, OSError) as error:
+        log.warning("what an import or a build left cannot be removed now: %s", error)
 
 
 def check_name(name: str) -> None:

@@ -326,6 +326,26 @@ def test_what_a_killed_import_left_is_removed_by_the_next_and_a_living_one_is_no
         assert sorted(os.listdir(unfinished)) == ["alive", "alive.lock"]
 
 
+def test_a_directory_that_is_closed_to_us_is_named_and_never_left_out(
+    store: ImageStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    for path in ("bin", "srv/closed", "tmp/closed"):
+        (root / path).mkdir(parents=True)
+    (root / "bin/sh").write_bytes(SHELL)
+    access = os.access
+
+    def closed(path: str, mode: int, *, dir_fd: int | None = None) -> bool:
+        """As an ordinary user finds it: tests run as root too."""
+        return path != "closed" and access(path, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "access", closed)
+    with pytest.raises(ImageRefused, match="root/srv/closed is closed to this user: permit reading, or do"):
+        store.add(root)
+    (root / "srv/closed").rmdir()
+    assert store.add(root).files
+
+
 def test_an_image_is_found_by_its_name_and_by_a_part_of_its_digest(store: ImageStore, tmp_path: Path) -> None:
     image = added(store, tmp_path, BASE)
     store.name("docker.io/library/debian:12", image)
