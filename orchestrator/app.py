@@ -38,8 +38,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.deploy.preflight import check_config
-from orchestrator.pool.engine import CANNOT_CONNECT, check_revision, open_engine
+from orchestrator.pool.engine import CANNOT_CONNECT
 from orchestrator.pool.heartbeats import send_heartbeats
+from orchestrator.pool.opened import opened
 from orchestrator.pool.reader_login import keep_login
 from orchestrator.pool.reader_rights import tighten
 from orchestrator.pool.runs import StoredRun, ensure_run
@@ -70,12 +71,13 @@ async def open_flow(config: Config) -> AsyncIterator[Flow]:
     """The orchestrator's context on the configured services. The run and the streams exist."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
-            open_engine(
-                config.services.database_url, name="penstock-orchestrator", patience_s=timeouts().pool_start_s
+            opened(
+                config.services.database_url,
+                size=8,
+                name="penstock-orchestrator",
+                patience_s=timeouts().pool_start_s,
             )
         )
-        async with engine.connect() as connection:
-            await check_revision(connection)
 
         async def begin(connection: AsyncConnection) -> tuple[StoredRun, list[str]]:
             return await ensure_run(connection, config.run.name, config.to_json()), await tighten(connection)

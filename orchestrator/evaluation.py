@@ -26,8 +26,8 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
 from orchestrator.deploy.home import Home
 from orchestrator.pool.dead_letters import tried
-from orchestrator.pool.engine import Role, check_revision, open_engine
-from orchestrator.pool.runs import get_run
+from orchestrator.pool.engine import Role
+from orchestrator.pool.opened import opened_run
 from orchestrator.publish import blobs_of, publish_tasks
 from orchestrator.queries.evaluation_run import (
     evaluated_submissions,
@@ -289,12 +289,9 @@ async def connected(home: Home) -> AsyncIterator[EvaluationClient]:
     """A client of the stack that runs in `home`. Raises ConfigurationError or ServiceError when none runs."""
     config = home.connected()
     async with (
-        open_engine(config.services.database_url, Role.READER, size=1, name="penstock-eval") as engine,
+        opened_run(config, Role.READER, name="penstock-eval") as (engine, run),
         NatsBus.connect(config.services.nats_url, name="penstock-eval") as bus,
     ):
-        async with engine.connect() as connection:
-            await check_revision(connection)
-            run = await get_run(connection, config.run.name)
         yield EvaluationClient(
             run=run.name,
             run_id=run.run_id,

@@ -29,8 +29,8 @@ from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.contracts.states import Purpose, SubmissionStatus
 from orchestrator.deploy.home import Home
 from orchestrator.deploy.stack import up
-from orchestrator.pool.engine import Role, open_engine
-from orchestrator.pool.runs import get_run
+from orchestrator.pool.engine import Role
+from orchestrator.pool.opened import opened_run
 from orchestrator.publish import blobs_of, publish_tasks
 from orchestrator.queries.submitted import RecordingProgress, recording_progress
 from orchestrator.settings.config import FILE
@@ -153,11 +153,9 @@ async def connected(home: Home) -> AsyncIterator[Studio]:
     """A client of the stack that runs in `home`. Raises ConfigurationError or ServiceError when none runs."""
     config = home.connected()
     async with (
-        open_engine(config.services.database_url, Role.READER, size=1, name="penstock-record") as engine,
+        opened_run(config, Role.READER, name="penstock-record") as (engine, run),
         NatsBus.connect(config.services.nats_url, name="penstock-record") as bus,
     ):
-        async with engine.connect() as connection:
-            run = await get_run(connection, config.run.name)
         yield Studio(run=run.name, run_id=run.run_id, bus=bus, engine=engine)
 
 

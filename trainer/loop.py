@@ -20,8 +20,9 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.contracts.choices import Anchor
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.pool.batches import LiveBatch
-from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.engine import Role
 from orchestrator.pool.heartbeats import send_heartbeats
+from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import StoredRun, find_run
 from orchestrator.pool.transact import transact
 from orchestrator.runtime.liveness import current, track_loop
@@ -73,7 +74,7 @@ async def run_trainer(settings: TrainerSettings) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(bind(run=settings.run))
         engine = await stack.enter_async_context(
-            open_engine(
+            opened(
                 settings.database_url,
                 Role.TRAINER,
                 size=2,
@@ -81,8 +82,6 @@ async def run_trainer(settings: TrainerSettings) -> None:
                 patience_s=timeouts().pool_start_s,
             )
         )
-        async with engine.connect() as connection:
-            await check_revision(connection)
         run = await wait_for_run(engine, settings.run)
         config = effective(run.config, settings.process_keys)
         check_config(config)

@@ -7,8 +7,8 @@ from pathlib import Path
 from orchestrator.api.arguments import each_of, place, words
 from orchestrator.api.run import Run
 from orchestrator.deploy.home import Home
-from orchestrator.pool.engine import Role, check_revision, open_engine
-from orchestrator.pool.runs import get_run
+from orchestrator.pool.engine import Role
+from orchestrator.pool.opened import opened_run
 from orchestrator.settings.config import effective
 
 
@@ -23,10 +23,7 @@ async def connect(config: str | Path = ".", *, overrides: Sequence[str] = ()) ->
     """
     home = Home.at(place("config", config), each_of("overrides", overrides, words))
     own = home.reading()
-    async with open_engine(own.services.database_url, Role.READER, size=2, name="penstock-api") as engine:
-        async with engine.connect() as connection:
-            await check_revision(connection)
-            stored = await get_run(connection, own.run.name)
+    async with opened_run(own, Role.READER, size=2, name="penstock-api") as (engine, stored):
         run = Run(home, config=effective(stored.config, own), engine=engine, stored=stored)
         try:
             yield run

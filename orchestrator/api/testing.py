@@ -37,7 +37,8 @@ from orchestrator.deploy.preflight import check_config, check_sandbox
 from orchestrator.deploy.stack import create_run
 from orchestrator.gateway.server import Gateway, GatewaySettings
 from orchestrator.gateway.servers.client import RolloutServerClient
-from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.engine import Role
+from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import get_run
 from orchestrator.runner.rollout_runner import RunnerSettings, serve_rollouts
 from orchestrator.runner.verify_runner import serve_verifications
@@ -254,8 +255,10 @@ async def _start(
     _, config = await create_run(home.connected())
     await check_sandbox(config.sandbox.provider, tables(config.sandbox))
     directory = home.file.parent
-    engine = await stack.enter_async_context(open_engine(config.services.database_url, Role.GATEWAY))
-    async with open_engine(config.services.database_url, Role.TRAINER, size=1) as trainer:
+    engine = await stack.enter_async_context(
+        opened(config.services.database_url, Role.GATEWAY, size=8, name="penstock-gateway")
+    )
+    async with opened(config.services.database_url, Role.TRAINER, name="penstock-trainer") as trainer:
         async with trainer.connect() as connection:
             run = await get_run(connection, config.run.name)
         version = directory / "version-0"

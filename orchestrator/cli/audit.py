@@ -26,7 +26,8 @@ SETTLED_S = 10.0  # a process that has just started has not cleaned up after its
 async def _audit(home: Home, ledger: Path | None, sample: int | None, witness: Path | None) -> "Report":
     from orchestrator.audit import audit as check
     from orchestrator.deploy.embedded.supervisor import read_status
-    from orchestrator.pool.engine import Role, open_engine
+    from orchestrator.pool.engine import Role
+    from orchestrator.pool.opened import opened
     from sandboxes.reap import default_root
 
     config = home.connected()
@@ -34,9 +35,7 @@ async def _audit(home: Home, ledger: Path | None, sample: int | None, witness: P
     # None: nothing was ever started here; the run is on other machines, or stopped.
     alive = None if status is None else status.ready(SETTLED_S)
     with progress("audit") as tick:
-        async with open_engine(
-            config.services.database_url, Role.READER, size=2, name="penstock-audit"
-        ) as engine:
+        async with opened(config.services.database_url, Role.READER, size=2, name="penstock-audit") as engine:
             return await check(
                 engine,
                 config.run.name,

@@ -34,18 +34,14 @@ IdArgument = Annotated[str, typer.Argument(help="As `penstock dead list` shows i
 
 def _ask(config: Config, work: "Callable[[AsyncConnection, int], Awaitable[T]]") -> T:
     """Run `work` in one transaction of the run."""
-    from orchestrator.pool.engine import open_engine
-    from orchestrator.pool.runs import get_run
+    from orchestrator.pool.opened import opened_run
     from orchestrator.pool.transact import once
 
-    async def transaction(connection: "AsyncConnection") -> T:
-        return await work(connection, (await get_run(connection, config.run.name)).run_id)
+    async def ask() -> T:
+        async with opened_run(config, name="penstock-dead") as (engine, run):
+            return await once(engine, lambda connection: work(connection, run.run_id), at="person.commit")
 
-    async def run() -> T:
-        async with open_engine(config.services.database_url, size=1, name="penstock-dead") as engine:
-            return await once(engine, transaction, at="person.commit")
-
-    return anyio.run(run)
+    return anyio.run(ask)
 
 
 def _parse(identifier: str) -> tuple[LetterKind, int]:
@@ -179,14 +175,14 @@ def drop(identifier: IdArgument, config: ConfigOption = HERE, reason: ReasonOpti
 
 async def _publish_again(config: Config, message: "DeadMessage", run_id: int, reason: str) -> str:
     from orchestrator.bus.nats import NatsBus
-    from orchestrator.pool.engine import open_engine
+    from orchestrator.pool.opened import opened
     from orchestrator.pool.steer import retried
     from orchestrator.pool.submissions import forget_rejection
     from orchestrator.pool.transact import once
     from orchestrator.retry import publish_again, submission_of
 
     async with (
-        open_engine(config.services.database_url, size=1, name="penstock-dead") as engine,
+        opened(config.services.database_url, name="penstock-dead") as engine,
         NatsBus.connect(config.services.nats_url, name="penstock-dead") as bus,
     ):
         if (rejected := submission_of(message)) is not None:
@@ -202,14 +198,14 @@ async def _publish_again(config: Config, message: "DeadMessage", run_id: int, re
 
 async def _submit_again(config: Config, group: "DeadGroup", submission: str, run_id: int, reason: str) -> str:
     from orchestrator.bus.nats import NatsBus
-    from orchestrator.pool.engine import open_engine
+    from orchestrator.pool.opened import opened
     from orchestrator.pool.steer import resubmitted
     from orchestrator.pool.transact import once
     from orchestrator.retry import submit_again
 
     async with NatsBus.connect(config.services.nats_url, name="penstock-dead") as bus:
         await submit_again(bus, config.run.name, group, submission, ANSWER_S)
-    async with open_engine(config.services.database_url, size=1, name="penstock-dead") as engine:
+    async with opened(config.services.database_url, name="penstock-dead") as engine:
         await once(
             engine,
             lambda connection: resubmitted(

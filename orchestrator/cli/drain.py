@@ -86,7 +86,7 @@ async def _order(
     config: Config, kind: DrainKind, name: str, undo: bool, yes: bool, reason: str
 ) -> "Drainable":
     from orchestrator.pool.draining import drain, undrain
-    from orchestrator.pool.engine import check_revision, open_engine
+    from orchestrator.pool.opened import opened
     from orchestrator.pool.runs import get_run
     from orchestrator.pool.transact import once
 
@@ -102,9 +102,7 @@ async def _order(
             connection, run.run_id, kind, name, current_user(), reason, no_progress_s=limit, reserved=reserved, last=yes
         )  # fmt: skip
 
-    async with open_engine(config.services.database_url, size=1, name="penstock-drain") as engine:
-        async with engine.connect() as connection:
-            await check_revision(connection)
+    async with opened(config.services.database_url, name="penstock-drain") as engine:
         return await once(engine, work, at="person.commit")
 
 

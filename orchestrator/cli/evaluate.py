@@ -182,17 +182,15 @@ async def _read(
     home: Home, suite: str | None, version: int | None
 ) -> "tuple[list[Evaluation], dict[int, list[Unscored]]]":
     """The evaluations, and for one suite by version why groups have no result."""
-    from orchestrator.pool.engine import Role, check_revision, open_engine
-    from orchestrator.pool.runs import get_run
+    from orchestrator.pool.engine import Role
+    from orchestrator.pool.opened import opened_run
     from orchestrator.queries.evaluations import evaluations, unscored
 
     config = home.reading()
     async with (
-        open_engine(config.services.database_url, Role.READER, size=1, name="penstock-eval") as engine,
+        opened_run(config, Role.READER, name="penstock-eval") as (engine, run),
         engine.connect() as connection,
     ):
-        await check_revision(connection)
-        run = await get_run(connection, config.run.name)
         found = await evaluations(connection, run.run_id, suite=suite, version=version)
         if suite is None:
             return found, {}

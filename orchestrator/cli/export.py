@@ -244,10 +244,9 @@ def _draw(home: Home, drawer: "Drawer", out: Path, as_json: bool) -> None:
 
 
 async def _with_engine(home: Home, work: Callable[[Any, str], Any]) -> Any:
-    from orchestrator.pool.engine import Role, open_engine
+    from orchestrator.pool.engine import Role
+    from orchestrator.pool.opened import opened
 
     config = home.reading()
-    async with open_engine(
-        config.services.database_url, Role.READER, size=1, name="penstock-export"
-    ) as engine:
+    async with opened(config.services.database_url, Role.READER, name="penstock-export") as engine:
         return await work(engine, config.run.name)

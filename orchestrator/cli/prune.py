@@ -25,11 +25,11 @@ async def _prune(
 
     from orchestrator.pool import blobs
     from orchestrator.pool import prune as retention
-    from orchestrator.pool.engine import open_engine
+    from orchestrator.pool.opened import opened
     from orchestrator.pool.runs import get_run
     from orchestrator.pool.transact import transact
 
-    async with open_engine(url, size=1, name="penstock-prune") as engine:
+    async with opened(url, name="penstock-prune") as engine:
 
         async def read_counts(connection: AsyncConnection) -> tuple[int, list["Held"], int]:
             run = await get_run(connection, name)

@@ -68,12 +68,8 @@ class Away(PenstockError):
 async def reading(config: Config, name: str) -> AsyncIterator[Reader]:
     """A reader of the configured run, named `name` in pg_stat_activity. PenstockError if the run is missing or the database has another
     revision."""
-    from orchestrator.pool.engine import Role, check_revision, open_engine
-    from orchestrator.pool.runs import get_run
+    from orchestrator.pool.engine import Role
+    from orchestrator.pool.opened import opened_run
 
-    url = config.services.database_url
-    async with open_engine(url, Role.READER, size=1, name=f"penstock-{name}") as engine:
-        async with engine.connect() as connection:
-            await check_revision(connection)
-            run = await get_run(connection, config.run.name)
+    async with opened_run(config, Role.READER, name=f"penstock-{name}") as (engine, run):
         yield Reader(engine, run)

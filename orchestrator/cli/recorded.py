@@ -45,7 +45,8 @@ def recorded(config: Config) -> RecordedConfig:
 
 
 async def _recorded(config: Config) -> RecordedConfig:
-    from orchestrator.pool.engine import Role, check_revision, open_engine
+    from orchestrator.pool.engine import Role
+    from orchestrator.pool.opened import opened
     from orchestrator.pool.runs import find_run
 
     url = config.services.database_url
@@ -53,10 +54,9 @@ async def _recorded(config: Config) -> RecordedConfig:
         return RecordedConfig(None)
     try:
         async with (
-            open_engine(url, Role.READER, size=1, name="penstock-config") as engine,
+            opened(url, Role.READER, name="penstock-config") as engine,
             engine.connect() as connection,
         ):
-            await check_revision(connection)
             run = await find_run(connection, config.run.name)
     except PenstockError as error:
         return RecordedConfig(None, str(error))

@@ -75,12 +75,12 @@ def rescore(
 async def _rescore(
     config: "Config", chosen: "Chosen", why: str, corrected: "Mapping[str, Task]"
 ) -> "Rescored":
-    from orchestrator.pool.engine import open_engine
+    from orchestrator.pool.opened import opened
     from orchestrator.pool.runs import get_run
     from orchestrator.pool.transact import once
     from orchestrator.roles.rescore import rescore
 
-    async with open_engine(config.services.database_url, size=1, name="penstock-rescore") as engine:
+    async with opened(config.services.database_url, name="penstock-rescore") as engine:
 
         async def work(connection: "AsyncConnection") -> "Rescored":
             run = await get_run(connection, config.run.name)

@@ -48,16 +48,13 @@ def rewind(
 async def _rewind(config: "Config", to_batch: int, why: str) -> "Rewound":
     from orchestrator.audit.i6_versions import KnownCheckpoint, faults_of
     from orchestrator.bus import subjects
-    from orchestrator.pool.engine import open_engine
+    from orchestrator.pool.opened import opened_run
     from orchestrator.pool.rewind import rewind, versions_by_batch
-    from orchestrator.pool.runs import get_run
     from orchestrator.pool.transact import once
 
-    url, name = config.services.database_url, config.run.name
-    async with open_engine(url, size=1, name="penstock-rewind") as engine:
+    async with opened_run(config, name="penstock-rewind") as (engine, run):
         async with engine.connect() as connection:
-            run_id = (await get_run(connection, name)).run_id
-            target = (await versions_by_batch(connection, run_id)).get(to_batch)
+            target = (await versions_by_batch(connection, run.run_id)).get(to_batch)
         directory = Path(target.path) if target is not None else None
         if (
             target is not None and directory is not None and directory.is_dir()
@@ -71,8 +68,9 @@ async def _rewind(config: "Config", to_batch: int, why: str) -> "Rewound":
                 )
 
         async def work(connection: "AsyncConnection") -> "Rewound":
+            subject = subjects.policy(run.name)
             return await rewind(
-                connection, run_id, to_batch, subjects.policy(name), why, lambda v: Path(v.path).is_dir()
+                connection, run.run_id, to_batch, subject, why, lambda v: Path(v.path).is_dir()
             )
 
         return await once(engine, work, at="person.commit")

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import anyio
 import typer
@@ -23,9 +23,6 @@ from orchestrator.deploy.embedded.process_spec import ProcessEvent
 from orchestrator.deploy.home import Home, write_template
 from orchestrator.runtime.run_option import run_option
 from orchestrator.settings.config import Config, describe_ignored
-
-if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncConnection
 
 err = Console(stderr=True, soft_wrap=True)
 
@@ -288,19 +285,17 @@ def end(
     reason: Annotated[str, typer.Option(help="Recorded with the run.")] = "requested by a person",
 ) -> None:
     """End the run: no more intake; groups that are not trained yet become filtered(run_ended). Stopping `penstock up` does not end it."""
-    from orchestrator.pool.engine import open_engine
-    from orchestrator.pool.runs import begin_end, get_run
+    from orchestrator.pool.opened import opened_run
+    from orchestrator.pool.runs import begin_end
     from orchestrator.pool.transact import once
 
     resolved = Home.at(config).connected()
 
     async def work() -> bool:
-        async def transaction(connection: "AsyncConnection") -> bool:
-            run = await get_run(connection, resolved.run.name)
-            return await begin_end(connection, run.run_id, reason)
-
-        async with open_engine(resolved.services.database_url, size=1) as engine:
-            return await once(engine, transaction, at="person.commit")
+        async with opened_run(resolved, name="penstock-run") as (engine, run):
+            return await once(
+                engine, lambda connection: begin_end(connection, run.run_id, reason), at="person.commit"
+            )
 
     typer.echo("the run is ending" if anyio.run(work) else "the run was ending already")
 

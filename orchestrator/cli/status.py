@@ -76,23 +76,21 @@ async def read_run(config: Config) -> StatusReport:
     from orchestrator.pool.backlog import open_batch, stages, states
     from orchestrator.pool.dead_letters import count_messages
     from orchestrator.pool.draining import drainables
-    from orchestrator.pool.engine import Role, check_revision, open_engine
+    from orchestrator.pool.engine import Role
     from orchestrator.pool.heartbeats import present
-    from orchestrator.pool.runs import get_run
+    from orchestrator.pool.opened import opened_run
     from orchestrator.pool.stall_causes import eased, stall_causes, stuck
     from orchestrator.queries.batches import failed_batches
     from orchestrator.queries.installation import reported_servers
     from orchestrator.queries.signal import no_signal, without_verdict
     from orchestrator.roles.dispatcher import queue_settings
 
-    url, limit = config.services.database_url, config.watchdog.no_progress_s
+    limit = config.watchdog.no_progress_s
     with anyio.move_on_after(PATIENCE_S):
         async with (
-            open_engine(url, Role.READER, size=1, name="penstock-status") as engine,
+            opened_run(config, Role.READER, name="penstock-status") as (engine, run),
             engine.connect() as connection,
         ):
-            await check_revision(connection)
-            run = await get_run(connection, config.run.name)
             run_config = effective(run.config, config)
             processes = await present(connection, run.run_id)
             found = eased(

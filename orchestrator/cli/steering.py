@@ -146,7 +146,7 @@ def read_weights(given: list[str]) -> dict[str, float]:
 
 def _order(config: Config, work: "Callable[[AsyncConnection, StoredRun], Awaitable[T]]") -> T:
     """`work` in one transaction on the configured run. Raises ConfigurationError if the current state does not allow it."""
-    from orchestrator.pool.engine import check_revision, open_engine
+    from orchestrator.pool.opened import opened
     from orchestrator.pool.runs import get_run
     from orchestrator.pool.transact import once
 
@@ -154,9 +154,7 @@ def _order(config: Config, work: "Callable[[AsyncConnection, StoredRun], Awaitab
         return await work(connection, await get_run(connection, config.run.name))
 
     async def run() -> T:
-        async with open_engine(config.services.database_url, size=1, name="penstock-run") as engine:
-            async with engine.connect() as connection:
-                await check_revision(connection)
+        async with opened(config.services.database_url, name="penstock-run") as engine:
             return await once(engine, ordered, at="person.commit")
 
     return anyio.run(run)

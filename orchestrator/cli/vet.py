@@ -137,14 +137,10 @@ async def _of_run(config: "Config | None") -> "AsyncIterator[RunRecords | None]"
     if config is None:
         yield None
         return
-    from orchestrator.pool.engine import check_revision, open_engine
-    from orchestrator.pool.runs import get_run
+    from orchestrator.pool.opened import opened_run
     from orchestrator.vetting.rows import RunRecords
 
-    async with open_engine(config.services.database_url, size=2, name="penstock-vet") as engine:
-        async with engine.connect() as connection:
-            await check_revision(connection)
-            run = await get_run(connection, config.run.name)
+    async with opened_run(config, size=2, name="penstock-vet") as (engine, run):
         yield RunRecords(engine, run.run_id)
 
 

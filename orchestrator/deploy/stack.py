@@ -44,6 +44,7 @@ from orchestrator.deploy.preflight import (
 )
 from orchestrator.deploy.stack_processes import Route, StackProcesses, direct, rollout_servers
 from orchestrator.pool.engine import MIGRATIONS, REVISION, check_revision, open_engine, revision_of
+from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.transact import DRIVER_ERRORS, passing, transact
 from orchestrator.runtime.plugins import names
@@ -249,7 +250,7 @@ async def migrate(config: Config, *, own: bool) -> None:
 async def create_run(config: Config) -> tuple[list[str], Config]:
     """Create the run or find it, so that every process finds it in any order of their starts. Returns the keys whose new value the run
     ignores, and the configuration in force."""
-    async with open_engine(config.services.database_url, size=1) as engine:
+    async with opened(config.services.database_url, name="penstock-up") as engine:
         run = await transact(
             engine,
             lambda connection: ensure_run(connection, config.run.name, config.to_json()),

@@ -15,7 +15,6 @@ import anyio.to_thread
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.export.manifest import WRITING, Manifest, claimed, publish, write_manifest
-from orchestrator.pool.engine import check_revision
 from orchestrator.pool.runs import StoredRun, get_run
 from orchestrator.queries.attempt_filters import AttemptFilters, Bound, read_since
 from orchestrator.queries.attempt_pages import check_wanted, each_attempt, snapshot
@@ -78,7 +77,6 @@ async def export(
 ) -> ExportSummary:
     """Write `out`, or continue it. Raises ConfigurationError for an unknown run, a foreign directory, or one with another export."""
     async with engine.connect() as connection:
-        await check_revision(connection)
         run = await get_run(connection, run_name)
         new = await _new(connection, run, form, wanted)
     with claimed(out, new) as manifest:

@@ -9,7 +9,6 @@ import anyio.to_thread
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.export.manifest import WRITING, Manifest, claimed, publish, write_manifest
-from orchestrator.pool.engine import check_revision
 from orchestrator.pool.runs import get_run
 from orchestrator.queries.scalars import RunScalars, clock_and_created, run_scalars
 
@@ -43,7 +42,6 @@ async def draw(
 ) -> Drawn:
     """Write `out` atomically: the data is small, so an interrupted export starts again."""
     async with engine.connect() as connection:
-        await check_revision(connection)
         run = await get_run(connection, run_name)
         at, created = await clock_and_created(connection, run.run_id)
         scalars = await run_scalars(connection, run, created)

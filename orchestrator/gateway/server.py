@@ -55,8 +55,9 @@ from orchestrator.pool.chat_format import check_chat_format_of
 from orchestrator.pool.confirm import settled_messages
 from orchestrator.pool.dead_letters import keep_unsendable
 from orchestrator.pool.drain_requests import Orders
-from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.engine import Role
 from orchestrator.pool.heartbeats import send_heartbeats
+from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.server_leases import ServerRows
 from orchestrator.pool.transact import transact
@@ -174,13 +175,16 @@ async def serve(settings: GatewaySettings) -> None:
     """The gateway as a process: it connects and serves until cancelled. ConfigurationError or ServiceError name the missing part."""
     raise_descriptor_limit()
     async with (
-        open_engine(
-            settings.database_url, Role.GATEWAY, name="penstock-gateway", patience_s=timeouts().pool_start_s
+        opened(
+            settings.database_url,
+            Role.GATEWAY,
+            size=8,
+            name="penstock-gateway",
+            patience_s=timeouts().pool_start_s,
         ) as engine,
         NatsBus.connect(settings.nats_url, name=f"gateway-{settings.run}") as bus,
     ):
         async with engine.connect() as connection:
-            await check_revision(connection)
             run = await get_run(connection, settings.run)
         if changed := ignored(run.config, settings.config):
             log.warning("run.configuration_kept", changed=changed, advice="a run keeps what it began with")

@@ -24,8 +24,9 @@ from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.pool.confirm import settled_messages
 from orchestrator.pool.drain_requests import Orders
-from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.engine import Role
 from orchestrator.pool.heartbeats import send_heartbeats
+from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import get_run
 from orchestrator.runner.cleanup import remove_leftovers
 from orchestrator.runner.heartbeat import Heart
@@ -89,12 +90,9 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
     """Connect and recover. Raises ServiceError, ConfigurationError or BusError, one sentence each, when something is missing."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
-            open_engine(
-                settings.database_url, Role.RUNNER, size=4, name=name, patience_s=timeouts().pool_start_s
-            )
+            opened(settings.database_url, Role.RUNNER, size=4, name=name, patience_s=timeouts().pool_start_s)
         )
         async with engine.connect() as connection:
-            await check_revision(connection)
             run = await get_run(connection, settings.run)
         own_config = settings.config or Config.from_json(run.config)
         if changed := ignored(run.config, own_config):

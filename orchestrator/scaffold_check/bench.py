@@ -18,7 +18,8 @@ from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.marks import MarkReason
 from orchestrator.contracts.states import ROLLOUT_TERMINAL, FailureClass, Purpose, RolloutState
 from orchestrator.gateway.server import Gateway, GatewaySettings
-from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.engine import Role
+from orchestrator.pool.opened import opened
 from orchestrator.pool.steps import StoredStep, trajectories
 from orchestrator.pool.submissions import NewGroup, accept
 from orchestrator.queries.played import PlayedStep, played_attempt, rollout_of, state_of
@@ -173,7 +174,9 @@ async def open_bench(
             journal_dir=directory / "journal",
             admin_secret_file=directory / "secret",
         )
-        engine = await stack.enter_async_context(open_engine(services.database_url, Role.GATEWAY))
+        engine = await stack.enter_async_context(
+            opened(services.database_url, Role.GATEWAY, size=8, name="penstock-gateway")
+        )
         gateway = await stack.enter_async_context(Gateway.open(settings, engine, flow.bus, flow.run_id))
         tap = Tap(gateway=gateway.url, server=server, auxiliary=scaffold.manifest.auxiliary)
         socket = directory / "tap" / "gateway.sock"

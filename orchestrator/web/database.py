@@ -13,7 +13,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.errors import PenstockError, ServiceError
-from orchestrator.pool.engine import Role, check_revision, limit_statements, open_engine
+from orchestrator.pool.engine import Role, limit_statements
+from orchestrator.pool.opened import opened
 from orchestrator.pool.transact import DRIVER_ERRORS, once, passing
 
 T = TypeVar("T")
@@ -46,18 +47,16 @@ class Database:
     async def _engine(self, role: Role) -> AsyncEngine:
         async with self._opening:
             if role not in self._engines:
-                async with AsyncExitStack() as opened:
-                    engine = await opened.enter_async_context(
-                        open_engine(
+                async with AsyncExitStack() as stack:
+                    engine = await stack.enter_async_context(
+                        opened(
                             self._url,
                             role,
                             size=self._size if role is Role.READER else 1,
                             name="penstock-web",
                         )
                     )
-                    async with engine.connect() as connection:
-                        await check_revision(connection)
-                    self._stack.push_async_exit(opened.pop_all())
+                    self._stack.push_async_exit(stack.pop_all())
                 self._engines[role] = engine
             return self._engines[role]
 

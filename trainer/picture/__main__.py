@@ -40,13 +40,14 @@ def main() -> int:
     if not url:
         parser.error("DATABASE_URL is not set")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
-    from orchestrator.pool.engine import Role, open_engine
+    from orchestrator.pool.engine import Role
+    from orchestrator.pool.opened import opened
     from trainer.batch import BatchPart
     from trainer.picture.draw import picture
     from trainer.verify.stored import read_train_steps
 
     async def read() -> BatchPart:
-        async with open_engine(url, Role.READER, size=1, name="penstock-picture") as engine:
+        async with opened(url, Role.READER, name="penstock-picture") as engine:
             _, _, parts = await read_train_steps(engine, options.run, options.batch, options.groups)
         if not 1 <= options.train_step <= len(parts):
             raise ValueError(f"batch {options.batch} has train steps 1 to {len(parts)}")

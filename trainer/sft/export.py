@@ -19,7 +19,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.numbers import option, real
 from orchestrator.contracts.states import Purpose
-from orchestrator.pool.engine import Role, check_revision, open_engine
+from orchestrator.pool.engine import Role
+from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import get_run
 from orchestrator.queries.recorded import Selection, recorded, without_verdict
 from orchestrator.runtime.unreachable import named_url
@@ -51,7 +52,6 @@ async def export(engine: AsyncEngine, run: str, wanted: Selection, model: Path, 
     performances: list[float] = []
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="REPEATABLE READ")
-        await check_revision(connection)
         found = await get_run(connection, run)
         async for rollout in recorded(connection, found.run_id, wanted):
             samples += demonstrations_of(rollout.steps)
@@ -108,7 +108,7 @@ def main() -> int:
     )
 
     async def work() -> Exported:
-        async with open_engine(url, Role.READER, size=1, name="penstock-sft-export") as engine:
+        async with opened(url, Role.READER, name="penstock-sft-export") as engine:
             return await export(engine, options.run, wanted, options.model, options.out)
 
     try:

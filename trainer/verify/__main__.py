@@ -39,12 +39,13 @@ def main() -> int:
     if not url:
         parser.error("DATABASE_URL is not set")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
-    from orchestrator.pool.engine import Role, open_engine
+    from orchestrator.pool.engine import Role
+    from orchestrator.pool.opened import opened
     from trainer.verify.compare import verify
     from trainer.verify.stored import RecordedBatch, read_batch
 
     async def read() -> RecordedBatch:
-        async with open_engine(url, Role.READER, size=1, name="penstock-verify") as engine:
+        async with opened(url, Role.READER, name="penstock-verify") as engine:
             return await read_batch(engine, options.run, options.batch, options.groups)
 
     try:

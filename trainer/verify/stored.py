@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.pool.engine import check_revision
 from orchestrator.pool.policy_versions import PolicyVersion
 from orchestrator.pool.runs import StoredRun, get_run
 from orchestrator.pool.trained import StoredBatch, stored_batch
@@ -53,7 +52,6 @@ async def read_train_steps(
     its steps are pruned or do not make samples.
     """
     async with engine.connect() as connection:
-        await check_revision(connection)
         found = await get_run(connection, run)
         stored = await stored_batch(connection, found.run_id, batch_no)
     if found.pruned is not None:

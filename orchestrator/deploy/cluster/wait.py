@@ -3,7 +3,8 @@
 import anyio
 
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.pool.engine import NO_WAITING_HELPS, Role, check_revision, open_engine
+from orchestrator.pool.engine import NO_WAITING_HELPS
+from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import get_run
 from orchestrator.settings.config import Config
 
@@ -17,10 +18,9 @@ async def wait(config: Config, *, run: bool, timeout_s: float) -> None:
     while True:
         try:
             async with (
-                open_engine(config.services.database_url, Role.OWNER, size=1, name="penstock-wait") as engine,
+                opened(config.services.database_url, name="penstock-wait") as engine,
                 engine.connect() as connection,
             ):
-                await check_revision(connection)
                 if run:
                     await get_run(connection, config.run.name)
                 return

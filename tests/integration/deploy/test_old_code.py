@@ -1,5 +1,5 @@
-"""Code that a contraction has left behind, and a database at a removed revision: every process reports it at its start, in one
-sentence, before it does anything."""
+"""Code that a contraction has left behind, and a database at a removed revision: every process, and every command that writes,
+reports it at its start, in one sentence, before it does anything."""
 
 import os
 import secrets
@@ -13,6 +13,7 @@ import pytest
 from alembic import command
 from sqlalchemy import text
 
+from orchestrator.contracts.states import RunState
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import Home, write_template
 from orchestrator.deploy.stack import migrate
@@ -45,6 +46,13 @@ COMMANDS = {
     "verifier": (),
     "cluster wait": ("--run", "--timeout", "600"),
     "drain runner runner": ("--wait",),
+    "rewind": ("--to-batch", "0"),
+    "rescore": (),
+    "prune": (),
+    "run end": (),
+    "dead drop m1": (),
+    "dead retry m1": (),
+    "audit": (),
 }
 
 
@@ -108,3 +116,4 @@ async def everyone_says(sentence: str, home: Path, url: str, nats_server: Embedd
     assert results == dict.fromkeys(COMMANDS, (1, sentence))
     async with open_engine(url) as owner, owner.connect() as connection:
         assert await connection.scalar(text("SELECT count(*) FROM processes")) == 0
+        assert await connection.scalar(text("SELECT state FROM runs")) == RunState.ACTIVE
