@@ -7,7 +7,6 @@ reads its drain orders (pool.drain_requests).
 | nothing while Postgres is unreachable: the watchdog names it in the log and in the metrics | Postgres | its return |
 """
 
-import hashlib
 import math
 import os
 import socket
@@ -15,8 +14,6 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -25,8 +22,8 @@ from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator.pool.code_digest import digest_of
 from orchestrator.pool.drain_requests import Orders
-from orchestrator.pool.engine import INSTALLED_MIGRATIONS
 from orchestrator.pool.rows import from_wide_row
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import processes, rollout_servers
@@ -77,17 +74,9 @@ class ProcessReport:
         return self.process.partition("-")[0]
 
 
-@cache
 def own_code() -> str:
-    """12 hex digits of a sha256 over the orchestrator's Python files at the first call. It is equal for a checkout and for
-    a wheel built from it, which has the migrations inside the package."""
-    package, digest = Path(__file__).resolve().parents[1], hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        if file.is_relative_to(INSTALLED_MIGRATIONS):
-            continue
-        content = file.read_bytes()
-        digest.update(f"{file.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
-    return digest.hexdigest()[:12]
+    """12 hex digits of the digest of the orchestrator's code."""
+    return digest_of("orchestrator")[:12]
 
 
 @asynccontextmanager

@@ -1,16 +1,14 @@
 """Checks before the first collective that all ranks run the same code, libraries and arguments. Unequal code gives wrong gradients, not errors."""
 
-import hashlib
 import platform
 from collections.abc import Sequence
-from functools import cache
 from importlib.metadata import version
-from pathlib import Path
 
 import msgspec
 
+from orchestrator.pool.code_digest import digest_of
+
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "peft")
-_PACKAGES = Path(__file__).resolve().parents[2]
 
 
 class Facts(msgspec.Struct, tag="facts", frozen=True, kw_only=True):
@@ -28,15 +26,9 @@ def facts(device: str, arguments: dict[str, str]) -> Facts:
     return Facts(code=code_digest(), libraries=libraries, device=device, arguments=arguments)
 
 
-@cache
 def code_digest() -> str:
-    """Hex sha256 of the Python files of trainer and orchestrator on disk, with their names."""
-    digest = hashlib.sha256()
-    for package in ("orchestrator", "trainer"):
-        for file in sorted((_PACKAGES / package).rglob("*.py")):
-            content = file.read_bytes()
-            digest.update(f"{file.relative_to(_PACKAGES).as_posix()} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
+    """Hex sha256 of the Python files of trainer and orchestrator; equal for a checkout and a wheel built from it."""
+    return digest_of("orchestrator", "trainer")
 
 
 def difference(ranks: Sequence[Facts]) -> str:

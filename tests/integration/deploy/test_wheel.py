@@ -14,6 +14,7 @@ from orchestrator.pool.engine import FIRST, MIGRATIONS, REVISION
 from orchestrator.pool.heartbeats import own_code
 from tests.integration.pool.test_migrations import everything
 from tests.services import REPOSITORY
+from trainer.ranks.consistency import facts
 
 INI = "[alembic]\nscript_location = orchestrator:_migrations\n"
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
@@ -62,11 +63,15 @@ def test_the_wheel_adds_four_names_and_has_the_migrations_inside_the_orchestrato
 
 
 def test_a_checkout_and_its_wheel_are_the_same_code(installed: Path, tmp_path: Path) -> None:
-    program = (
-        "import orchestrator, orchestrator.pool.heartbeats as p; print(orchestrator.__file__, p.own_code())"
-    )
+    program = """
+import orchestrator
+from orchestrator.pool.heartbeats import own_code
+from trainer.ranks.consistency import facts
+print(orchestrator.__file__, own_code(), facts("cpu", {}).code)
+"""
     done = run(installed, tmp_path, "-c", program)
-    assert done.stdout.split() == [str(installed / "orchestrator" / "__init__.py"), own_code()], done.stderr
+    ours = [own_code(), facts("cpu", {}).code]
+    assert done.stdout.split() == [str(installed / "orchestrator" / "__init__.py"), *ours], done.stderr
 
 
 async def test_up_migrates_from_the_wheel(

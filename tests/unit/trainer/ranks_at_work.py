@@ -349,7 +349,7 @@ def unequal(what: str) -> Scenario:
     def scenario(place: Place, directory: Path) -> Any:
         if place.rank:
             if what == "code":
-                same.code_digest = lambda: "other"  # type: ignore[assignment]
+                same.code_digest = lambda: "other"
             try:
                 with following(place, {"run": "other"} if what == "arguments" else ARGUMENTS):
                     return None
