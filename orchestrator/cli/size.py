@@ -62,6 +62,7 @@ def size(
     as_json: JsonOption = False,
 ) -> None:
     """Predict the bottleneck, the throughput and how many of everything a run needs: penstock size topology.toml --from-run runs/first"""
+    from orchestrator.deploy.cluster.reading import EXAMPLES
     from orchestrator.deploy.cluster.reading import read as topology_of
     from orchestrator.deploy.cluster.size import plan_of
     from orchestrator.deploy.cluster.size import size as sized
@@ -84,7 +85,7 @@ def size(
             keys = read_toml(topology)
         except OSError as error:
             raise ConfigurationError(
-                f"{topology}: {error.strerror}; name a topology, such as one of ops/cluster/examples"
+                f"{topology}: {error.strerror}; name a topology, such as one of {EXAMPLES}"
             ) from None
         except ValueError as error:
             raise ConfigurationError(f"{topology} cannot be read as TOML: {error}") from None

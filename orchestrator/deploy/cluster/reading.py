@@ -12,9 +12,11 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.cluster.checks import problems
 from orchestrator.deploy.cluster.inline import login, secret_options
 from orchestrator.deploy.cluster.topology import Topology
+from orchestrator.runtime.shipped import shipped
 from orchestrator.settings.config import Config, RunSection
 from sandboxes.text_files import read_toml
 
+EXAMPLES = shipped("_cluster", "ops/cluster") / "examples"
 OWNED = {
     "run.name": "name",
     "services.database_url": "secrets.database_url",
@@ -167,7 +169,7 @@ def load(path: Path) -> Topology:
     try:
         raw = read_toml(path)
     except FileNotFoundError:
-        raise ConfigurationError(f"{path} does not exist; begin with one of ops/cluster/examples") from None
+        raise ConfigurationError(f"{path} does not exist; begin with one of {EXAMPLES}") from None
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
     return read(raw, str(path))

@@ -33,8 +33,10 @@ three quarters of the free space at its start. On a disk that was nearly full th
 MAX_PAYLOAD = 8 * 1024 * 1024
 NEEDED_PAYLOAD = 1024 * 1024
 MARK = "penstock:"  # prefix of the name of an embedded server; the rest is its directory
+_SETUP = Path(__file__).resolve().parents[3] / "ops" / "setup"  # not in a wheel
 _HINT = (
-    "run ops/setup (it installs one), put a newer nats-server on PATH, or set NATS_URL to a running server"
+    f"{'run ops/setup (it installs one), ' if _SETUP.is_file() else ''}put a newer nats-server on PATH, "
+    "or set NATS_URL to a running server"
 )
 
 

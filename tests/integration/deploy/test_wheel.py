@@ -1,4 +1,4 @@
-"""The wheel: its additions to an environment, and that its migrations are found and run without a checkout."""
+"""The wheel: its additions to an environment, and that its migrations, dashboards and examples are found without a checkout."""
 
 import os
 import subprocess
@@ -10,6 +10,8 @@ from pathlib import Path
 import anyio.to_thread
 import pytest
 
+from orchestrator.deploy.cluster.reading import EXAMPLES, load
+from orchestrator.deploy.cluster.render import Target, render
 from orchestrator.pool.engine import FIRST, MIGRATIONS, REVISION
 from orchestrator.pool.heartbeats import own_code
 from tests.integration.pool.test_migrations import everything
@@ -72,6 +74,28 @@ print(orchestrator.__file__, own_code(), facts("cpu", {}).code)
     done = run(installed, tmp_path, "-c", program)
     ours = [own_code(), facts("cpu", {}).code]
     assert done.stdout.split() == [str(installed / "orchestrator" / "__init__.py"), *ours], done.stderr
+
+
+@pytest.mark.parametrize("target", [Target.KUBERNETES, Target.HELM])
+def test_a_topology_of_the_wheel_is_rendered_as_in_a_checkout(
+    installed: Path, tmp_path: Path, target: Target
+) -> None:
+    topology = installed / "orchestrator" / "_cluster" / "topology.toml"
+    assert topology.read_bytes() == (EXAMPLES.parent / "topology.toml").read_bytes()
+    argv = ("-m", "orchestrator.cli", "cluster", "render", str(topology), "--target", target)
+    done = run(installed, tmp_path, *argv, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    ours = {name: text.encode() for name, text in render(load(topology), target).items()}
+    assert ours.items() <= files(tmp_path / "out").items()
+    assert any(b"grafana_dashboard" in content for content in ours.values())
+
+
+def test_errors_of_the_wheel_name_examples_that_it_has(installed: Path, tmp_path: Path) -> None:
+    examples = installed / "orchestrator" / "_cluster" / "examples"
+    for command in (("cluster", "check"), ("size",)):
+        done = run(installed, tmp_path, "-m", "orchestrator.cli", *command, "missing.toml")
+        assert done.stderr.endswith(f"one of {examples}\n"), done.stderr
+    assert files(examples) == files(EXAMPLES)
 
 
 async def test_up_migrates_from_the_wheel(

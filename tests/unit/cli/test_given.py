@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from orchestrator.cli import main
 from orchestrator.cli.given import _check_number
 from orchestrator.cli.log_lines import since
+from orchestrator.deploy.cluster.reading import EXAMPLES
 
 APP: Any = sys.modules[main.__module__].app
 ROOT: Any = typer.main.get_command(APP)
@@ -180,7 +181,7 @@ def test_a_time_has_the_digits_0_to_9(given: str) -> None:
 def test_a_topology_that_cannot_be_opened_is_named_without_an_error_number(topology: str) -> None:
     error = CliRunner().invoke(APP, ["size", topology]).exception
     assert str(error).startswith(f"{topology}: ") and "Errno" not in str(error)
-    assert "one of ops/cluster/examples" in str(error)
+    assert f"one of {EXAMPLES}" in str(error) and list(EXAMPLES.glob("*.toml"))
 
 
 def test_every_command_and_group_checks_its_options() -> None:

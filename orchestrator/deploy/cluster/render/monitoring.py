@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,8 +15,9 @@ from orchestrator.deploy.cluster.render.objects import (
     made,
 )
 from orchestrator.deploy.cluster.topology import Topology
+from orchestrator.runtime.shipped import shipped
 
-DASHBOARDS = Path(__file__).resolve().parents[4] / "ops" / "dashboards"
+DASHBOARDS = shipped("_dashboards", "ops/dashboards")
 SHOWN = ("overview", "gateway", "trainer", "infrastructure")
 
 
