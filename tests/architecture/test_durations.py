@@ -182,6 +182,7 @@ EXEMPT = {
     "sandboxes/images/build.py:_CLEAN_S": STOP,
     "sandboxes/images/build.py:_WAIT_S": POLL,
     "sandboxes/images/caged.py:_POLL_S": POLL,
+    "sandboxes/images/caged.py:_REMOVAL_S": STOP,
     "sandboxes/images/hold.py:_ASK_S": START,
     "sandboxes/images/mounted.py:_MOUNT_S": START,
     "sandboxes/owned.py:_PATIENCE_S": "while another process cleans up",
