@@ -20,6 +20,7 @@ from orchestrator.contracts.ids import unb64
 from orchestrator.runner.collect import declared, run_hooks
 from orchestrator.runner.grade import Grade, grade
 from orchestrator.runner.healthcheck import until_healthy
+from orchestrator.runner.judging import verification_limits
 from orchestrator.runner.left_elsewhere import left_elsewhere
 from orchestrator.runner.open_sandbox import open_sandbox
 from orchestrator.runner.prepare import prepare
@@ -35,14 +36,14 @@ from orchestrator.tasks.artifacts import (
 )
 from orchestrator.tasks.bundle import EMPTY, Bundle
 from orchestrator.tasks.collected import with_convention
-from orchestrator.tasks.environment import Environment, builds_where_needed
-from orchestrator.tasks.harbor import SOLUTION, Task
+from orchestrator.tasks.environment import DOCKERFILE, Environment, builds_where_needed
+from orchestrator.tasks.harbor import CONTEXT, SOLUTION, TESTS, Task
 from orchestrator.tasks.multi_step import TaskStep, missed, steps_of, together
 from orchestrator.tasks.network import access, of_agent, of_tests
 from orchestrator.tasks.probes import PROBES, Needs, Probe, takes_the_place_of
 from orchestrator.tasks.probes.probe import TARGET
 from orchestrator.tasks.verdict import shell_options
-from sandboxes.base import AnyFile, File, KilledBy, Limits, PathRefused, Provider, Sandbox
+from sandboxes.base import AnyFile, File, ImageRefused, KilledBy, Limits, PathRefused, Provider, Sandbox
 
 NEEDLE: Final = "probe-[0-9a-f]{8}"
 NOT_HIDDEN: Final = 97
@@ -204,6 +205,25 @@ class ProbeRun:
         )
         return replace(left, programs=programs)
 
+    async def open_tests(self) -> None:
+        """Open each sandbox of the tests that is not the agent's, without any work. ValueError, one sentence, if one is refused."""
+        known = [_bare(self.pristine)]
+        for step, judging in zip(self._steps, self._judging, strict=True):
+            if _bare(judging) in known:
+                continue
+            known.append(_bare(judging))
+            timeout_s = step.task.settings.verifier.timeout_sec
+            held = verification_limits(
+                self._judged_within, timeout_s, judging, private=self._provider.isolated, tests_bytes=0
+            )
+            try:
+                async with open_sandbox(self._provider, judging.spec(judging.files, held.limits)):
+                    pass
+            except (ValueError, PathRefused) as error:
+                own = step.task.settings.verifier.is_separate and f"{TESTS}{DOCKERFILE}" in step.task.files
+                says = str(error).replace(f"{CONTEXT}{DOCKERFILE}", f"{TESTS}{DOCKERFILE}") if own else error
+                raise ValueError(f"{step.label}the sandbox of the tests does not open: {says}") from error
+
     async def tried(self, probe: Probe, solved: Left) -> Tried:
         """Try one probe. `solved` names the files and programs that the task requests."""
         if probe.needs is Needs.GATEWAY:
@@ -219,6 +239,8 @@ class ProbeRun:
             left = replace(left, answer=probe.answer, earlier=earlier)
         try:
             found = await self.judged(left)
+        except ImageRefused:  # says nothing about the work
+            raise
         except (ValueError, PathRefused) as error:  # a run gives such work 0: its artifacts cannot be placed
             return Tried(probe=probe, reward=0.0, reason=str(error), leaked=self.leaks(left))
         return Tried(probe=probe, reward=found.reward, reason=found.reason, leaked=self.leaks(left))
@@ -343,6 +365,11 @@ class ProbeRun:
             wall_s=result.wall_s,
             exit_code=result.exit_code,
         )
+
+
+def _bare(environment: Environment) -> Environment:
+    """An environment without the files that are placed in it."""
+    return replace(environment, files={}, links={}, modes={}, directories=())
 
 
 def _hiding(paths: Sequence[str], command: str) -> str:

@@ -24,3 +24,17 @@ def making(root: Path) -> Iterator[None]:
                 f"the disk of {root} takes no sandbox ({error.strerror}): free space there, or set TMPDIR to another disk"
             ) from error
         raise SandboxError(f"cannot make a sandbox in {root}: {error}") from error
+
+
+@contextmanager
+def storing(directory: Path) -> Iterator[None]:
+    """Wrap code that writes an image, or what makes one, below `directory`. Errors as those of `making`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise SandboxFull(
+                f"the disk of {directory} takes no image ({error.strerror}): free space there, or name another directory"
+                " (sandbox.images.directory)"
+            ) from error
+        raise SandboxError(f"cannot store an image in {directory}: {error}") from error

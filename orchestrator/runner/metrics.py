@@ -41,7 +41,7 @@ class WorkerMetrics:
             ["kind"],
             registry=registry,
         )
-        each(self.errors, "attempt", "verification")
+        each(self.errors, "attempt", "verification")  # and "vetting", where tasks are vetted
         self.sandboxes = Gauge("penstock_sandboxes", "Sandboxes that are open.", registry=registry)
         self.opened = Counter("penstock_sandboxes_opened", "Sandboxes that were opened.", registry=registry)
         self.failed = Counter(

@@ -8,7 +8,10 @@ from typing import Final
 from orchestrator.contracts.errors import InfraFailure
 from orchestrator.contracts.vetting import Level
 from orchestrator.probing import SMALL, Left, probed
+from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runtime import plugins
+from orchestrator.runtime.log import get
+from orchestrator.runtime.metrics import measured
 from orchestrator.settings.providers import tables
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
@@ -26,8 +29,9 @@ from orchestrator.tasks.vetting.tamper import finding_of, kinds
 from orchestrator.vetting.leak import leak_findings
 from orchestrator.vetting.readable import readable
 from orchestrator.vetting.trials import Trials
-from sandboxes.base import Provider, SandboxError
+from sandboxes.base import PathRefused, Provider, SandboxError
 
+log = get(__name__)
 STEPS: Final = len(Control)
 """Controls of a task, for progress."""
 
@@ -57,16 +61,28 @@ async def vet(
     options: Options,
     tick: Callable[[Control], object] = lambda _: None,
 ) -> TaskReport:
-    """Vet one task. `found`: the task, or the sentence why it cannot be read. A platform that fails gives a report with `undecided`."""
+    """Vet one task. `found`: the task, or the sentence why it cannot be read. A platform that fails gives a report with `undecided`. No error over
+    one task comes out: it would end the vetting of the others."""
     run = _Vet(place, found, provider=provider, options=options, tick=tick)
-    undecided = ""
+    undecided = refused = ""
     try:
         return await run.report()
     except* SandboxError as errors:
         undecided = f"the sandboxes failed: {_first(errors)}"
     except* InfraFailure as errors:  # a health check that succeeds in some sandboxes alone
         undecided = str(_first(errors))
-    return run.ended(undecided)
+    except* OSError as errors:
+        undecided = f"this machine failed: {_first(errors)}"
+    except* (
+        ValueError,
+        PathRefused,
+    ) as errors:  # its sandbox opened before: an image that is gone, a file with no place
+        refused = str(_first(errors))
+    except* Exception as errors:  # counted and logged: one task can end only its own report
+        undecided = f"Penstock failed: {type(_first(errors)).__name__}: {_first(errors)}"
+        measured(WorkerMetrics).errors.labels("vetting").inc()
+        log.exception("vetting.failed", place=place)
+    return run.ended(undecided) if undecided else run.refused(refused)
 
 
 class _Vet:
@@ -121,6 +137,12 @@ class _Vet:
         self._add(control, [Finding(control=control, fault=fault, says=says)])
         return self.ended()
 
+    def refused(self, says: str) -> TaskReport:
+        """The report of a task that one of its sandboxes refused after the first had opened."""
+        done = {result.control for result in self._results}
+        running = next(control for control in Control if control not in done)
+        return self._fails(running, TaskFault.DOES_NOT_BUILD, says)
+
     async def report(self) -> TaskReport:
         if isinstance(self._found, str):
             return self._fails(Control.FORM, TaskFault.NOT_WELL_FORMED, self._found)
@@ -137,7 +159,8 @@ class _Vet:
             shown, faketime, note = await readable(
                 trials.run, self._provider, trials.section, task.settings.healthcheck
             )
-        except (ValueError, InfraFailure) as error:
+            await trials.run.open_tests()
+        except (ValueError, InfraFailure, PathRefused) as error:
             return self._fails(Control.BUILD, TaskFault.DOES_NOT_BUILD, str(error))
         self._add(Control.BUILD, (), details=note or f"{len(shown.files)} readable files")
         if self._stops_at(Level.BUILDS):

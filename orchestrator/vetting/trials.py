@@ -14,7 +14,7 @@ from orchestrator.tasks.sizes import read_task_toml
 from orchestrator.tasks.vetting.budget import squeezed
 from orchestrator.tasks.vetting.conditions import PLAIN, Condition, in_order
 from orchestrator.tasks.vetting.outcomes import Outcome
-from sandboxes.base import PathRefused, Provider
+from sandboxes.base import ImageRefused, PathRefused, Provider
 
 NOTHING: Final = Left(answer="", artifacts=())
 
@@ -48,15 +48,20 @@ class Trials:
         assert left is not None
         return left
 
-    async def outcome(self, left: Left, condition: Condition = PLAIN) -> Outcome:
-        """The verdict on an attempt's work."""
+    async def outcome(
+        self, left: Left, condition: Condition = PLAIN, section: SandboxSection | None = None
+    ) -> Outcome:
+        """The verdict on an attempt's work. `section`: other limits. ImageRefused if the tests' sandbox has no image."""
         try:
             grade = await self.run.judged(
                 left,
                 order=lambda tests: in_order(tests, condition.order),
                 env=condition.env,
+                section=section,
                 seed=condition.seed,
             )
+        except ImageRefused:  # says nothing about the work
+            raise
         except (ValueError, PathRefused) as error:  # the work does not fit into the tests' sandbox
             return Outcome(condition=condition, reward=None, reason=str(error), agent_s=left.wall_s)
         return Outcome(
@@ -97,7 +102,11 @@ class Trials:
 
     async def squeezed(self) -> Outcome:
         """The solution and its tests in a sandbox without the reserve of memory, disk and processes."""
-        left = await self.run.solved(section=squeezed(self.section))
+        try:
+            left = await self.run.solved(section=squeezed(self.section))
+        except ImageRefused:
+            raise
+        except (ValueError, PathRefused) as error:  # its files do not fit
+            return Outcome(reward=None, reason=str(error))
         assert left is not None
-        grade = await self.run.judged(left, section=squeezed(self.judging))
-        return Outcome(reward=grade.reward, reason=grade.reason or left.ended)
+        return await self.outcome(left, section=squeezed(self.judging))

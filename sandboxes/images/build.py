@@ -26,6 +26,7 @@ import anyio.to_thread
 from sandboxes import tree
 from sandboxes.base import BuildEntry, File, ImageRefused, MissingBase, SandboxError, StoredFile
 from sandboxes.build_context import context_digest, write_context
+from sandboxes.disk_full import storing
 from sandboxes.images import caged, export, oci, recipe, rootfs
 from sandboxes.images.caged import BUILD_KEY, Caged, Log, own
 from sandboxes.images.oci import Description
@@ -383,17 +384,18 @@ class Builder:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
-        """One build of the store at a time."""
-        self._store.prepare()
-        tree.make_passable(self._home)
-        with (self._home / "lock").open("w") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await anyio.sleep(_WAIT_S)
-            yield
+        """One build of the store at a time. An OSError of what runs inside becomes a SandboxError."""
+        with storing(self._store.directory):
+            self._store.prepare()
+            tree.make_passable(self._home)
+            with (self._home / "lock").open("w") as lock:
+                while True:
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        break
+                    except BlockingIOError:
+                        await anyio.sleep(_WAIT_S)
+                yield
 
 
 def _certificates() -> Path | None:

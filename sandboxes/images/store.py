@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes import tree
-from sandboxes.base import ImageRefused, SandboxError, SandboxFull
-from sandboxes.disk_full import NO_ROOM
+from sandboxes.base import ImageRefused, SandboxError
+from sandboxes.disk_full import storing
 from sandboxes.images import adapt, caged, oci, rootfs
 from sandboxes.images.architecture import machine
 from sandboxes.images.oci import Description
@@ -134,20 +134,12 @@ class ImageStore:
         """Store the file system that `unpack` writes. `volumes`: paths of VOLUME besides its own. Errors are those of `add`."""
         if name:
             check_name(name)
-        try:
-            with self.place() as place:
-                image = self._unpacked(place, unpack, source, substitutes or {}, volumes)
-                image = self._commit(place, image)
-                if name:
-                    self.name(name, image)
-                return image
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise SandboxFull(
-                    f"the disk of {self.directory} takes no image ({error.strerror}): free space there, or name another directory"
-                    " (sandbox.images.directory)"
-                ) from error
-            raise SandboxError(f"cannot store an image in {self.directory}: {error}") from error
+        with storing(self.directory), self.place() as place:
+            image = self._unpacked(place, unpack, source, substitutes or {}, volumes)
+            image = self._commit(place, image)
+            if name:
+                self.name(name, image)
+            return image
 
     def _unpacked(
         self,

@@ -50,7 +50,7 @@ class TaskFault(StrEnum):
 
 REMEDIES: Final[dict[TaskFault, str]] = {
     TaskFault.NOT_WELL_FORMED: "run `penstock tasks check` and correct what it names",
-    TaskFault.DOES_NOT_BUILD: "correct environment/ until a sandbox opens",
+    TaskFault.DOES_NOT_BUILD: "correct environment/ until a sandbox opens, and tests/Dockerfile until that of the tests does",
     TaskFault.NO_SOLUTION: "add solution/solve.sh, which earns the whole reward",
     TaskFault.ORACLE_FAILS: "correct solution/solve.sh or the tests; a lower maximum is declared as max_reward in [metadata]",
     TaskFault.ORACLE_HAS_NO_VERDICT: "make tests/test.sh write 0 first, and end without a signal",

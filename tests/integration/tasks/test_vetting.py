@@ -1,7 +1,7 @@
 """`penstock tasks vet` as a command: reports, a second call, a changed byte, and the level that a run requires at publish and intake."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from orchestrator.settings.config import load
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.harbor import load as load_task
-from orchestrator.tasks.vetting.findings import TaskFault
+from orchestrator.tasks.vetting.findings import Control, TaskFault
 from orchestrator.tasks.vetting.leaks import Readable
 from orchestrator.tasks.vetting.report import TaskReport
 from orchestrator.vetting.leak import leak_findings
@@ -36,7 +36,7 @@ from orchestrator.vetting.many import Candidate, vet_all
 from orchestrator.vetting.records import FILE, FileRecords
 from orchestrator.vetting.task import Options, vet
 from orchestrator.vetting.trials import Trials
-from sandboxes.base import SandboxError, SandboxSpec
+from sandboxes.base import ImageRefused, MissingBase, PathRefused, RefusedReason, SandboxError, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 from tests import builders
 from tests.integration.roles.rig import Stage, playing, staged
@@ -106,6 +106,77 @@ async def test_an_environment_that_the_provider_refuses_does_not_build() -> None
     provider = Failing(ValueError("its image cannot be built"))
     found = await vet("a", Task.from_files(WELL_MADE["write"]), provider, options)
     assert found.level is Level.WELL_FORMED and found.faults == (TaskFault.DOES_NOT_BUILD,)
+
+
+SEPARATE = WELL_MADE["write"] | {
+    "task.toml": b'[verifier]\nenvironment_mode = "separate"\n',
+    "tests/Dockerfile": b"FROM debian:12\nENV OF_TESTS=1\n",
+}
+
+
+class Choosing(BubblewrapProvider):
+    """It raises an error for each sandbox that `fails` names, by its specification and number."""
+
+    def __init__(self, error: Exception, fails: Callable[[SandboxSpec, int], bool]) -> None:
+        super().__init__()
+        self.error, self.fails, self.opened = error, fails, 0
+
+    def open(self, spec: SandboxSpec):  # type: ignore[no-untyped-def]
+        self.opened += 1
+        if self.fails(spec, self.opened):
+            raise self.error
+        return super().open(spec)
+
+
+async def test_the_sandbox_of_the_tests_opens_for_the_build_only_if_it_is_another() -> None:
+    provider = Choosing(ValueError(), lambda *_: False)
+    options = Options(section=SandboxSection(), times=1, until=Level.BUILDS)
+    for files, opened in ((WELL_MADE["write"], 1), (SEPARATE, 3)):
+        found = await vet("a", Task.from_files(files), provider, options)
+        assert (found.level, provider.opened) == (Level.BUILDS, opened)
+
+
+async def test_an_image_of_the_tests_that_is_refused_is_a_fault_of_the_build() -> None:
+    refused = ImageRefused("environment/Dockerfile: the base image x:1 is not in /images")
+    provider = Choosing(refused, lambda spec, _: "OF_TESTS" in spec.env)
+    options = Options(section=SandboxSection(), times=1, until=Level.BUILDS)
+    found = await vet("a", Task.from_files(SEPARATE), provider, options)
+    (finding,) = found.findings
+    assert (finding.fault, finding.control) == (TaskFault.DOES_NOT_BUILD, Control.BUILD)
+    assert (
+        finding.says
+        == "the sandbox of the tests does not open: tests/Dockerfile: the base image x:1 is not in /images"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (MissingBase("its base is gone"), "does-not-build: its base is gone"),
+        (PathRefused("/app/x", RefusedReason.LINK), "does-not-build: /app/x: is a symbolic link"),
+        (OSError(28, "No space left on device"), "this machine failed: [Errno 28] No space left"),
+        (KeyError("x"), "Penstock failed: KeyError: 'x'"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+async def test_an_error_over_one_task_ends_only_its_own_report(
+    error: Exception, ends: str, tmp_path: Path
+) -> None:
+    """The base is there when the task opens first, and gone later."""
+    provider = Choosing(error, lambda spec, number: "OF_TESTS" in spec.env and number > 4)
+    options = Options(section=SandboxSection(), times=1, until=Level.CONTROLS_HOLD)
+    records = FileRecords(tmp_path / FILE)
+    toml = b'[environment]\nenv = {OF_TESTS = "1"}\n'
+    tasks = {"broken": WELL_MADE["write"] | {"task.toml": toml}, "good": WELL_MADE["write"]}
+    candidates = [
+        Candidate(place=place, found=Task.from_files(files), records=records)
+        for place, files in tasks.items()
+    ]
+    broken, good = await vet_all(candidates, provider, options, jobs=1)
+    assert good.level is Level.CONTROLS_HOLD
+    told = [f"{finding.fault}: {finding.says}" for finding in broken.findings if finding.counts]
+    assert [says.startswith(ends) for says in told or [broken.undecided]] == [True], (told, broken.undecided)
+    assert broken.level.rank < Level.CONTROLS_HOLD.rank
 
 
 @pytest.fixture
