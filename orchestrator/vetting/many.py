@@ -8,7 +8,7 @@ import anyio
 
 from orchestrator.contracts.vetting import Level
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.vetting.findings import Control
+from orchestrator.tasks.vetting.findings import Control, TaskFault
 from orchestrator.tasks.vetting.report import Status, TaskReport
 from orchestrator.vetting.records import Records
 from orchestrator.vetting.task import STEPS, Options, vet
@@ -21,6 +21,8 @@ _LAST: Final = {
     Level.CONTROLS_HOLD: Control.INSTRUCTION,
     Level.VETTED: Control.TAMPER,
 }
+_PASSING: Final = frozenset({TaskFault.NOT_WELL_FORMED, TaskFault.DOES_NOT_BUILD})
+"""Faults whose cause may lie outside of the task: a missing base, images that are off, a limit of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +93,8 @@ async def known_report(candidate: Candidate, provider: Provider, options: Option
 
 
 def finished(report: TaskReport, until: Level) -> bool:
-    """Whether a report holds everything that a call up to `until` would run."""
+    """Whether a report holds everything that a call up to `until` would run, and none of it may have changed while the task did not."""
+    if not _PASSING.isdisjoint(report.faults):
+        return False
     status = {result.control: result.status for result in report.results}
-    if Status.FAILS in (status.get(Control.FORM), status.get(Control.BUILD)):
-        return True
     return status.get(_LAST[until], Status.SKIPPED) is not Status.SKIPPED

@@ -101,11 +101,18 @@ async def test_a_failing_platform_decides_nothing_and_the_next_call_tries_again(
     assert second.level is Level.BUILDS and not second.undecided
 
 
-async def test_an_environment_that_the_provider_refuses_does_not_build() -> None:
-    options = Options(section=SandboxSection(), times=1)
+async def test_an_environment_that_the_provider_refuses_does_not_build_until_its_cause_is_removed(
+    tmp_path: Path,
+) -> None:
+    options = Options(section=SandboxSection(), times=1, until=Level.BUILDS)
     provider = Failing(ValueError("its image cannot be built"))
-    found = await vet("a", Task.from_files(WELL_MADE["write"]), provider, options)
+    records = FileRecords(tmp_path / FILE)
+    candidates = [Candidate(place="a", found=Task.from_files(WELL_MADE["write"]), records=records)]
+    (found,) = await vet_all(candidates, provider, options, jobs=1)
     assert found.level is Level.WELL_FORMED and found.faults == (TaskFault.DOES_NOT_BUILD,)
+    provider.error = None  # the user followed the remedy: the same bytes open
+    (found,) = await vet_all(candidates, provider, options, jobs=1)
+    assert found.level is Level.BUILDS and records.vettings()[found.sha256].level is Level.BUILDS
 
 
 SEPARATE = WELL_MADE["write"] | {

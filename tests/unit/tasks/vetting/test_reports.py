@@ -99,9 +99,24 @@ def test_a_second_call_asks_again_only_for_what_is_missing() -> None:
     assert finished(until_controls, Level.CONTROLS_HOLD) and finished(until_controls, Level.BUILDS)
     assert not finished(until_controls, Level.VETTED) and finished(report(), Level.VETTED)
     after_form = tuple(control for control in Control if control is not Control.FORM)
-    broken = report(finding(Control.FORM, TaskFault.NOT_WELL_FORMED), skipped=after_form)
-    assert finished(broken, Level.VETTED)
     assert not finished(report(skipped=after_form), Level.BUILDS)
+    assert finished(report(finding(Control.TAMPER, TaskFault.PROBE_PAYS)), Level.VETTED)
+
+
+@pytest.mark.parametrize(
+    ("control", "fault"),
+    [
+        (Control.FORM, TaskFault.NOT_WELL_FORMED),
+        (Control.BUILD, TaskFault.DOES_NOT_BUILD),
+        (Control.TAMPER, TaskFault.DOES_NOT_BUILD),
+    ],
+)
+def test_a_fault_whose_cause_may_lie_outside_of_the_task_is_looked_at_again(
+    control: Control, fault: TaskFault
+) -> None:
+    after = tuple(each for each in Control if list(Control).index(each) > list(Control).index(control))
+    for level in (Level.WELL_FORMED, Level.BUILDS, Level.VETTED):
+        assert not finished(report(finding(control, fault), skipped=after), level)
 
 
 def test_a_level_counts_for_exactly_these_bytes() -> None:
