@@ -5,6 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+import anyio
+import anyio.to_thread
+
 from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.states import Left as LeftKind
 from orchestrator.probing import NOT_HIDDEN, Left
@@ -12,7 +15,7 @@ from orchestrator.tasks.artifact_modes import is_change, type_of
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import SOLUTIONS, Task
 from orchestrator.tasks.vetting.findings import Finding, TaskFault
-from orchestrator.tasks.vetting.leaks import Readable, Suspect, confirmed, search, without
+from orchestrator.tasks.vetting.leaks import Readable, Searched, Suspect, confirmed, search, without
 from orchestrator.tasks.vetting.secrets import READ_BYTES, Solved, secrets_of
 from orchestrator.vetting.trials import Trials
 from sandboxes.base import WORK, File
@@ -45,7 +48,12 @@ def solved_of(left: Left, readable: Readable) -> Solved:
 
 async def leak_findings(trials: Trials, left: Left, readable: Readable) -> tuple[list[Finding], str]:
     """The leaks of a task whose solution left `left` and earns the maximum; a note on what was not read, empty for nothing."""
-    searched = search(secrets_of(trials.task, solved_of(left, readable)), readable)
+
+    def look() -> Searched:
+        return search(secrets_of(trials.task, solved_of(left, readable)), readable)
+
+    # In a thread: the timers of other tasks run on.
+    searched = await anyio.to_thread.run_sync(look)
     return await _confirmed(trials, searched.suspects, readable), searched.note
 
 

@@ -8,19 +8,21 @@ takes the text away (`without`), runs the solution again, and `confirmed` decide
 |---|---|
 | plain, in a file | `PLAIN` of the lines that the solution adds; a value of its result; `TESTS` of the lines of a file of tests |
 | encoded, in a file | `ENCODED` of the lines of any body; any value |
-| a variable, a file's name | any value |
+| in a variable | as in a file, and a value of a file of tests |
+| a file's name | any value |
 
 `tests/unit/tasks/vetting/test_leak_rates.py` measures both error rates of these thresholds.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.forms import MOST_DECODED, Budget, Form, views
+from orchestrator.tasks.vetting.needles import Needles
 from orchestrator.tasks.vetting.secrets import Body, Source
 
 PLAIN: Final = 0.5
@@ -92,15 +94,17 @@ class Searched:
 def search(bodies: Iterable[Body], readable: Readable) -> Searched:
     """The suspects, at most one for each place and form: that with the most text."""
     bodies = list(bodies)
+    needles = Needles(text for body in bodies for text in (*body.lines, *body.values))
     found: list[Suspect] = []
     cut: list[str] = []
     for path, data in readable.files.items():
-        found += _named(path, bodies)
+        found += _named(path, bodies, needles)
         best: dict[Form, Suspect] = {}
         budget = Budget()
         for view in views(data, budget=budget):
-            for body in bodies:
-                if texts := _matching(body, view.text, view.form):
+            there = needles.within(view.text)
+            for body in bodies if there else ():
+                if texts := _matching(body, there, view.form):
                     suspect = Suspect(path=path, form=view.form, body=body, texts=texts)
                     if view.form not in best or _weight(suspect) > _weight(best[view.form]):
                         best[view.form] = suspect
@@ -109,37 +113,42 @@ def search(bodies: Iterable[Body], readable: Readable) -> Searched:
             cut.append(path)
     for name, value in readable.variables.items():
         for view in views(value.encode(errors="replace")):
-            holder = next((body for body in bodies if _values(body, view.text)), None)
-            if holder is not None:
-                texts = _values(holder, view.text)
-                found.append(Suspect(variable=name, form=view.form, body=holder, texts=texts))
+            there = needles.within(view.text)
+            holders = [
+                Suspect(variable=name, form=view.form, body=body, texts=texts)
+                for body in (bodies if there else ())
+                if (texts := _matching(body, there, view.form) or _values(body, there))
+            ]
+            if holders:
+                found.append(max(holders, key=_weight))
                 break
     return Searched(found, tuple(cut))
 
 
-def _named(path: str, bodies: list[Body]) -> Iterator[Suspect]:
+def _named(path: str, bodies: list[Body], needles: Needles) -> Iterator[Suspect]:
     """A file whose path holds a value, unless the solution writes files of such names."""
-    for body in bodies:
-        texts = _values(body, path.encode(errors="replace"))
+    there = needles.within(path.encode(errors="replace"))
+    for body in bodies if there else ():
+        texts = _values(body, there)
         if texts and body.source in (Source.WORK, Source.ANSWER, Source.SOLUTION):
             yield Suspect(path=path, named=True, form=Form.PLAIN, body=body, texts=texts)
             return
 
 
-def _matching(body: Body, text: bytes, form: Form) -> tuple[bytes, ...]:
-    """The secrets of a body in a text, if they are enough."""
-    lines = tuple(sorted(line for line in body.lines if line in text))
+def _matching(body: Body, there: Set[bytes], form: Form) -> tuple[bytes, ...]:
+    """The secrets of a body in a text that holds those of `there`, if they are enough."""
+    lines = tuple(sorted(body.lines & there))
     matched = sum(map(len, lines))
     share = ENCODED if form is not Form.PLAIN else TESTS if body.source is Source.TESTS else PLAIN
     if matched >= LEAST_BYTES and matched >= share * body.size:
         return lines
     if form is Form.PLAIN and body.source is Source.TESTS:
         return ()  # tests may compare with what an input file says
-    return _values(body, text)
+    return _values(body, there)
 
 
-def _values(body: Body, text: bytes) -> tuple[bytes, ...]:
-    return tuple(sorted(value for value in body.values if value in text))
+def _values(body: Body, there: Set[bytes]) -> tuple[bytes, ...]:
+    return tuple(sorted(body.values & there))
 
 
 def _weight(suspect: Suspect) -> int:

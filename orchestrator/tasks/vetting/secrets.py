@@ -45,11 +45,11 @@ class Body:
     name: str
     lines: frozenset[bytes]
     values: frozenset[bytes]
+    size: int = field(init=False, default=0)
+    """Bytes of its lines."""
 
-    @property
-    def size(self) -> int:
-        """Bytes of its lines."""
-        return sum(map(len, self.lines))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", sum(map(len, self.lines)))
 
 
 READ_BYTES: Final = 4 << 20

@@ -194,6 +194,27 @@ def test_a_leak_is_named_by_its_place(path: str, fault: TaskFault) -> None:
     assert without(b"it is " + SECRET, suspect) == b"it is xxxxxxxxxxxxxxxxx"
 
 
+SCRIPT = "awk -F, '{ sum += $2 } END { print sum }' sales.csv > total.txt"
+
+
+@pytest.mark.parametrize(
+    ("value", "leaks"),
+    [
+        (SCRIPT, True),
+        (f"set -e; {SCRIPT}; exit 0", True),
+        (base64.b64encode(f"#!/bin/bash\n{SCRIPT}\n".encode()).decode(), True),
+        (SCRIPT.encode().hex(), True),
+        ("awk -F, '{ print $2 }' sales.csv", False),
+        ("sales.csv:total.txt:/usr/local/bin:/usr/bin", False),
+    ],
+)
+def test_a_solution_without_a_telling_word_is_found_in_a_variable(value: str, leaks: bool) -> None:
+    files = {"task.toml": b"", "instruction.md": b"sum up", "tests/test.sh": b"true"}
+    task = Task.from_files({**files, "solution/solve.sh": f"#!/bin/bash\n{SCRIPT}\n".encode()})
+    found = search(secrets_of(task, Solved()), Readable(files={}, variables={"HINT": value})).suspects
+    assert [suspect.fault for suspect in found] == [TaskFault.LEAK_IN_ENV] * leaks
+
+
 def test_variables_and_names_of_files_are_searched() -> None:
     shown = Readable(
         files={f"/app/{SECRET.decode()}.lock": b""}, variables={"HINT": SECRET.hex(), "PATH": "/bin"}
