@@ -16,12 +16,14 @@ from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import SOLUTIONS, Task
 from orchestrator.tasks.vetting.findings import Finding, TaskFault
 from orchestrator.tasks.vetting.leaks import Readable, Searched, Suspect, confirmed, search, without
-from orchestrator.tasks.vetting.secrets import READ_BYTES, Solved, secrets_of
+from orchestrator.tasks.vetting.secrets import READ_BYTES, Solved, Source, secrets_of
 from orchestrator.vetting.trials import Trials
 from sandboxes.base import WORK, File
 
 MOST_PLACES: Final = 12
 """Suspects that are tried one by one."""
+COPIED_LINES: Final = 3
+"""One or two lines of a solution may stand in a manual."""
 _READS: Final = re.compile(
     rb"\bgit(?:['\",\s]+(?:-[Cc]['\",\s]*\S+|--?[\w-]+\S*))*['\",\s]+"
     rb"(?:show|log|checkout|restore|revert|reset|stash|cherry-pick|cat-file|bisect|reflog|fsck|diff|merge|rebase|clone|switch|worktree|archive|blame|grep"
@@ -68,9 +70,16 @@ async def _confirmed(trials: Trials, suspects: Sequence[Suspect], readable: Read
         here = [suspect for suspect in suspects if suspect.place == place]
         solves = await _solves_without(trials, here, readable)
         unread = here[0].fault is TaskFault.LEAK_IN_HISTORY and not reads_history(trials.task)
-        if solves or unread or (solves is None and here[0].fault is not TaskFault.LEAK_IN_FILE):
+        alone = here[0].fault is not TaskFault.LEAK_IN_FILE or any(map(is_copy, here))
+        if solves or unread or (solves is None and alone):
             found += here
     return confirmed(found)
+
+
+def is_copy(suspect: Suspect) -> bool:
+    """Whether a file that cannot be hidden holds lines of the solution or the tests themselves, not only a text that may stand there by design."""
+    own = suspect.body.source in (Source.SOLUTION, Source.TESTS)
+    return own and len(suspect.body.lines.intersection(suspect.texts)) >= COPIED_LINES
 
 
 def reads_history(task: Task) -> bool:

@@ -168,6 +168,8 @@ class _Vet:
         left = await self._controls(trials, faketime)
         if left is not None:
             leaks, unread = await leak_findings(trials, left, shown)
+            if shown.unread:
+                leaks.append(Finding(control=Control.LEAK, fault=TaskFault.NOT_SEARCHED, says=shown.unread))
             self._add(Control.LEAK, leaks, "; ".join(filter(None, (note, unread))))
             await self._budget(trials)
         unnamed: list[Finding] = []

@@ -39,6 +39,7 @@ class TaskFault(StrEnum):
     LEAK_IN_CACHE = "leak-in-cache"
     LEAK_IN_HISTORY = "leak-in-history"
     LEAK_IN_NAME = "leak-in-name"
+    NOT_SEARCHED = "not-searched"
     SLOW_ORACLE = "slow-oracle"
     SLOW_TESTS = "slow-tests"
     TIGHT_LIMITS = "tight-limits"
@@ -66,6 +67,7 @@ REMEDIES: Final[dict[TaskFault, str]] = {
     TaskFault.LEAK_IN_CACHE: "remove caches (__pycache__, package caches) that were made from the solution or the tests",
     TaskFault.LEAK_IN_HISTORY: "remove the repository's objects: begin a history without the solution",
     TaskFault.LEAK_IN_NAME: "rename the file: its name gives the answer",
+    TaskFault.NOT_SEARCHED: "add GNU tar, or wc and head, to the image: without them it cannot be searched for leaks",
     TaskFault.SLOW_ORACLE: "raise [agent].timeout_sec",
     TaskFault.SLOW_TESTS: "raise [verifier].timeout_sec, or make the tests faster",
     TaskFault.TIGHT_LIMITS: "raise [environment].memory_mb or storage_mb (or the run's sandbox limits), or let the work need less",

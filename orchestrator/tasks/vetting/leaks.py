@@ -40,10 +40,11 @@ _CACHE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readable:
-    """What an agent can read. `files`: absolute path → content; `variables`: of its programs."""
+    """What an agent can read. `files`: absolute path → content; `variables`: of its programs; `unread`: why nothing of its image is among them."""
 
     files: Mapping[str, bytes]
     variables: Mapping[str, str]
+    unread: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from orchestrator.tasks.vetting.leaks import Readable, Suspect, confirmed, searc
 from orchestrator.tasks.vetting.outcomes import Outcome, flaky_findings, nothing_findings, oracle_findings
 from orchestrator.tasks.vetting.secrets import Body, Solved, Source, secrets_of
 from orchestrator.tasks.vetting.tamper import finding_of, remedy_of
-from orchestrator.vetting.leak import reads_history
+from orchestrator.vetting.leak import is_copy, reads_history
 from orchestrator.vetting.task import provider_of
 from orchestrator.vetting.trials import Trials
 from sandboxes.base import File
@@ -213,6 +213,26 @@ def test_a_solution_without_a_telling_word_is_found_in_a_variable(value: str, le
     task = Task.from_files({**files, "solution/solve.sh": f"#!/bin/bash\n{SCRIPT}\n".encode()})
     found = search(secrets_of(task, Solved()), Readable(files={}, variables={"HINT": value})).suspects
     assert [suspect.fault for suspect in found] == [TaskFault.LEAK_IN_ENV] * leaks
+
+
+@pytest.mark.parametrize(
+    ("source", "lines", "copy"),
+    [
+        (Source.SOLUTION, 3, True),
+        (Source.TESTS, 3, True),
+        (Source.SOLUTION, 2, False),
+        (Source.WORK, 3, False),
+        (Source.SOLUTION, 0, False),
+    ],
+)
+def test_lines_of_the_solution_in_a_read_only_file_of_an_image_are_no_chance(
+    source: Source, lines: int, copy: bool
+) -> None:
+    """Work that is there as well may be its source, and one or two lines may stand in a manual."""
+    texts = [b"the line number %d" % number for number in range(lines)]
+    held = Body(source=source, name="x", lines=frozenset(texts), values=frozenset({SECRET}))
+    suspect = Suspect(path="/usr/share/x", form=Form.PLAIN, body=held, texts=(*texts, SECRET))
+    assert is_copy(suspect) is copy
 
 
 def test_variables_and_names_of_files_are_searched() -> None:
