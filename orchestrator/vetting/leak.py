@@ -9,13 +9,22 @@ import anyio
 import anyio.to_thread
 
 from orchestrator.contracts.ids import unb64
+from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Left as LeftKind
 from orchestrator.probing import NOT_HIDDEN, Left
 from orchestrator.tasks.artifact_modes import is_change, type_of
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import SOLUTIONS, Task
 from orchestrator.tasks.vetting.findings import Finding, TaskFault
-from orchestrator.tasks.vetting.leaks import Readable, Searched, Suspect, confirmed, search, without
+from orchestrator.tasks.vetting.leaks import (
+    SHOWN_FILES,
+    Readable,
+    Searched,
+    Suspect,
+    confirmed,
+    search,
+    without,
+)
 from orchestrator.tasks.vetting.secrets import READ_BYTES, Solved, Source, secrets_of
 from orchestrator.vetting.trials import Trials
 from sandboxes.base import WORK, File
@@ -56,14 +65,17 @@ async def leak_findings(trials: Trials, left: Left, readable: Readable) -> tuple
 
     # In a thread: the timers of other tasks run on.
     searched = await anyio.to_thread.run_sync(look)
-    return await _confirmed(trials, searched.suspects, readable), searched.note
+    findings, untried = await _confirmed(trials, searched.suspects, readable)
+    return findings, "; ".join(filter(None, (searched.note, untried)))
 
 
-async def _confirmed(trials: Trials, suspects: Sequence[Suspect], readable: Readable) -> list[Finding]:
+async def _confirmed(
+    trials: Trials, suspects: Sequence[Suspect], readable: Readable
+) -> tuple[list[Finding], str]:
     if not suspects:
-        return []
+        return [], ""
     if await _solves_without(trials, suspects, readable) is True:
-        return confirmed(suspects)
+        return confirmed(suspects), ""
     places = list(dict.fromkeys(suspect.place for suspect in suspects))
     found: list[Suspect] = []
     for place in places[:MOST_PLACES]:
@@ -73,7 +85,16 @@ async def _confirmed(trials: Trials, suspects: Sequence[Suspect], readable: Read
         alone = here[0].fault is not TaskFault.LEAK_IN_FILE or any(map(is_copy, here))
         if solves or unread or (solves is None and alone):
             found += here
-    return confirmed(found)
+    return confirmed(found), untried_note(places)
+
+
+def untried_note(places: Sequence[str]) -> str:
+    """What was not tried one by one, as a sentence; empty: nothing."""
+    left = places[MOST_PLACES:]
+    if not left:
+        return ""
+    shown = ", ".join(map(quoted, left[:SHOWN_FILES])) + (" …" if len(left) > SHOWN_FILES else "")
+    return f"only {MOST_PLACES} of {len(places)} suspect places were tried one by one, not {shown}"
 
 
 def is_copy(suspect: Suspect) -> bool:

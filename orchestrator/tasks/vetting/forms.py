@@ -36,6 +36,14 @@ _HEX: Final = (
     re.compile(rb"(?:[0-9a-fA-F]{2}[ :,]){11,}[0-9a-fA-F]{2}"),
     re.compile(rb"(?:\\x[0-9a-fA-F]{2}){10,}"),
 )
+_LITERALS: Final = re.compile(
+    rb"([\"'])[A-Za-z0-9+/_=-]{4,}\1(?:[\s\\+]{0,200}[bBrR]?([\"'])[A-Za-z0-9+/_=-]{4,}\2)+"
+)
+"""Adjacent literals that a program joins."""
+_LITERAL: Final = re.compile(rb"[\"']([A-Za-z0-9+/_=-]{4,})[\"']")
+_WIDE: Final = re.compile(rb"(?:[\t\r\n\x20-\x7e]\0){11,}[\t\r\n\x20-\x7e]?")
+_MOST_MEMBERS: Final = 64
+"""Of a gzip file; each costs a copy of the rest."""
 _NO_DIGIT: Final = re.compile(rb"[^0-9a-fA-F]|\\x")
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 _ZLIB: Final = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
@@ -50,6 +58,7 @@ class Form(StrEnum):
     BASE64 = "base64"
     HEX = "hex"
     COMPRESSED = "compressed"
+    UTF16 = "UTF-16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ def _decoded(data: bytes, depth: int, budget: Budget) -> Iterator[View]:
     if depth == 0:
         return
     inside = 0 if git_objects.is_packed(data[:16]) else depth - 1  # an object for each version of each file
-    for form, texts in ((Form.COMPRESSED, _decompressed), (Form.HEX, _hex), (Form.BASE64, _base64)):
+    for form, texts in _READERS:
         for text in texts(data):
             if not budget.take(text):
                 return
@@ -103,6 +112,18 @@ def _decoded(data: bytes, depth: int, budget: Budget) -> Iterator[View]:
 
 
 def _base64(data: bytes) -> Iterator[bytes]:
+    yield from _of_base64(data)
+    for found in _LITERALS.finditer(data):
+        yield from _of_base64(b"".join(_LITERAL.findall(found[0])))
+
+
+def _wide(data: bytes) -> Iterator[bytes]:
+    """The ASCII characters of UTF-16, of both byte orders."""
+    for found in _WIDE.finditer(data):
+        yield found[0][::2]
+
+
+def _of_base64(data: bytes) -> Iterator[bytes]:
     for found in _BASE64.finditer(data):
         run = re.sub(rb"\s", b"", found[0]).translate(_URL_SAFE)
         for at in range(_ALIGNMENTS):  # a name may stand in front without a separator
@@ -125,8 +146,7 @@ def _hex(data: bytes) -> Iterator[bytes]:
 
 def _decompressed(data: bytes) -> Iterator[bytes]:
     if data[:2] == b"\x1f\x8b" or _ZLIB.match(data):
-        with suppress(zlib.error):
-            yield zlib.decompressobj(wbits=47).decompress(data, MOST_BYTES)
+        yield _members(data)
     if git_objects.is_packed(data[:16]):
         yield from _of_pack(data)
     with suppress(Exception):  # whatever a lying header makes the readers of the standard library raise
@@ -138,6 +158,19 @@ def _decompressed(data: bytes) -> Iterator[bytes]:
             yield from _unzipped(data)
         elif data[257:262] == b"ustar":
             yield from _untarred(data)
+
+
+def _members(data: bytes) -> bytes:
+    """The members of a gzip file one after the other, or a zlib stream, as far as they decode."""
+    out = bytearray()
+    with suppress(zlib.error):
+        for _ in range(_MOST_MEMBERS):
+            stream = zlib.decompressobj(wbits=47)
+            out += stream.decompress(data, MOST_BYTES - len(out))
+            data = stream.unused_data.lstrip(b"\0")
+            if not data or len(out) >= MOST_BYTES:
+                break
+    return bytes(out)
 
 
 def _of_pack(data: bytes) -> Iterator[bytes]:
@@ -176,3 +209,11 @@ def _unzipped(data: bytes) -> Iterator[bytes]:
         for member in archive.infolist():
             with suppress(Exception), archive.open(member) as file:  # the others may be whole
                 yield file.read(MOST_BYTES)
+
+
+_READERS: Final = (
+    (Form.COMPRESSED, _decompressed),
+    (Form.HEX, _hex),
+    (Form.BASE64, _base64),
+    (Form.UTF16, _wide),
+)

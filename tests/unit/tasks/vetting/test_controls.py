@@ -26,7 +26,7 @@ from orchestrator.tasks.vetting.leaks import Readable, Suspect, confirmed, searc
 from orchestrator.tasks.vetting.outcomes import Outcome, flaky_findings, nothing_findings, oracle_findings
 from orchestrator.tasks.vetting.secrets import Body, Solved, Source, secrets_of
 from orchestrator.tasks.vetting.tamper import finding_of, remedy_of
-from orchestrator.vetting.leak import is_copy, reads_history
+from orchestrator.vetting.leak import MOST_PLACES, is_copy, reads_history, untried_note
 from orchestrator.vetting.task import provider_of
 from orchestrator.vetting.trials import Trials
 from sandboxes.base import File
@@ -165,6 +165,13 @@ FORMS = {
     "git pack": (pack(SECRET), Form.COMPRESSED),
     "tar, gzip": (tarred(b"lines before it\n" + SECRET), Form.COMPRESSED),
     "damaged git pack": (b"PACK\0\0\0\2" + b"\x90\x01" + zlib.compress(b"blob\0" + SECRET), Form.COMPRESSED),
+    "second member of gzip": (gzip.compress(b"log\n") + gzip.compress(SECRET), Form.COMPRESSED),
+    "UTF-16": ("the word: \u00e4 ".encode("utf-16") + SECRET.decode().encode("utf-16-le"), Form.UTF16),
+    "UTF-16, big endian": (SECRET.decode().encode("utf-16-be"), Form.UTF16),
+    "base64 in two literals": (
+        b'x = ("%b"\n     "%b")' % (base64.b64encode(SECRET)[:10], base64.b64encode(SECRET)[10:]),
+        Form.BASE64,
+    ),
     "reversed, gzip, base64": (base64.b64encode(gzip.compress(SECRET[::-1], mtime=0)), Form.BASE64),
 }
 
@@ -172,6 +179,15 @@ FORMS = {
 @pytest.mark.parametrize(("data", "form"), FORMS.values(), ids=FORMS)
 def test_a_secret_is_found_in_each_form(data: bytes, form: Form) -> None:
     assert form in {view.form for view in views(data) if SECRET in view.text}
+
+
+def test_suspect_places_that_were_not_tried_are_named() -> None:
+    places = [f"/app/{n}.txt" for n in range(MOST_PLACES + 5)]
+    assert untried_note(places[:MOST_PLACES]) == ""
+    says = untried_note(places)
+    assert says == (
+        "only 12 of 17 suspect places were tried one by one, not '/app/12.txt', '/app/13.txt', '/app/14.txt' …"
+    )
 
 
 def body(source: Source = Source.WORK) -> Body:
