@@ -8,6 +8,7 @@ takes the text away (`without`), runs the solution again, and `confirmed` decide
 |---|---|
 | plain, in a file | `PLAIN` of the lines that the solution adds; a value of its result; `TESTS` of the lines of a file of tests |
 | encoded, in a file | `ENCODED` of the lines of any body; any value |
+| compiled Python | names and texts of a Python file that no readable one has (`compiled`) |
 | in a variable | as in a file, and a value of a file of tests |
 | a file's name | any value |
 
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.vetting.compiled import kept
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.forms import MOST_DECODED, Budget, Form, views
 from orchestrator.tasks.vetting.needles import Needles
@@ -100,6 +102,8 @@ def search(bodies: Iterable[Body], readable: Readable) -> Searched:
     cut: list[str] = []
     for path, data in readable.files.items():
         found += _named(path, bodies, needles)
+        if path.endswith(".pyc"):
+            found += _compiled(path, bodies, readable)
         best: dict[Form, Suspect] = {}
         budget = Budget()
         for view in views(data, budget=budget):
@@ -133,6 +137,19 @@ def _named(path: str, bodies: list[Body], needles: Needles) -> Iterator[Suspect]
         texts = _values(body, there)
         if texts and body.source in (Source.WORK, Source.ANSWER, Source.SOLUTION):
             yield Suspect(path=path, named=True, form=Form.PLAIN, body=body, texts=texts)
+            return
+
+
+def _compiled(path: str, bodies: list[Body], readable: Readable) -> Iterator[Suspect]:
+    """A module that was compiled from a hidden file. What a readable source has as well shows nothing."""
+    for body in bodies:
+        if not body.names or not kept(body.names, readable.files[path]):
+            continue
+        sources = [data for other, data in readable.files.items() if other.endswith(".py")]
+        alone = frozenset(name for name in body.names if not any(name in data for data in sources))
+        texts = tuple(sorted(kept(alone, readable.files[path])))
+        if sum(map(len, texts)) >= LEAST_BYTES:
+            yield Suspect(path=path, form=Form.PLAIN, body=body, texts=texts)
             return
 
 

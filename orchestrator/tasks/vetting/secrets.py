@@ -12,6 +12,7 @@ from enum import StrEnum, auto
 from typing import Final
 
 from orchestrator.tasks.harbor import SOLUTIONS, STEPS, Task, is_hidden
+from orchestrator.tasks.vetting.compiled import own_names
 from orchestrator.tasks.vetting.forms import SHORT
 
 LONGEST_LINE: Final = 4096
@@ -39,12 +40,14 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Body:
-    """The secrets of one source. `name`: the file, or empty for the answer; `lines` without surrounding white space; `values` likewise."""
+    """The secrets of one source. `name`: the file, or empty for the answer; `lines` without surrounding white space; `values` likewise; `names`:
+    what a compiled Python module keeps of it."""
 
     source: Source
     name: str
     lines: frozenset[bytes]
     values: frozenset[bytes]
+    names: frozenset[bytes] = frozenset()
     size: int = field(init=False, default=0)
     """Bytes of its lines."""
 
@@ -87,7 +90,7 @@ def secrets_of(task: Task, solved: Solved) -> list[Body]:
             continue
         found.append(_body(Source.WORK, path, data, stated, known))
     found.append(_body(Source.ANSWER, "", solved.answer.encode(), stated, known))
-    return [body for body in found if body.lines or body.values]
+    return [body for body in found if body.lines or body.values or body.names]
 
 
 def _body(source: Source, name: str, data: bytes, stated: bytes, known: Collection[bytes]) -> Body:
@@ -101,7 +104,15 @@ def _body(source: Source, name: str, data: bytes, stated: bytes, known: Collecti
         name=name,
         lines=frozenset(line for line in lines if not _BOILERPLATE.match(line)),
         values=frozenset(values),
+        names=_names(name, data, stated, known),
     )
+
+
+def _names(name: str, data: bytes, stated: bytes, known: Collection[bytes]) -> frozenset[bytes]:
+    if not name.endswith(".py"):
+        return frozenset()
+    before = b"\n".join(known)
+    return frozenset(each for each in own_names(data) if each not in stated and each not in before)
 
 
 def _lines(data: bytes) -> Iterator[bytes]:
