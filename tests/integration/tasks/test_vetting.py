@@ -181,8 +181,11 @@ async def test_an_error_over_one_task_ends_only_its_own_report(
     ]
     broken, good = await vet_all(candidates, provider, options, jobs=1)
     assert good.level is Level.CONTROLS_HOLD
-    told = [f"{finding.fault}: {finding.says}" for finding in broken.findings if finding.counts]
-    assert [says.startswith(ends) for says in told or [broken.undecided]] == [True], (told, broken.undecided)
+    faults = [f"{finding.fault}: {finding.says}" for finding in broken.findings if finding.counts]
+    assert [says.startswith(ends) for says in faults or [broken.undecided]] == [True], (
+        faults,
+        broken.undecided,
+    )
     assert broken.level.rank < Level.CONTROLS_HOLD.rank
 
 

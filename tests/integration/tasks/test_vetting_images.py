@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from ops.lab.root_filesystem import make_root
+from orchestrator.contracts.vetting import Level
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import build_context
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.vetting.findings import TaskFault
 from orchestrator.vetting.leak import leak_findings
 from orchestrator.vetting.readable import readable
+from orchestrator.vetting.task import Options, vet
 from orchestrator.vetting.trials import Trials
 from sandboxes.images import rootfs
 from sandboxes.images.build import Builder
@@ -25,6 +27,7 @@ from tests.integration.tasks.test_data_elsewhere import Lab, files
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("images")]
 DOCKERFILE = b"FROM small\nRUN true\nWORKDIR /app\n"
+BARE = b"FROM small\nRUN false\nWORKDIR /app\n"
 SOLUTION = """sort rows.txt > sorted.txt
 head -n 1 sorted.txt > first.txt
 tail -n 1 sorted.txt > final.txt
@@ -49,9 +52,13 @@ def lab() -> Iterator[Lab]:
         rootfs.copy(root, target)
         return Description(work="/app")
 
-    image = store.write(write, source="leaks", name="leaks", volumes=["/opt/store"])
-    context = build_context(Task.from_files(files(dockerfile=DOCKERFILE)).bundle.below("environment/"))
-    store.name(Builder(store, settings).key(context), image)
+    made = {DOCKERFILE: store.write(write, source="leaks", name="leaks", volumes=["/opt/store"])}
+    for name in ("wc", "head", "tar"):
+        (root / "usr/bin" / name).unlink(missing_ok=True)
+    made[BARE] = store.write(write, source="bare", name="bare")
+    for dockerfile, image in made.items():
+        context = build_context(Task.from_files(files(dockerfile=dockerfile)).bundle.below("environment/"))
+        store.name(Builder(store, settings).key(context), image)
     section = SandboxSection(images={"directory": str(store.directory)})  # type: ignore[arg-type]
     yield Lab(store=store, section=section, root=directory)
     shutil.rmtree(directory)
@@ -68,3 +75,10 @@ async def test_a_solution_in_an_image_is_found_wherever_it_lies(lab: Lab) -> Non
     assert set(COPIES) <= set(shown.files)
     found, _ = await leak_findings(trials, await trials.solved(), shown)
     assert {(each.fault, each.where) for each in found} == {(TaskFault.LEAK_IN_FILE, path) for path in COPIES}
+
+
+async def test_an_image_that_cannot_be_read_does_not_pass_as_searched(lab: Lab) -> None:
+    task = Task.from_files(files("echo 1 > out", "[ -e out ] && reward=1", dockerfile=BARE))
+    options = Options(section=lab.section, times=1, until=Level.CONTROLS_HOLD)
+    report = await vet("bare", task, lab.provider(), options)
+    assert (report.faults, report.level) == ((TaskFault.NOT_SEARCHED,), Level.BUILDS), report

@@ -241,7 +241,7 @@ def test_a_solution_without_a_telling_word_is_found_in_a_variable(value: str, le
         (Source.SOLUTION, 0, False),
     ],
 )
-def test_lines_of_the_solution_in_a_read_only_file_of_an_image_are_no_chance(
+def test_lines_of_the_solution_in_a_read_only_file_of_an_image_are_a_copy(
     source: Source, lines: int, copy: bool
 ) -> None:
     """Work that is there as well may be its source, and one or two lines may stand in a manual."""
