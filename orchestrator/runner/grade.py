@@ -4,7 +4,9 @@ The only way to a verdict: the verifier runner uses it for rollouts, the probes 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, TypeVar
 
 from orchestrator.contracts.events import ArtifactFile, TestResult
@@ -40,6 +42,7 @@ from orchestrator.tasks.verdict import (
     UNTRUSTED_FILE,
     UNTRUSTED_LIMITS,
     UNTRUSTED_VARIABLE,
+    Described,
     Scores,
     parse_process,
     parse_results,
@@ -183,6 +186,8 @@ async def _grade_of(sandbox: Sandbox, result: ExecResult, work: GradedWork) -> G
         notes.append(f"tests/test.sh ended by itself, over its limit ({result.killed_by.value})")
     elif result.exit_code >= SIGNALLED:
         notes.append(f"tests/test.sh ended by itself, with exit status {result.exit_code}")
+    if scores.note is not None:
+        notes.append(scores.note[:500])
     results = await _optional(sandbox, RESULTS_FILE, RESULTS_BYTES, parse_results, notes) or []
     if len(results) > MAX_TESTS:
         notes.append(f"left out: {len(results) - MAX_TESTS:,} of {len(results):,} tests of {RESULTS_FILE}")
@@ -195,7 +200,8 @@ async def _grade_of(sandbox: Sandbox, result: ExecResult, work: GradedWork) -> G
 
 
 async def _scores(sandbox: Sandbox, work: GradedWork) -> Scores:
-    """The reward from the file that counts. The other one is not looked at: it changes nothing, whatever it is. ValueError, PathRefused."""
+    """The reward from the file that counts. The other one is not looked at, except next to a description: it changes nothing, whatever it is.
+    ValueError, PathRefused."""
     text, reward_json = None, None
     named = names_programs(work.tests, REWARD_JSON.rpartition("/")[2])
     if named:
@@ -204,7 +210,15 @@ async def _scores(sandbox: Sandbox, work: GradedWork) -> Scores:
         text = await _text(sandbox, REWARD_FILE, REWARD_BYTES)
     if text is None and not named:
         reward_json = await _text(sandbox, REWARD_JSON, REWARD_BYTES)
-    return parse_reward(text, reward_json, named=named, performance=work.performance, partial=work.partial)
+    parse = partial(parse_reward, named=named, performance=work.performance, partial=work.partial)
+    try:
+        return parse(text, reward_json)
+    except Described:
+        if not named:  # there is no text
+            raise
+        with suppress(ValueError, PathRefused):
+            text = await _text(sandbox, REWARD_FILE, REWARD_BYTES)
+        return parse(text, reward_json)
 
 
 async def _optional(

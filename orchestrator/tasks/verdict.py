@@ -5,8 +5,9 @@ agent's final message in the file that `$PENSTOCK_ANSWER` names. It writes one n
 `REWARD_JSON`; one of them is the reward. Optionally it writes
 a list of {"name", "passed", "message"} to `RESULTS_FILE` and an object about the process to `PROCESS_FILE`:
 {name: number or [number of step 0, of step 1, …]}, in [-1, 1], which `[reward.process.NAME]` with `source = "verifier"`
-weights. A missing reward file, or one without a number, is a failure of the verifier, never a reward of 0. With a valid one there is a verdict if
-the script ended by itself: its exit status, and invalid other files, are notes in the verdict's log.
+weights. Where `REWARD_JSON` describes the result (it has a text, say), the number in `REWARD_FILE` is the reward, unless the description has
+another one named `reward`. A missing reward file, or one without a number, is a failure of the verifier, never a reward of 0. With a valid one
+there is a verdict if the script ended by itself: its exit status, and invalid other files, are notes in the verdict's log.
 
 A script runs the agent's programs through `$PENSTOCK_UNTRUSTED` (untrusted.py): both share a user, so the agent's program
 could otherwise write the reward itself. A script ended by a signal has reached no verdict, even with a reward file. It takes its random draws
@@ -38,6 +39,8 @@ MOST_SIGNALS: Final = 64
 MOST_NAME: Final = 64
 MOST_STEPS: Final = 20_000
 SIGNAL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_ROUNDED: Final = 0.005
+"""What a reward may differ from itself in two files, one of them rounded."""
 ANSWER_VARIABLE: Final = "PENSTOCK_ANSWER"
 LOGS_VARIABLE: Final = "PENSTOCK_LOGS"
 UNTRUSTED_VARIABLE: Final = "PENSTOCK_UNTRUSTED"
@@ -65,10 +68,19 @@ def shell_options(script: bytes) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The reward, in [0, 1], and the named numbers that it was chosen from; None: it has no name."""
+    """The reward, in [0, 1], and the named numbers that it was chosen from; None: it has no name. `note`: why the other file does not count."""
 
     reward: float
     components: dict[str, float] | None = None
+    note: str | None = None
+
+
+class Described(ValueError):
+    """`reward.json` is an object of the tests' own, with values that are not numbers. `reward`: its value of that name, None without one."""
+
+    def __init__(self, sentence: str, reward: object) -> None:
+        super().__init__(sentence)
+        self.reward = reward
 
 
 def parse_reward(
@@ -84,9 +96,38 @@ def parse_reward(
     With both, `reward.json` counts if the tests name it (`named`), as the format requires; otherwise it is not from the tests. `performance` names
     the number that is the reward. Without it, this is the number named `reward`, or the only number. A number without a name is called `reward`.
     `partial`: these are the numbers of one step, so others may hold the reward; it counts as 0 here.
+
+    An object with other values than numbers raises Described; if there is a valid text as well, this is the reward, and a note says so. The two must
+    not contradict each other: the object has no value named `reward`, or the same one. Nothing else makes an invalid JSON harmless, so that no work
+    can choose between two rewards by what it leads the tests to write.
     """
     if json_text is not None and (named or text is None):
-        return _scores_of_json(json_text, performance, partial=partial)
+        try:
+            return _scores_of_json(json_text, performance, partial=partial)
+        except Described as error:
+            if (scores := _in_its_place(text, error, performance)) is None:
+                raise
+            return scores
+    return _scores_of_text(text, performance, partial=partial)
+
+
+def _in_its_place(text: str | None, described: Described, performance: str) -> Scores | None:
+    """The reward in `reward.txt` next to a description; None if it is invalid, is not the number that is wanted, or differs from the description."""
+    if text is None or performance not in ("", REWARD_KEY):
+        return None
+    try:
+        found = _scores_of_text(text, performance)
+    except ValueError:
+        return None
+    other = described.reward
+    if other is not None and not (isinstance(other, int | float) and _finite(other)):
+        return None
+    if other is not None and abs(other - found.reward) > _ROUNDED:
+        return None
+    return Scores(found.reward, note=f"the reward is the number in {REWARD_FILE}: {described}")
+
+
+def _scores_of_text(text: str | None, performance: str, *, partial: bool = False) -> Scores:
     if text is None:
         raise ValueError(f"tests/test.sh wrote no {REWARD_FILE} and no {REWARD_JSON}")
     try:
@@ -109,7 +150,15 @@ def _scores_of_json(text: str, performance: str, *, partial: bool) -> Scores:
         raise ValueError(f"{REWARD_JSON} must hold a number, or an object of numbers: {error}") from None
     values = found if isinstance(found, dict) else {REWARD_KEY: found}
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _finite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            sentence = f"{REWARD_JSON}: {quoted(name)} must be a finite number, got {quoted(value)}"
+            raise (
+                Described(sentence, values.get(REWARD_KEY))
+                if isinstance(found, dict)
+                else ValueError(sentence)
+            )
+    for name, value in values.items():
+        if not _finite(value):
             raise ValueError(f"{REWARD_JSON}: {quoted(name)} must be a finite number, got {quoted(value)}")
     for flaw in component_flaws(values):
         raise ValueError(f"{REWARD_JSON}: {flaw}")

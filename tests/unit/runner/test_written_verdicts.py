@@ -178,6 +178,29 @@ async def test_what_is_odd_next_to_a_reward_is_noted_in_the_verdicts_log() -> No
     assert usual.log == "" and len(usual.tests) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "json_text", "reward"),
+    [
+        ("1", '{"score": 1, "status": "pass"}', 1.0),
+        ("0", '{"reward": 0, "failures": []}', 0.0),
+        ("1", '{"reward": 0.5, "failures": []}', None),
+        ("pass", '{"score": 1, "status": "pass"}', None),
+        (None, '{"score": 1, "status": "pass"}', None),
+    ],
+)
+async def test_a_number_next_to_a_description_is_the_verdict_with_a_note(
+    text: str | None, json_text: str, reward: float | None
+) -> None:
+    number = "true" if text is None else written(text, "reward.txt")
+    found = await graded(f"mkdir -p {V}; {number}; {written(json_text, 'reward.json')}; exit 0")
+    assert found.reward == reward
+    if reward is None:
+        assert found.cause is NoVerdict.REWARD
+        assert found.reason is not None and "/logs/verifier/reward.json: '" in found.reason
+    else:
+        assert found.log.startswith(f"{NOTE}the reward is the number in /logs/verifier/reward.txt: ")
+
+
 @pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")
 @pytest.mark.parametrize(
     "provider", [BubblewrapProvider(use_cgroups=False), LocalProvider()], ids=["no groups", "local"]

@@ -27,6 +27,44 @@ def test_the_json_counts_where_the_tests_name_it_or_it_is_the_only_file(
     assert parse_reward(text, json_text, named=named).reward == reward
 
 
+DESCRIBED = [
+    '{"score": 1.0, "status": "pass", "failures": []}', '{"tests": {"a": 1}}', '{"passed": true}', '{"reward": null, "why": ""}',
+    '{"reward": 0.25, "why": ""}', '{"reward": 0.2498, "why": ""}',
+]  # fmt: skip
+AMBIGUOUS = [
+    '{"reward": 1, "why": ""}', '{"reward": 0.2, "why": ""}', '{"reward": "0.25"}', '{"reward": {"a": 0.25}}', '{"reward": NaN, "why": ""}',
+    '{"reward": 1%s, "why": ""}' % ("0" * 400), '{"reward": true}', '"pass"', "[0.25]", "null", "true",
+    '{"reward": NaN}', '{"reward": 2}', '{"tests": 0.25, "style": 0}', '{"why": "", "why": ""}', '{"why": "', "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("json_text", DESCRIBED)
+def test_next_to_a_json_that_describes_the_result_the_text_is_the_reward_and_a_note_says_so(
+    json_text: str,
+) -> None:
+    found = parse_reward("0.25", json_text, named=True)
+    assert (found.reward, found.components) == (0.25, None)
+    assert found.note is not None and found.note.startswith(
+        "the reward is the number in /logs/verifier/reward.txt: /logs/verifier/reward.json: '"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "json_text", "performance"),
+    [
+        *(("0.25", json_text, "") for json_text in AMBIGUOUS),
+        *((text, DESCRIBED[0], "") for text in (None, "", "pass", "nan", "1.5")),
+        ("1", DESCRIBED[0], "score"),
+    ],
+)
+def test_a_text_replaces_no_json_that_could_name_another_reward(
+    text: str | None, json_text: str, performance: str
+) -> None:
+    for partial in (False, True) if performance else (False,):
+        with pytest.raises(ValueError, match=r"^/logs/verifier/reward\.json"):
+            parse_reward(text, json_text, named=True, performance=performance, partial=partial)
+
+
 @pytest.mark.parametrize(
     "json_text",
     [
