@@ -24,6 +24,7 @@ from orchestrator.tasks.environment import (
     reaches_the_proxy,
     writes_elsewhere,
 )
+from orchestrator.tasks.extras import missing_skills
 from orchestrator.tasks.harbor import CONTEXT, ENVIRONMENT, SOLUTION, STEPS, TEST_SCRIPT, TESTS, Task
 from orchestrator.tasks.keys import check_keys
 from orchestrator.tasks.last_stage import check_entrypoint
@@ -145,6 +146,7 @@ def _of_agent(
         sandbox.base_images, containers=provider.containers, where_needed=builds_where_needed(provider)
     )
     yield from unknown(environment, "[agent]")
+    yield from missing_skills(task.settings.environment, environment)
     solution = {**environment.env, **task.settings.solution.env}
     built = environment.build is not None
     path = f"{CONTEXT}{DOCKERFILE}"

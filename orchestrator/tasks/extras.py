@@ -1,12 +1,17 @@
 """What a task brings for the agent's program besides files: MCP servers and skills. Scaffolds that know them are given them."""
 
+import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from scaffolds.base import Manifest
 from scaffolds.mcp import McpServer
 
+from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.environment import LOGS, Environment
 from orchestrator.tasks.key_values import WORD_BYTES
+from sandboxes.artifacts import SYSTEM
+from sandboxes.base import WRITABLE
 
 STDIO: Final = "stdio"
 _NAME: Final = "1 to 64 letters, digits, _ and -"
@@ -29,6 +34,32 @@ def skills_dir(table: Mapping[str, Any]) -> str:
     """`[environment].skills_dir`, empty without one."""
     found = table.get("skills_dir")
     return found if isinstance(found, str) else ""
+
+
+def missing_skills(table: Mapping[str, Any], environment: Environment) -> Iterator[str]:
+    """Why `[environment].skills_dir` cannot be copied, as a sentence. What an image holds is known when it is built, and places of the sandbox's
+    own system when it runs."""
+    given = skills_dir(table)
+    if not given or environment.build is not None:
+        return
+    path = posixpath.normpath(posixpath.join(environment.work_dir, given))
+    path = f"/{path.lstrip('/')}"
+    above = {path, *_parents(path)}
+    if above.intersection(SYSTEM) or above.intersection(environment.links):
+        return
+    there = {*WRITABLE, *LOGS, *environment.directories, *environment.modes}
+    for placed in (*environment.files, *environment.links, *environment.directories, *environment.modes):
+        there.update(_parents(placed))
+    if path not in there:
+        yield (
+            f"task.toml: [environment].skills_dir = {quoted(given)}: no image is built, and no directory of the task lies there: put the skills "
+            "below environment/files/, and name their place below /app"
+        )
+
+
+def _parents(path: str) -> Iterator[str]:
+    while (path := posixpath.dirname(path)) != "/":
+        yield path
 
 
 def refusals(table: Mapping[str, Any], manifest: Manifest) -> Iterator[str]:

@@ -155,7 +155,8 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
     "mcp_servers.args": _honoured(extras.arguments, "its arguments"),
     "skills_dir": _honoured(
         values.path,
-        "a directory of the environment, copied to the program's skills by opencode, codex, qwen-code and claude-code; refused for others",
+        "a directory of the environment, copied to the program's skills by opencode, codex, qwen-code and claude-code; refused for others, "
+        "and where no image is built and it is not there",
     ),
     **_healthcheck(
         "must succeed in the agent's sandbox before the agent starts, else the attempt is a failure of the platform"

@@ -169,7 +169,15 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"scaffold": "nop", "purpose": "record"}, "rollouts of the scaffold nop are only evaluated"),
     ({"scaffold": "oracle", "purpose": "eval"}, "has no solution/solve.sh, which the scaffold oracle runs"),
     (
-        {"task": {"files": TASK["files"] | {"task.toml": '[environment]\nskills_dir = "x"'}}},
+        {
+            "task": {
+                "files": TASK["files"]
+                | {
+                    "task.toml": '[environment]\nskills_dir = "x"',
+                    "environment/files/x/count/SKILL.md": "count",
+                }
+            }
+        },
         "[environment].skills_dir is not honoured by the scaffold shell, whose program is given no skills",
     ),
     (

@@ -159,11 +159,11 @@ async def test_mcp_servers_and_skills_of_a_task_reach_the_program_and_run_in_its
 
 
 async def test_skills_that_are_not_there_are_the_tasks_failure(opens_at_work: Opens) -> None:
-    task = a_task(says("done"), check="true", settings='[environment]\nskills_dir = "/app/absent"')
+    task = a_task(says("done"), check="true", settings='[environment]\nskills_dir = "/usr/absent"')
     async with opens_at_work() as rig:
         rollout = await rig.submit(task, scaffold=str(Path(__file__).parent / "mcp_scaffold"))
         row = await rig.state(rollout, "lost")
-        assert "task: [environment].skills_dir /app/absent cannot be copied: " in row.reason
+        assert "task: [environment].skills_dir /usr/absent cannot be copied: " in row.reason
 
 
 async def test_separate_tests_get_the_declared_artifacts_alone(opens_at_work: Opens) -> None:

@@ -61,6 +61,45 @@ def test_each_fault_of_a_task_is_named_once_and_the_first_one_refuses_it(
         check_admissible(task, section)
 
 
+SKILL = {"environment/files/skills/count/SKILL.md": "count"}
+COPIED = {"environment/Dockerfile": "FROM debian:12\nWORKDIR /app/work\nCOPY count /app/work/skills/count\n"}
+COPIED["environment/count/SKILL.md"] = "count"
+
+
+@pytest.mark.parametrize(
+    ("named", "files", "missing"),
+    [
+        ("/opt/skills", {}, True),
+        ("/opt/skills", SKILL, True),
+        ("/opt/skills", COPIED, True),
+        ("skills", {}, True),
+        ("skills/count/SKILL.md", SKILL, True),
+        ("../skills", SKILL, True),
+        ("skills", SKILL, False),
+        ("/app/skills/", SKILL, False),
+        ("//app/./skills", SKILL, False),
+        ("skills", COPIED, False),
+        ("/app/skills", COPIED, True),
+        ("/usr/share/skills", {}, False),
+    ],
+)
+def test_a_place_of_skills_that_no_sandbox_can_have_is_refused(
+    named: str, files: dict[str, str], missing: bool
+) -> None:
+    found = list(faults(a_task(f'[environment]\nskills_dir = "{named}"', **files), SandboxSection()))
+    assert [fault.split(": ")[0] for fault in found] == ["task.toml"] * missing, found
+    assert all("skills_dir" in fault and "no directory of the task lies there" in fault for fault in found)
+
+
+def test_skills_of_an_image_are_known_when_it_is_built() -> None:
+    section = SandboxSection(provider="container")
+    task = a_task(
+        '[environment]\nskills_dir = "/opt/skills"',
+        **{"environment/Dockerfile": "FROM debian:12\nRUN mkdir -p /opt/skills\n"},
+    )
+    assert not [fault for fault in faults(task, section) if "skills_dir" in fault]
+
+
 TOO_LONG = "is longer than an attempt may take"
 STEPS = '[[steps]]\nname = "a"\nagent.timeout_sec = 30\n[[steps]]\nname = "b"\n'
 
