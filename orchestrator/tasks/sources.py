@@ -1,5 +1,6 @@
 """Read tasks from directories, folders of directories and JSONL files, and find those that a run accepts."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -15,8 +16,9 @@ Refusal = tuple[str, ...]
 
 
 def each(sources: Iterable[Path], limits: BundleLimits | None = None) -> Iterator[tuple[str, Task | str]]:
-    """Tasks from directories (one task, or a folder of tasks) and JSONL files, with their places: a directory, or a file and a line. An unreadable
-    task, or one above `limits`, gives a sentence that names it. Raises ValueError for a source that holds no tasks."""
+    """Tasks from directories (one task, or a folder that holds tasks at any depth) and JSONL files, with their places: a directory, or a file and a
+    line. Below a task, and below hidden folders and linked ones, none is looked for. An unreadable task, or one above `limits`, gives a sentence that
+    names it. Raises ValueError for a source that holds no tasks."""
     shared: Shared = {}
     for source in sources:
         if not source.exists():
@@ -27,19 +29,34 @@ def each(sources: Iterable[Path], limits: BundleLimits | None = None) -> Iterato
                     f"{source} is not a task: give a task directory, a folder of them, or a .jsonl file"
                 )
             yield from each_jsonl(source)
-        elif (source / "task.toml").exists() or (source / "instruction.md").exists():
+        elif _is_task(source):
             yield str(source), _loaded(source, limits, shared)
         else:
-            marks = ("*/task.toml", "*/instruction.md")
-            found = sorted({path.parent for mark in marks for path in source.glob(mark)})
+            found, older = _searched(source)
             if not found:
-                if (source / OLDER).exists() or any(source.glob(f"*/{OLDER}")):
+                if older:
                     raise ValueError(f"{source} holds {IMPORT}")
                 raise ValueError(
                     f"{source} holds no task: a task directory has task.toml, instruction.md and tests/test.sh"
                 )
             for directory in found:
                 yield str(directory), _loaded(directory, limits, shared)
+
+
+def _is_task(directory: Path) -> bool:
+    return any((directory / mark).exists() for mark in ("task.toml", "instruction.md"))
+
+
+def _searched(source: Path) -> tuple[list[Path], bool]:
+    """The task directories of a folder, in order, and whether there are tasks of the older form."""
+    found: list[Path] = []
+    older = False
+    for place, folders, names in os.walk(source):
+        older = older or OLDER in names
+        tasks = {name for name in folders if _is_task(Path(place, name))}
+        found += (Path(place, name) for name in tasks)
+        folders[:] = [name for name in folders if name not in tasks and not name.startswith(".")]
+    return sorted(found), older
 
 
 def _loaded(directory: Path, limits: BundleLimits | None, shared: Shared) -> Task | str:

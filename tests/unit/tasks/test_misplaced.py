@@ -120,6 +120,23 @@ def test_a_task_that_a_run_has_accepted_stays_readable() -> None:
 def test_a_folder_of_tasks_of_the_older_form_is_named(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "task.yaml").write_text("instruction: do it")
-    for place in (tmp_path, tmp_path / "one"):
+    (tmp_path / "deep" / "sets" / "two").mkdir(parents=True)
+    (tmp_path / "deep" / "sets" / "two" / "task.yaml").write_text("instruction: do it")
+    for place in (tmp_path, tmp_path / "one", tmp_path / "deep"):
         with pytest.raises(ValueError, match="penstock tasks import terminal-bench"):
             list(each([place]))
+
+
+def test_a_folder_holds_tasks_at_any_depth_but_none_in_a_task_and_in_hidden_folders(tmp_path: Path) -> None:
+    held = ("b", "a/easy/one", "a/hard/two", "a/three", ".seen")
+    passed_over = ("b/environment/files/inner", "a/three/tests/old", ".git/four", "linked/five")
+    for place in (*held, *passed_over):
+        (tmp_path / "set" / place).mkdir(parents=True)
+    (tmp_path / "set/linked").rename(tmp_path / "elsewhere")
+    (tmp_path / "set/linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "set/six").symlink_to(tmp_path / "elsewhere/five")
+    (tmp_path / "set/notes/deep").mkdir(parents=True)
+    for place in (*held, *passed_over):
+        (tmp_path / "set" / place / "task.toml").write_text("")
+    found = [Path(place).relative_to(tmp_path / "set").as_posix() for place, _ in each([tmp_path / "set"])]
+    assert found == sorted((*held, "six"))
