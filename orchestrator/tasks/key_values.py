@@ -162,7 +162,9 @@ def command(value: Any) -> str | None:
 
 
 def image(value: Any) -> str | None:
-    return None if isinstance(value, str) and _IMAGE.fullmatch(value) else "the name of an image"
+    """An empty name is none: the settings drop the key."""
+    known = isinstance(value, str) and (not value or _IMAGE.fullmatch(value))
+    return None if known else "the name of an image"
 
 
 def user(value: Any) -> str | None:

@@ -135,7 +135,8 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
     ),
     "docker_image": _honoured(
         values.image,
-        "an image; where it cannot be had, its Dockerfile is built (environment/Dockerfile, for tests tests/Dockerfile), else the task is refused",
+        "an image, empty for none; where it cannot be had, its Dockerfile is built (environment/Dockerfile, for tests tests/Dockerfile), "
+        "else the task is refused",
     ),
     "os": replace(_refused("sandboxes run Linux", "linux"), any_case=True),
     "gpus": _refused("sandboxes have no GPU: remove it", 0),

@@ -260,6 +260,24 @@ def test_an_image_stands_for_the_dockerfile_and_its_work_directory_and_cores_are
     assert own.environment(["debian:12"]) == task("", **{"environment/files/a": b"1"}).environment([])
 
 
+@pytest.mark.parametrize(
+    ("empty", "unset"),
+    [
+        ('[environment]\ndocker_image = ""\ncpus = 1', "[environment]\ncpus = 1"),
+        ('[verifier.environment]\ndocker_image = ""', "[verifier.environment]"),
+        (
+            '[[steps]]\nname = "a"\n[steps.verifier.environment]\ndocker_image = ""',
+            '[[steps]]\nname = "a"\n[steps.verifier.environment]',
+        ),
+    ],
+)
+def test_an_empty_name_of_an_image_is_none(empty: str, unset: str) -> None:
+    check_keys(empty)
+    assert parse_settings(empty) == parse_settings(unset)
+    with pytest.raises(ValueError, match="docker_image must be the name of an image, got ' '"):
+        check_keys(empty.replace('""', '" "'))
+
+
 def test_a_task_is_given_what_it_asks_for_up_to_the_runs_maximum() -> None:
     section = SandboxSection(memory_mb=1000, disk_mb=1000, max_disk_mb=2000)
     assert granted(section, {}) == section
