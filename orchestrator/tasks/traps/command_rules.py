@@ -20,6 +20,7 @@ from orchestrator.tasks.traps.commands import (
     TOOLS,
 )
 from orchestrator.tasks.traps.fixed_text import WRAPPER
+from orchestrator.tasks.traps.git import runs_nothing
 from orchestrator.tasks.traps.interpreters import module_of, runs, started
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages, words
 from orchestrator.tasks.traps.links import COPIES, Links
@@ -121,7 +122,10 @@ class Commands:
             if any(self._text.unsafe(a) for a in operands(arguments)[:1]):
                 yield Rule.SOURCED
         elif name in ("git", "hg") or name in TOOLS:
-            if not self._text.in_a_safe_directory(node) or self._reads_agents(arguments, named=True):
+            outside = name == "git" and runs_nothing(arguments, self._text)
+            if not outside and (
+                not self._text.in_a_safe_directory(node) or self._reads_agents(arguments, named=True)
+            ):
                 yield Rule.BUILD_TOOL if name in TOOLS else Rule.GIT
         elif name in ("docker", "podman") and arguments and plain(arguments[0]) == "compose":
             yield Rule.BUILD_TOOL

@@ -15,7 +15,7 @@ from orchestrator.tasks.environment import DOCKERFILE
 from orchestrator.tasks.harbor import CONTEXT, Task
 from orchestrator.tasks.last_stage import last_stage, workdir_of
 from orchestrator.tasks.traps.rules import Rule, Trap
-from sandboxes.elsewhere import DEFAULT, SHARED, place_of
+from sandboxes.elsewhere import DEFAULT, SHARED, lies_elsewhere, place_of
 
 _PATH: Final = re.compile(r"/[\w./-]+")
 _RESTORED: Final = re.compile(
@@ -40,7 +40,11 @@ def image_data_traps(task: Task, tests: Mapping[str, bytes]) -> Iterator[Trap]:
         for path in _placed(text, task.bundle.below(CONTEXT))
         if (place := place_of(path))
         and not path.startswith(f"{work}/")
-        and (_is_writable(place) or any(f"{path}/".startswith(f"{each}/") for each in named))
+        # A file at the root is in no directory that is carried.
+        and (
+            (_is_writable(place) and lies_elsewhere(path))
+            or any(f"{path}/".startswith(f"{each}/") for each in named)
+        )
     }
     solutions = [
         file.data.decode(errors="replace")

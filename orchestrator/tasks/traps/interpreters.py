@@ -11,13 +11,22 @@ from orchestrator.tasks.traps.commands import INTERPRETERS, SHELLS
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.programs import is_fetched
 from orchestrator.tasks.traps.rules import Rule
-from orchestrator.tasks.traps.tree import is_safe, plain, source_of
+from orchestrator.tasks.traps.tree import every, is_safe, plain, source_of
 
 _PYTHONS: Final = frozenset({"python", "pypy"})
 _EXPANDED: Final = re.compile(r"\$(?:\w+|\{[^}]*\}|\([^()]*\))")  # with any value: PROGRAM_TEXT covers it
 _LOAD: Final = frozenset({"perl", "ruby", "node", "nodejs"})
 _LOADED: Final = re.compile(r"(?:^|\s)(?:-I\s*|(?:-r|--require|--import)[\s=]*(?=[./]))([^\s-]\S*)")
 """Directories and files from which these load modules."""
+_OWN_MODULE: Final = (
+    r"""\\?["'](?:node:)?(?:assert|buffer|crypto|dns|events|fs|http|https|net|os|path|perf_hooks|process|querystring"""
+    r"""|readline|stream|string_decoder|timers|tls|tty|url|util|v8|zlib)(?:/promises)?\\?["']"""
+)
+_LOADS_OWN: Final = re.compile(
+    rf"\b(?:require|import)\(\s*{_OWN_MODULE}\s*\)|\bimport\s+[\w\s{{}},*]+?\s+from\s+{_OWN_MODULE}"
+)
+_LOADS_MODULE: Final = re.compile(r"\b(?:require|import|createRequire|mainModule|eval|Function|module|vm)\b")
+_EXPANSIONS: Final = ("simple_expansion", "expansion", "command_substitution", "concatenation")
 _STDIN: Final = ("-", "/dev/stdin", "/dev/fd/0")
 
 
@@ -67,8 +76,15 @@ def runs(node: Node, name: str, arguments: list[Node], text: AgentText) -> Itera
     if name in _PYTHONS and not set("IP") & set(letters):
         if inline or module or not rest or plain(rest[0]) == "-":
             yield Rule.NOT_ISOLATED
-    elif name in ("node", "nodejs") and inline:
+    elif name in ("node", "nodejs") and inline and not (rest and _loads_only_nodes_own(rest[0])):
         yield Rule.NOT_ISOLATED
+
+
+def _loads_only_nodes_own(program: Node) -> bool:
+    """Whether a program in a script is known, and loads no modules but those of node, which no directory replaces."""
+    if any(inner.type in _EXPANSIONS for inner in every(program)):
+        return False
+    return _LOADS_MODULE.search(_LOADS_OWN.sub("", plain(program))) is None
 
 
 def module_of(name: str, arguments: list[Node]) -> list[Node]:

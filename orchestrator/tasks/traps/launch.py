@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Final
 
 from tree_sitter import Node
@@ -34,6 +34,8 @@ FOUND: Final = "{}"
 """The word in whose place `find` puts each path."""
 _EXECUTES: Final = ("-exec", "-execdir", "-ok", "-okdir")
 _ENDS: Final = (";", "\\;", "+")
+_ASKS: Final = re.compile(r"-[a-zA-Z]*[vV][a-zA-Z]*")
+"""With this option, `command` says what a name stands for and starts nothing."""
 _TIMES: Final = re.compile(r"[\d.]+[smhd]?")
 _ASSIGNED: Final = re.compile(r"\w+\+?=")
 
@@ -64,9 +66,17 @@ def _levels(found: list[Node]) -> Iterator[list[Node]]:
     while found:
         yield found
         launcher = LAUNCHERS.get(base(found[0]))
-        if launcher is None:
+        if launcher is None or _only_asks(found):
             return
         found = _behind(found[1:], *launcher)
+
+
+def _only_asks(found: list[Node]) -> bool:
+    """`command -v uv`"""
+    if base(found[0]) != "command":
+        return False
+    options = takewhile(lambda text: text.startswith("-") and text != "--", map(plain, found[1:]))
+    return any(map(_ASKS.fullmatch, options))
 
 
 def words(command: Node) -> list[Node]:

@@ -71,7 +71,10 @@ ADVICE: Final[dict[Rule, Advice]] = {
         "this tool runs what the agent's own files say (Makefile, package.json, conftest.py)",
         'run it through python3 -I "$PENSTOCK_UNTRUSTED" and decide by what the tests compute outside of it',
     ),
-    Rule.NOT_ISOLATED: Advice("it imports modules from the work directory first: the agent's json.py", "python3 -I"),
+    Rule.NOT_ISOLATED: Advice(
+        "it imports modules from the work directory first: the agent's json.py, for node its node_modules",
+        "python3 -I; in front of node: cd /tests; for other languages: modules from /tests",
+    ),
     Rule.AGENT_PROGRAM: Advice(
         "a program of the agent's runs with the judge's rights: it can write the reward", 'python3 -I "$PENSTOCK_UNTRUSTED" 10 python3 total.py'
     ),

@@ -59,6 +59,8 @@ def test_a_file_of_the_image_that_the_agent_can_write_is_named_where_tests_read_
         ("FROM debian:12\nWORKDIR /app\nCOPY --from=a data /data\n", "cmp out /data/want.csv\n", SOLUTION),
         ("FROM debian:12\nWORKDIR /app\nCOPY data /opt/data\n", "cmp out /opt/data/want.csv\n", SOLUTION),
         ("FROM debian:12\nWORKDIR /app\nCOPY data /var/data\nVOLUME /var/other\n", "cmp out /var/data/want.csv\n", SOLUTION),
+        ("FROM debian:12\nWORKDIR /app\nCOPY data/want.csv /want.csv\n", "cmp out /want.csv\n", SOLUTION),
+        ("FROM debian:12\nWORKDIR /app\nCOPY data/want.csv /\n", "cmp out /want.csv\n", SOLUTION),
         ("FROM debian:12\nWORKDIR /app\nCOPY data /data\n", "cp -f /tests/clean.csv /data/want.csv\ncmp out /data/want.csv\n", SOLUTION),
     ],
 )  # fmt: skip
@@ -68,11 +70,15 @@ def test_files_of_the_tests_of_the_system_and_of_the_work_are_not_named(
     assert lines(dockerfile, test, solution) == []
 
 
-@pytest.mark.parametrize("artifact", ["/var/data", "/var/data/want.csv"])
-def test_a_file_in_a_place_that_artifacts_name_is_named(artifact: str) -> None:
-    dockerfile = "FROM debian:12\nWORKDIR /app\nCOPY data /var/data\n"
+@pytest.mark.parametrize(
+    ("artifact", "place"),
+    [("/var/data", "/var/data"), ("/var/data/want.csv", "/var/data"), ("/want.csv", "/")],
+)
+def test_a_file_in_a_place_that_artifacts_name_is_named(artifact: str, place: str) -> None:
+    dockerfile = f"FROM debian:12\nWORKDIR /app\nCOPY data {place}\n"
     toml = f'artifacts = ["{artifact}"]\n'
-    assert lines(dockerfile, "cmp out /var/data/want.csv\n", **{"task.toml": toml}) == [1]
+    test = f"cmp out {place.rstrip('/')}/want.csv\n"
+    assert lines(dockerfile, test, **{"task.toml": toml}) == [1]
 
 
 def test_a_comment_allows_it() -> None:
