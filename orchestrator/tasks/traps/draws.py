@@ -12,6 +12,7 @@ from tree_sitter import Node
 
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.python_names import PythonNames
+from orchestrator.tasks.traps.python_tree import nodes_of
 from orchestrator.tasks.traps.tree import above, listed, plain, source_of
 
 _DEVICE: Final = re.compile(r"(?:\w+=)?/dev/u?random")
@@ -59,7 +60,7 @@ def draws_in_shell(node: Node) -> bool:
 def draws_in_python(tree: ast.Module, names: PythonNames, seeded: frozenset[str]) -> Iterator[ast.Call]:
     """The calls that draw. `seeded`: modules whose generator another file of the tests seeds."""
     seeded |= seeds(tree, names)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.Call):
             continue
         name = names.called(node.func)
@@ -87,7 +88,7 @@ def seeds_of(source: str) -> frozenset[str]:
 
 def seeds(tree: ast.Module, names: PythonNames) -> frozenset[str]:
     """The modules whose generator a source seeds with a value that repeats."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(tree) if isinstance(node, ast.Call)]
     return frozenset(
         module
         for module in _SHARED

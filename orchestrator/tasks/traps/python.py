@@ -10,6 +10,7 @@ from orchestrator.tasks.traps.python_calls import Calls
 from orchestrator.tasks.traps.python_lists import Lists
 from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_text import Texts
+from orchestrator.tasks.traps.python_tree import nodes_of
 from orchestrator.tasks.traps.python_word import OwnWord
 from orchestrator.tasks.traps.rules import Rule, Trap
 
@@ -56,7 +57,7 @@ def _found(
     yield from ((node, Rule.SOMEWHERE) for node in Lists(tree, names, texts).somewhere())
     yield from OwnWord(tree, names=names, texts=texts, calls=calls).found()
     yield from ((node, Rule.DRAWS) for node in draws_in_python(tree, names, seeded))
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             modules = (
                 [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]

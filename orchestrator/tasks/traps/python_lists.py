@@ -8,6 +8,7 @@ from typing import Final
 
 from orchestrator.tasks.traps.python_names import PythonNames, bindings
 from orchestrator.tasks.traps.python_text import Texts
+from orchestrator.tasks.traps.python_tree import nodes_of, parents_of
 
 _EMPTY: Final = frozenset({"[]", "set()", "()", "{}", "0", "list()", "frozenset()"})
 _WHOLE: Final = frozenset({"len", "set", "sorted", "list", "frozenset"})
@@ -19,24 +20,24 @@ class Lists:
 
     def __init__(self, tree: ast.Module, names: PythonNames, texts: Texts) -> None:
         self._tree, self._names, self._texts = tree, names, texts
-        self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
-        subscripts = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))
+        self._parents = parents_of(tree)
+        subscripts = (node for node in nodes_of(tree) if isinstance(node, ast.Subscript))
         self._often = Counter(map(ast.unparse, subscripts))
-        self._read = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+        self._read = Counter(node.id for node in nodes_of(tree) if isinstance(node, ast.Name))
         self._derived: set[str] = set()
         before = -1
         while before != len(self._derived):
             before = len(self._derived)
             self._derived |= {
                 target.id
-                for node in ast.walk(tree)
+                for node in nodes_of(tree)
                 for target, value in bindings(node)
                 if isinstance(target, ast.Name) and self._is_derived(value)
             }
 
     def somewhere(self) -> Iterator[ast.expr]:
         """The conditions that a list of everything fulfils."""
-        nodes = [node for node in ast.walk(self._tree) if isinstance(node, ast.expr)]
+        nodes = [node for node in nodes_of(self._tree) if isinstance(node, ast.expr)]
         if not any(map(self._is_surplus, nodes)):
             bound = {ast.unparse(side) for node in nodes for side in self._bound(node)}
             lacks = ((node, self._lack(node)) for node in nodes)
@@ -53,7 +54,7 @@ class Lists:
                 yield node
             if self._is_entry(node) or self._is_common(node) or self._is_any(node):
                 yield node
-        for loop in ast.walk(self._tree):
+        for loop in nodes_of(self._tree):
             if isinstance(loop, ast.For) and self._is_derived(loop.iter) and self._succeeds_at_one(loop):
                 yield loop.iter
 

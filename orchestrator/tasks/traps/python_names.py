@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
+from orchestrator.tasks.traps.python_tree import nodes_of
 from orchestrator.tasks.traps.tree import is_safe, listed
 
 WRAPPER: Final = "PENSTOCK_UNTRUSTED"
@@ -34,7 +35,7 @@ class PythonNames:
         self._modules = dict(_USUAL)
         bound: list[tuple[str, ast.expr]] = []
         imported: set[str] = set()
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.Import):
                 self._modules |= {
                     a.asname or a.name.partition(".")[0]: a.name if a.asname else a.name.partition(".")[0]
@@ -217,7 +218,7 @@ def _several(tree: ast.Module) -> dict[str, list[ast.expr]]:
     source calls their function with. A parameter of two functions stands for nothing."""
     found: dict[str, list[ast.expr]] = {}
     parameters: dict[str, list[str]] = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.For(ast.Name(name), values) | ast.comprehension(ast.Name(name), values):
                 found.setdefault(name, []).append(ast.Starred(values))
@@ -226,7 +227,7 @@ def _several(tree: ast.Module) -> dict[str, list[ast.expr]]:
             case ast.FunctionDef():
                 parameters[node.name] = [argument.arg for argument in node.args.args]
     often = Counter(name for names in parameters.values() for name in names)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in parameters:
             given = [*zip(parameters[node.func.id], node.args, strict=False)]
             given += [(keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg is not None]

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final, TypeAlias
 
+from orchestrator.tasks.traps.python_tree import parents_of
 from orchestrator.tasks.traps.tree import listed
 
 _ERRORS: Final = listed("AssertionError Exception RuntimeError ValueError")
@@ -18,7 +19,7 @@ class Singles:
 
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
-        self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self._parents = parents_of(tree)
         self._known: dict[ast.AST, dict[str, _Place]] = {}
 
     def holds(self, node: ast.expr) -> bool:

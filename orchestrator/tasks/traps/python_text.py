@@ -6,6 +6,7 @@ from typing import Final
 
 from orchestrator.tasks.traps.python_names import PythonNames, bindings, given_by_definition, known_as
 from orchestrator.tasks.traps.python_single import Singles
+from orchestrator.tasks.traps.python_tree import nodes_of, parents_of
 from orchestrator.tasks.traps.tree import listed
 
 _READS: Final = frozenset({"read", "read_text", "read_bytes", "readlines", "readline"})
@@ -25,11 +26,11 @@ class Texts:
 
     def __init__(self, tree: ast.Module, names: PythonNames) -> None:
         self._names, self._tree, self._singles = names, tree, Singles(tree)
-        self._parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+        self._parents = parents_of(tree)
         self._carrying: set[str] = set()
         bound = [
             pair
-            for node in ast.walk(tree)
+            for node in nodes_of(tree)
             for pair in [
                 *((known_as(target), value) for target, value in bindings(node)),
                 *given_by_definition(node),
@@ -75,7 +76,7 @@ class Texts:
 
     def somewhere(self) -> Iterator[ast.expr | ast.stmt]:
         """The conditions that one part of the agent's text fulfils."""
-        for node in ast.walk(self._tree):
+        for node in nodes_of(self._tree):
             if isinstance(node, ast.Compare):
                 found = len(node.ops) == 1 and self._compares(node)
             elif isinstance(node, ast.Call):

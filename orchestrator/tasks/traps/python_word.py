@@ -8,6 +8,7 @@ from orchestrator.tasks.traps.own_word import REWARD
 from orchestrator.tasks.traps.python_calls import Calls
 from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_text import Texts
+from orchestrator.tasks.traps.python_tree import nodes_of
 from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.tree import listed
 
@@ -26,7 +27,7 @@ class OwnWord:
     def found(self) -> Iterator[tuple[ast.expr, Rule]]:
         """The expressions that take the agent's word."""
         known = set(self._known())
-        for node in ast.walk(self._tree):
+        for node in nodes_of(self._tree):
             if isinstance(node, ast.Call) and self._pays(node):
                 yield node, Rule.PAID
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
@@ -40,13 +41,13 @@ class OwnWord:
         if conditions and all(map(self._is_status, conditions)):
             yield from (
                 (n, Rule.STATUS)
-                for n in ast.walk(self._tree)
+                for n in nodes_of(self._tree)
                 if isinstance(n, ast.Call) and self._calls.runs_agents(n)
             )
 
     def _known(self) -> Iterator[str | None]:
         """The files of the work directory that the tests also compare with something that is not the agent's."""
-        for node in ast.walk(self._tree):
+        for node in nodes_of(self._tree):
             match node:
                 case ast.Compare(left, [ast.Eq()], [right]) if self._texts.is_wanted(node):
                     for one, other in ((left, right), (right, left)):
@@ -128,7 +129,7 @@ class OwnWord:
 
     def _conditions(self) -> Iterator[ast.expr]:
         """What the tests require: of `assert`, `assertEqual`, and conditions of `if`."""
-        for node in ast.walk(self._tree):
+        for node in nodes_of(self._tree):
             if isinstance(node, ast.Assert | ast.If | ast.IfExp):
                 yield node.test
             elif (

@@ -1,5 +1,6 @@
 """Each form that pays without the work is named by its rule, and a sound form for the same purpose is not named."""
 
+import ast
 import time
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.traps import Rule, traps_of
 from orchestrator.tasks.traps.python import python_traps
+from orchestrator.tasks.traps.python_tree import nodes_of, parents_of
 from orchestrator.tasks.traps.shell import shell_traps
 from tests.unit.tasks import trap_pairs_of_word as of_word
 from tests.unit.tasks.trap_pairs import PYTHON, SHELL
@@ -54,6 +56,16 @@ def test_the_time_for_long_tests_does_not_grow_with_the_square_of_their_length()
     )
     assert len(named) == 400
     assert time.process_time() - began < 5
+
+
+def test_a_source_is_walked_once_for_all_rules_and_no_node_is_left_out() -> None:
+    source = "import json\nfor x in json.load(open('/app/o')):\n    assert 'a' in x and -x['k'] <= 3\n"
+    before = (nodes_of.cache_info().misses, parents_of.cache_info().misses)
+    python_traps("tests/check.py", source, frozenset())
+    assert (nodes_of.cache_info().misses, parents_of.cache_info().misses) == (before[0] + 1, before[1] + 1)
+    tree = ast.parse(source)
+    walked = [node for node in ast.walk(tree) if not isinstance(node, ast.expr_context)]
+    assert [*nodes_of(tree)] == walked
 
 
 SCRIPT = "mkdir -p /logs/verifier\n{}\necho $ok > /logs/verifier/reward.txt\n"
