@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.cli import tables
@@ -27,6 +28,7 @@ def notes(
     yield from _cores(tasks, section, limits_cores or _here)
     yield from _data(tasks, section)
     yield from _astray(tasks)
+    yield from _downloads(tasks)
 
 
 def _cores(
@@ -64,6 +66,18 @@ def _data(tasks: "Iterable[Task]", section: "SandboxSection") -> Iterator[str]:
         yield (
             f"{tables.counted(len(naming), 'task')} whose instruction or solution names a place such as {naming[0]}: of an image, sandboxes of the "
             f"provider {section.provider} let programs write the work directory alone (ops/guides/images.md)"
+        )
+
+
+def _downloads(tasks: "Iterable[Task]") -> Iterator[str]:
+    from orchestrator.tasks.downloads import without_network
+
+    found = [(task, *first) for task in tasks for first in islice(without_network(task), 1)]
+    if found:
+        task, script, command = found[0]
+        yield (
+            f"{tables.counted(len(found), 'task')} whose tests download, and have no network, so that right work may earn 0 ({task.name}: "
+            f'{script} runs {command}): bring it in the environment, or write network_mode = "public" below [verifier], which sandbox.egress grants'
         )
 
 
