@@ -214,7 +214,7 @@ async def _scores(sandbox: Sandbox, work: GradedWork) -> Scores:
     try:
         return parse(text, reward_json)
     except Described:
-        if not named:  # there is no text
+        if not named:  # a text does not exist
             raise
         with suppress(ValueError, PathRefused):
             text = await _text(sandbox, REWARD_FILE, REWARD_BYTES)
