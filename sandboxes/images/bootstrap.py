@@ -65,6 +65,14 @@ def suite_of(name: str) -> tuple[str, str]:
     return distribution, suite
 
 
+def _check_words(include: Sequence[str], mirror: str, example: str) -> None:
+    """ImageRefused for a package or a mirror that debootstrap would read as something else."""
+    if wrong := [word for word in include if not _WORD.fullmatch(word)]:
+        raise ImageRefused(f"{wrong[0]!r} cannot be the name of a package")
+    if mirror and not _MIRROR.fullmatch(mirror):
+        raise ImageRefused(f"{mirror!r} is not the URL of a mirror: write it as apt reads it, {example}")
+
+
 async def bootstrap(
     store: ImageStore,
     settings: ImageSettings,
@@ -78,12 +86,7 @@ async def bootstrap(
     """Make the image `base`, with the packages `include`, and let `name` (or `base`) stand for it. ImageRefused, one sentence, if that fails."""
     distribution, suite = suite_of(base)
     check_name(name or base)
-    if wrong := [word for word in include if not _WORD.fullmatch(word)]:
-        raise ImageRefused(f"{wrong[0]!r} cannot be the name of a package")
-    if mirror and not _MIRROR.fullmatch(mirror):
-        raise ImageRefused(
-            f"{mirror!r} is not the URL of a mirror: write it as apt reads it, {MIRRORS[distribution]}"
-        )
+    _check_words(include, mirror, MIRRORS[distribution])
     if problems := caged.missing("debootstrap"):
         raise SandboxError(f"no image can be bootstrapped on this machine: {' '.join(problems)}")
     with store.place() as place:
