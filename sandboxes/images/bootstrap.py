@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import anyio
@@ -65,6 +66,14 @@ def suite_of(name: str) -> tuple[str, str]:
     return distribution, suite
 
 
+def _programs(place: Path) -> None:
+    """The directory of programs that stand before the system's."""
+    place.mkdir()
+    (place / "mknod").write_text(_MKNOD)
+    for path in (place, place / "mknod"):
+        path.chmod(0o755)
+
+
 def _check_words(include: Sequence[str], mirror: str, example: str) -> None:
     """ImageRefused for a package or a mirror that debootstrap would read as something else."""
     if wrong := [word for word in include if not _WORD.fullmatch(word)]:
@@ -91,10 +100,7 @@ async def bootstrap(
         raise SandboxError(f"no image can be bootstrapped on this machine: {' '.join(problems)}")
     with store.place() as place:
         caged.make_etc(place / "etc")
-        (place / "bin").mkdir()
-        (place / "bin" / "mknod").write_text(_MKNOD)
-        for path in (place / "bin", place / "bin" / "mknod"):
-            path.chmod(0o755)
+        _programs(place / "bin")
         out = own(place / "out")
         environment = {
             "PATH": "/penstock-bin:/usr/sbin:/usr/bin:/sbin:/bin",

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -310,10 +311,19 @@ async def test_an_ordinary_user_has_images_too(root: Path, shared: Path) -> None
     home = root / "nobody"
     home.mkdir(mode=0o755)
     os.chown(home, 65534, 65534)
-    result = await anyio.run_process(
-        ["/usr/bin/python3", "-c", program, str(home), str(shared / "root")], user=65534, group=65534, extra_groups=[], check=False,
-        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home), "TMPDIR": str(home)}, cwd="/",
-    )  # fmt: skip
+    own = root / "own"
+    shutil.copytree(shared / "root", own, symlinks=True)
+
+    async def imports() -> subprocess.CompletedProcess[bytes]:
+        return await anyio.run_process(
+            ["/usr/bin/python3", "-c", program, str(home), str(own)], user=65534, group=65534, extra_groups=[], check=False,
+            env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(home), "TMPDIR": str(home)}, cwd="/",
+        )  # fmt: skip
+
+    result = await imports()  # root's closed directory is named, not left out
+    assert f"{own}/app/shut is closed to this user: permit reading".encode() in result.stderr
+    (own / "app/shut").chmod(0o755)
+    result = await imports()
     assert result.returncode == 0, result.stderr.decode()
     kind, out, err, modified, deleted, again = json.loads(result.stdout)
     assert kind in (Layering.USER, Layering.FUSE, Layering.COPY)
