@@ -113,7 +113,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What runs, in order, and what is left out."""
+    """The parts that run, in order, and those that are left out."""
 
     runs: Sequence[Choice]
     left_out: Sequence[Choice]
@@ -300,8 +300,8 @@ def _parts(tier: Tier, turn: int) -> list[Part]:
 
 
 def choose(tiers: Tiers, changed: Sequence[str] | None, turn: int, owed: Sequence[str] = ()) -> Plan:
-    """What `.ci/run` runs. `changed`: the paths of the change, None if they are unknown; `turn`: which slice of the rotation is next; `owed`: the
-    names of parts that earlier changes touched and for which no time was left.
+    """The parts that `.ci/run` runs. `changed`: the paths of the change, None if they are unknown; `turn`: which slice of the rotation is next;
+    `owed`: the names of parts that earlier changes touched and for which no time was left.
 
     Parts that a change concerns until their quiet seconds are spent; then the first slice from the `turn`-th that is not among them.
     """

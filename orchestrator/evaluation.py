@@ -95,7 +95,7 @@ class EvaluationRequest:
         return f"eval:{self.suite}:{version}:"
 
     def measured(self, task: Task) -> str:
-        """What is measured: the same on every version of a suite."""
+        """The measured tasks and draws: the same on every version of a suite."""
         return f"{self._how}{task.content_hash[:HASH]}"
 
     @property

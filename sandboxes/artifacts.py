@@ -307,7 +307,7 @@ def together(found: Artifacts, more: Artifacts, at: str) -> Artifacts:
 
 
 def left_of(limits: ArtifactLimits, found: Artifacts) -> ArtifactLimits:
-    """What `limits` still allow after `found`."""
+    """The rest of `limits` after `found`."""
     files = [*found.added.values(), *found.modified.values()]
     in_memory = sum(file.size for file in files if isinstance(file, File))
     return replace(

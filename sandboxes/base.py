@@ -114,7 +114,7 @@ class RefusedReason(enum.Enum):
 
 
 class Lost(enum.Enum):
-    """What the copy of a file or directory is without."""
+    """The properties that the copy of a file or directory lacks."""
 
     SET_USER_ID = "set-user-id bit"
     SET_GROUP_ID = "set-group-id bit"
@@ -260,7 +260,7 @@ SERVICE_START_S = 60.0
 
 
 class ServiceState(enum.Enum):
-    """What a side service waits for in another one."""
+    """The state of another side service that one waits for."""
 
     STARTED = "service_started"
     HEALTHY = "service_healthy"

@@ -44,7 +44,8 @@ def shown(most: int) -> str:
 
 
 def differences(limits: Mapping[str, tuple[str, str]], niceness: str) -> Iterator[str]:
-    """What a program begins with instead of the fixed values, one clause each. Only a privileged process can raise limits and lower a niceness."""
+    """The values with which a program begins instead of the fixed ones, one clause each. Only a privileged process can raise limits and lower a
+    niceness."""
     for number, name in NAMES.items():
         wanted = tuple(map(shown, FIXED_LIMITS[number]))
         if name in limits and limits[name] != wanted:

@@ -1,4 +1,4 @@
-"""What the copy of a file or directory is without: special permission bits, its other names, extended attributes.
+"""Properties that the copy of a file or directory lacks: special permission bits, its other names, extended attributes.
 
 It is looked up where the entry is read anyway: no entry is visited twice.
 """

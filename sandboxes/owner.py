@@ -34,7 +34,7 @@ def working_as(name: str) -> Iterator[None]:
 
 
 class WorkKind(StrEnum):
-    """What a sandbox is for."""
+    """The purpose of a sandbox."""
 
     ATTEMPT = "attempt"
     VERIFICATION = "verification"

@@ -143,7 +143,7 @@ def make_passable(directory: Path, mode: int = 0o711) -> None:
 
 
 class Kind(enum.Enum):
-    """What `clear` removes."""
+    """The entries that `clear` removes."""
 
     ANY = enum.auto()
     DIRECTORY = enum.auto()

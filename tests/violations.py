@@ -70,7 +70,7 @@ async def nothing_lost(connection: AsyncConnection, run_id: int, ledger: Sequenc
 
 
 def sentences(report: Report, checks: Sequence[Checked]) -> list[str]:
-    """What the auditor says, with the rows that it names."""
+    """The auditor's findings, with the rows that they name."""
     lines = [f"the auditor found {sum(check.found for check in checks)} violations in run {report.run!r}:"]
     for check in checks:
         lines.append(f"{check.invariant} {check.name}: {check.found} of {check.examined}")

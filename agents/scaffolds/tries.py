@@ -17,7 +17,7 @@ _HELPLESS: Final = re.compile(
     r"No space left on device|Disk quota exceeded|Read-only file system|Permission denied"
     r"|are unsatisfiable|Distribution not found at|code (ENOSPC|EDQUOT|EROFS|EACCES|EPERM|E404|ETARGET)"
 )
-"""What npm and uv print where waiting does not help: no space, no permission, a package that does not exist."""
+"""Messages of npm and uv after which waiting does not help: no space, no permission, a package that does not exist."""
 
 
 def run(argv: Sequence[str], place: Path, env: Mapping[str, str], say: Say) -> tuple[int, str]:

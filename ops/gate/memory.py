@@ -1,4 +1,4 @@
-"""What the machine remembers from one run of the gate to the next: a file outside the clone, or nothing where no file can be kept."""
+"""The machine's memory from one run of the gate to the next: a file outside the clone, or nothing where no file can be kept."""
 
 import fcntl
 import json

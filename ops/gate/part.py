@@ -108,7 +108,7 @@ def run(
 
 
 def _end_of(code: int, limit_s: float | None, tests: dict[str, Result]) -> str:
-    """What went wrong besides failed tests, as a sentence. `limit_s`: the limit that ended it, if one did."""
+    """Problems besides failed tests, as a sentence. `limit_s`: the limit that ended it, if one did."""
     if limit_s is not None:
         return f"it was still running after {limit_s:.0f} s and was ended"
     if code < 0:
@@ -123,7 +123,7 @@ def _end_of(code: int, limit_s: float | None, tests: dict[str, Result]) -> str:
 
 
 def _around(log: Path) -> list[str]:
-    """What is wrong around a part, whatever its status: it printed nothing, the disk is full."""
+    """Problems around a part, whatever its status: it printed nothing, the disk is full."""
     free = psutil.disk_usage(str(log.parent)).free
     silent = [] if log.stat().st_size else ["it printed nothing"]
     return [*silent, *([f"the disk is full ({free >> 20} MB are free)"] if free < LOW_BYTES else [])]

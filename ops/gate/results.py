@@ -1,4 +1,4 @@
-"""What the sessions of pytest reported, in the directory of a part: `N.jsonl` of pytest-reportlog, one JSON object per line, `N.status`, the status
+"""The reports of pytest's sessions, in the directory of a part: `N.jsonl` of pytest-reportlog, one JSON object per line, `N.status`, the status
 of that process, and `alone`, the tests that the first session left to another one (ops/gate/company.py)."""
 
 import json
@@ -67,7 +67,7 @@ def read(directory: Path) -> dict[str, Result]:
 
 
 def incomplete(directory: Path, tests: Mapping[str, Result]) -> list[str]:
-    """What shows that not every test ran, as sentences: a session that did not end as one does, tests that ran in no session."""
+    """Signs that not every test ran, as sentences: a session that did not end as one does, tests that ran in no session."""
     found = [sentence for file in _sessions(directory) if (sentence := _broken(file))]
     missing = [test for test in _alone(directory) if test not in tests]
     if missing:

@@ -25,7 +25,7 @@ def rows() -> Iterator[str]:
 
 
 def _details(key: Key) -> str:
-    """What a key does, and the values of a refused one that request nothing."""
+    """The effect of a key, and the values of a refused one that request nothing."""
     idle = " or ".join(f"`{json.dumps(value)}`" for value in key.asks_nothing)
     details = f"{key.says}, or leave it at {idle}" if idle else key.says
     return details.replace("|", r"\|")

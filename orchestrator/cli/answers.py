@@ -45,7 +45,7 @@ class Answers:
         return not self.rejected and not self.unanswered
 
     def counts(self) -> dict[str, Any]:
-        """What --json prints."""
+        """The form that --json prints."""
         return {
             "accepted": self.accepted,
             "already": self.already,

@@ -117,7 +117,7 @@ def rollout_head(found: "Rollout") -> Iterator[str]:
 
 
 def _systems(found: "Rollout") -> Iterator[str]:
-    """What the sandboxes ran on, once where all attempts agree."""
+    """The system that the sandboxes ran on, once where all attempts agree."""
     known = {attempt.attempt: attempt.system for attempt in found.attempts if attempt.system is not None}
     if len(set(known.values())) == 1:
         yield f"sandbox on {next(iter(known.values()))}"

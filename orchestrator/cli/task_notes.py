@@ -1,4 +1,4 @@
-"""What of admissible tasks does not hold in the sandboxes of a run, or on this machine: notes of `penstock tasks check` and `publish`."""
+"""Requests of admissible tasks that do not hold in the sandboxes of a run, or on this machine: notes of `penstock tasks check` and `publish`."""
 
 import os
 import re

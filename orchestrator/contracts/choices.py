@@ -14,14 +14,14 @@ class SignalSource(StrEnum):
 
 
 class SignalSpan(StrEnum):
-    """What a process signal pays."""
+    """The unit that a process signal pays."""
 
     STEP = "step"  # each step: weight · value
     ROLLOUT = "rollout"  # the rollout: weight · the mean over its steps
 
 
 class ZeroSignal(StrEnum):
-    """What must differ among the members of a group for it to train."""
+    """The value that must differ among the members of a group for it to train."""
 
     PERFORMANCE = "performance"
     RETURNS = "returns"
@@ -36,7 +36,7 @@ class BatchScaling(StrEnum):
 
 
 class Aggregation(StrEnum):
-    """What counts the same in the loss (trainer/loss/aggregation.py)."""
+    """The unit of equal weight in the loss (trainer/loss/aggregation.py)."""
 
     TOKEN = "token"
     PROMPT = "prompt"
@@ -74,7 +74,7 @@ class WeightTransport(StrEnum):
 
 
 class UnprovenTemplate(StrEnum):
-    """What happens to a model whose chat template rewrites the history."""
+    """The treatment of a model whose chat template rewrites the history."""
 
     REFUSE = "refuse"
     PER_REQUEST = "per_request"  # each request is rendered whole, as a sample of its own

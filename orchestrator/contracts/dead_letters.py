@@ -6,7 +6,7 @@ MOST_DIGITS = 18  # every such number fits a bigint
 
 
 class LetterKind(StrEnum):
-    """What a dead letter is."""
+    """The kind of a dead letter."""
 
     MESSAGE = "m"
     GROUP = "g"

@@ -1,4 +1,4 @@
-"""What the programs of a task's sandbox may reach: words of a `task.toml` and of a run's configuration, and what comes of both."""
+"""The network that the programs of a task's sandbox may reach: words of a `task.toml` and of a run's configuration, and what comes of both."""
 
 from dataclasses import dataclass
 from enum import StrEnum

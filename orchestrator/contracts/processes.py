@@ -23,7 +23,7 @@ WORKERS = (ProcessRole.RUNNER, ProcessRole.VERIFIER)
 
 
 class PauseMode(StrEnum):
-    """What a pause of a rollout server does to running requests (SGLang's `/pause_generation`)."""
+    """The effect of a rollout server's pause on running requests (SGLang's `/pause_generation`)."""
 
     ABORT = "abort"  # they end with their tokens so far
     RETRACT = "retract"  # they restart from their tokens

@@ -66,7 +66,7 @@ class BatchState(StrEnum):
 
 
 class Entity(StrEnum):
-    """What a row of the history describes. MESSAGE: a dead letter."""
+    """The subject of a row of the history. MESSAGE: a dead letter."""
 
     GROUP = "group"
     ROLLOUT = "rollout"
@@ -138,7 +138,7 @@ class SessionState(StrEnum):
 
 
 class DrainKind(StrEnum):
-    """What can be drained. A verifier runner is a runner."""
+    """Processes that can be drained. A verifier runner is a runner."""
 
     RUNNER = "runner"
     GATEWAY = "gateway"

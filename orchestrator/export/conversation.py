@@ -11,7 +11,7 @@ from orchestrator.queries.chat import TOOLS, ConversationMessage, added, reply
 
 
 class Relation(StrEnum):
-    """What a chain is to the others of its attempt."""
+    """The relation of a chain to the others of its attempt."""
 
     MAIN = "main"  # the first of all
     AGENT = "agent"  # another agent's conversation (a sub-agent)

@@ -280,7 +280,7 @@ def _completions(
     store: SessionStore,
     metrics: GatewayMetrics,
 ) -> CompletionService:
-    """What answers the calls: it generates in `pool` and records by `courier`."""
+    """The service behind the calls: it generates in `pool` and records by `courier`."""
     recorder = Recorder(
         settings.run,
         courier,

@@ -12,7 +12,7 @@ from orchestrator.pool.transact import transact
 
 
 class MessageKind(StrEnum):
-    """What a message with a key reports."""
+    """The subject of a message with a key."""
 
     STEP = "step"
     RESULT = "result"

@@ -101,7 +101,7 @@ async def published(connection: AsyncConnection, run_id: int, versions: Collecti
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What training has committed, without voided batches."""
+    """The versions that training has committed, without voided batches."""
 
     batches: int
     groups: int

@@ -28,7 +28,8 @@ SETTINGS = (
     "log_min_messages=fatal",
     "temp_file_limit=4GB",
 )
-"""What a session of the login begins with. It can change all but the last two; `reader_rights.end_long` bounds its time nevertheless."""
+"""The settings with which a session of the login begins. It can change all but the last two; `reader_rights.end_long` bounds its time
+nevertheless."""
 
 # Whether the login is as it was made. A login may change its own password and its own settings.
 _THERE = """

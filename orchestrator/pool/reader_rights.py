@@ -30,7 +30,7 @@ SELECT array_remove(ARRAY[
     CASE WHEN EXISTS (SELECT {_OPEN} AND p.proname ~ 'advisory') THEN 'hold advisory locks' END,
     CASE WHEN EXISTS (SELECT {_OPEN} AND p.proname ~ '^lo') THEN 'make large objects' END,
     CASE WHEN EXISTS (SELECT {_OPEN} AND p.proname ~ 'logical') THEN 'write to the write-ahead log' END], NULL)"""
-"""What a reader of this database may do beyond reading, as text[]; empty: nothing."""
+"""Rights of a reader of this database beyond reading, as text[]; empty: none."""
 
 # Gateways of before this file take an advisory lock when they claim a server.
 TIGHTEN: Final = rf"""DO $$
@@ -84,7 +84,7 @@ async def tighten(connection: AsyncConnection) -> list[str]:
 
 
 async def readers_may(connection: AsyncConnection) -> list[str]:
-    """What a reader of this database may do beyond reading."""
+    """The rights of a reader of this database beyond reading."""
     return list(await connection.scalar(text(MORE)) or [])
 
 

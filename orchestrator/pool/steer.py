@@ -24,7 +24,7 @@ from orchestrator.settings.curriculum import StageSection
 
 
 class Action(StrEnum):
-    """What a person did to a run."""
+    """The act of a person on a run."""
 
     PAUSE = "pause"
     RESUME = "resume"

@@ -35,7 +35,7 @@ CONTENT = (
 )  # data exception, constraint violation, a value over a limit of Postgres (of an index row, of nesting)
 MOST_BROKEN = 3
 DRIVER_ERRORS = (OSError, PoolTimeout, StatementError, asyncpg.PostgresError, asyncpg.InternalClientError)
-"""What a statement or a connection may raise for reasons of the server, the network, the client or the values: `passing` tells them apart."""
+"""Errors that a statement or a connection may raise for reasons of the server, the network, the client or the values: `passing` tells them apart."""
 
 
 class TransactionEnded(Exception):

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 
 class BarKind(StrEnum):
-    """What an attempt spent a time on."""
+    """The activity of an attempt during a time."""
 
     WAITING = "waiting"  # for a runner
     START = "start"  # sandbox and program, until the first request

@@ -1,4 +1,4 @@
-"""What an attempt gathers, and the result that a runner sends of it."""
+"""The record of an attempt while it runs, and the result that a runner sends of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

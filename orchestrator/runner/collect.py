@@ -1,4 +1,4 @@
-"""What the tests get of the agent's sandbox: the changes of its work directory, and the declared artifacts after the collect hooks.
+"""The files that cross from the agent's sandbox to the tests: the changes of its work directory, and the declared artifacts after the collect hooks.
 
 Hooks run as the agent after it has ended, so what they report is as much the agent's word as its files. Only regular files are copied, and links
 are not followed; what else lies there stays behind, by name and number. A missing source is not an error: the tests decide what its absence means.
@@ -167,7 +167,7 @@ async def declared(
 
 @dataclass(slots=True, kw_only=True)
 class _Listing:
-    """What lies in a source: its regular files as (absolute path, mode), in order; the names of what cannot be copied, by the path for people; and
+    """The content of a source: its regular files as (absolute path, mode), in order; the names of what cannot be copied, by the path for people; and
     what is wrong with the source as a whole."""
 
     source: ArtifactSource
@@ -191,7 +191,7 @@ class _Listing:
             self.refused[written(inside)] = reason
 
     def behind(self, most: int) -> Iterator[ArtifactFile]:
-        """What cannot be copied: at most `most` by name, and in one more entry the number of the others."""
+        """The files that cannot be copied: at most `most` by name, and in one more entry the number of the others."""
         named = dict(list(self.refused.items())[: max(0, most)])
         for path, reason in named.items():
             yield _behind(path, reason.value)
@@ -207,7 +207,7 @@ def _behind(path: str, why: str) -> ArtifactFile:
 
 
 async def _listed(sandbox: Sandbox, source: ArtifactSource) -> _Listing:
-    """What lies in a source. If its list did not come to its end, nothing of it crosses: what is missing has no name."""
+    """The content of a source. If its list did not come to its end, nothing of it crosses: what is missing has no name."""
     root = sandbox.path(source.source)
     result = await sandbox.exec(["sh", "-c", _FIND, "sh", root], timeout_s=LIST_S, cwd="/")
     found = _Listing(source=source)

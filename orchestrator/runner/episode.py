@@ -1,4 +1,4 @@
-"""What an attempt does in its sandbox: its steps one after the other, each with the agent's run and with what it leaves for its tests.
+"""The work of an attempt in its sandbox: its steps one after the other, each with the agent's run and with what it leaves for its tests.
 
     workdir/ and setup.sh of the step → agent → changed files → where the step has a `min_reward`: its tests, in a sandbox of their own
 

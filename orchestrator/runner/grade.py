@@ -165,7 +165,7 @@ async def grade(
 
 
 async def _grade_of(sandbox: Sandbox, result: ExecResult, work: GradedWork) -> Grade:
-    """What the script left, after its end."""
+    """The reward files that the script left, read after its end."""
     text = (result.stdout[-LONGEST_KEPT_LOG:] + result.stderr[-LONGEST_KEPT_LOG:]).decode(errors="replace")[
         -LONGEST_KEPT_LOG:
     ]

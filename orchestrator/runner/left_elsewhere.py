@@ -1,4 +1,4 @@
-"""What a reference solution leaves where the tests do not see it: files outside of the work directory, and running processes.
+"""Traces of a reference solution that the tests do not see: files outside of the work directory, and running processes.
 
 The tests run in a fresh sandbox. Where they give such a solution 0, this is why, or may be. Agents leave such things, too (settings, caches), so only
 the solution is looked at.

@@ -1,4 +1,4 @@
-"""What happens in an agent's sandbox before a step of a task with several: its files, its setup.sh, its health check."""
+"""The preparation of an agent's sandbox for a step of a task with several: its files, its setup.sh, its health check."""
 
 from collections.abc import Mapping
 

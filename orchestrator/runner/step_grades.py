@@ -24,7 +24,7 @@ def work_of(
     environment: Environment,
     stored: Mapping[str, AnyFile] = NOTHING,
 ) -> GradedWork:
-    """What the tests of a step get. The answer may be among the artifacts. `environment`: the agent's. `stored`: the content of those that lie in
+    """The input of a step's tests. The answer may be among the artifacts. `environment`: the agent's. `stored`: the content of those that lie in
     blobs, by path."""
     task = step.task
     left = [file for file in artifacts if file.kind is not Left.ANSWER]

@@ -54,13 +54,13 @@ def origin_of(url: str) -> AddressOrigin | None:
 
 
 def name_of(url: str, variable: str) -> str:
-    """What names the URL, as a person wrote it: `--set KEY`, a key of a file, or `variable` for the environment and for a caller in Python."""
+    """The name of the URL, as a person wrote it: `--set KEY`, a key of a file, or `variable` for the environment and for a caller in Python."""
     origin = _origins.get(url)
     return variable if origin is None or origin.source.startswith(f"{variable} ") else origin.source
 
 
 def fix_of(url: str, variable: str) -> str:
-    """What to do about a service that does not answer, as an order."""
+    """The remedy for a service that does not answer, as an order."""
     origin = _origins.get(url)
     return f"start it, or correct {variable}" if origin is None else f"{origin.start}, or {origin.correct}"
 

@@ -63,7 +63,7 @@ class _Alarm:
 
 
 class _Metrics:
-    """What a watchdog counts, in a registry of its own."""
+    """The counters of a watchdog, in a registry of its own."""
 
     def __init__(self, process: str) -> None:
         self.registry = CollectorRegistry()

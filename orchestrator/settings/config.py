@@ -136,7 +136,7 @@ class ProcessesSection(Section):
 
 
 class WatchdogSection(Section):
-    """What counts as stuck: a loop that works and makes no progress for `no_progress_s`, an event loop that does not run for `lag_s`.
+    """The limits of being stuck: a loop that works and makes no progress for `no_progress_s`, an event loop that does not run for `lag_s`.
 
     A stuck loop is named in the log, in the metrics and by `penstock status`, and restarted where that is safe; a process whose event loop
     hangs for `no_progress_s` ends, so that its supervisor starts another.
@@ -238,7 +238,7 @@ class Config(Section):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What `runs.config` keeps: every key, without the URLs of services (they hold passwords)."""
+        """The content of `runs.config`: every key, without the URLs of services (they hold passwords)."""
         return self.model_dump(mode="json", exclude={"services"})
 
     @classmethod
@@ -283,7 +283,7 @@ def ignored(stored: dict[str, Any], own: Config) -> list[str]:
 
 
 def describe_ignored(keys: Sequence[str]) -> str:
-    """What a person reads of `ignored`, in one sentence."""
+    """The sentence about `ignored` for people."""
     return f"this run keeps its original values of: {', '.join(keys)}; a new run.name begins a new run"
 
 

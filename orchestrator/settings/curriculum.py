@@ -20,7 +20,8 @@ Context = Count  # tokens; 0: the model's own
 
 
 class Section(BaseModel):
-    """What people write: frozen, unknown keys refused. A number is a number: neither text in quotes, nor true, nor nan or infinity."""
+    """The form of tables that people write: frozen, unknown keys refused. A number is a number: neither text in quotes, nor true, nor nan or
+    infinity."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -32,7 +33,7 @@ class Section(BaseModel):
 
 
 class DomainLimits(Section):
-    """What one domain has in the place of its stage's limits; absent: the stage's."""
+    """The limits of one domain in place of its stage's; absent: the stage's."""
 
     max_turns: Positive | None = None
     """Completions of one rollout of this domain; absent: the stage's."""

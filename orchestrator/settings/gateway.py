@@ -41,7 +41,7 @@ class GatewaySection(Section):
     canary_tolerance: Annotated[float, Field(gt=0)] = 0.02
     """The largest difference of log-probabilities that the check of new weights accepts; when not given it follows the run's trainer.dtype."""
     unproven_template: UnprovenTemplate = UnprovenTemplate.REFUSE
-    """What happens to a model whose chat template rewrites the history: refuse to start, or render each request whole as a sample of its own."""
+    """The treatment of a model whose chat template rewrites the history: refuse to start, or render each request whole as a sample of its own."""
 
     @field_validator("urls")
     @classmethod

@@ -16,7 +16,7 @@ class ProcessSignal(Section):
     """One process signal: what its values in [-1, 1] are worth, and where they come from. A weight of 0 switches it off."""
 
     weight: Weight = 0.02
-    """What a value of 1 is worth; 0 switches the signal off."""
+    """The reward of a value of 1; 0 switches the signal off."""
     per: SignalSpan = SignalSpan.STEP
     """step pays each step weight · value, rollout pays weight · the mean over the steps, so that more steps earn no more."""
     source: SignalSource = SignalSource.FUNCTION
@@ -30,7 +30,7 @@ PROCESS: Final[Mapping[str, ProcessSignal]] = {
     "repeated_calls": ProcessSignal(weight=0.01),
     "structured_reasoning": ProcessSignal(per=SignalSpan.ROLLOUT),
 }
-"""What a run pays by default; `[reward.process.NAME]` changes or adds one, and leaves the others."""
+"""The signals that a run pays by default; `[reward.process.NAME]` changes or adds one, and leaves the others."""
 
 
 class RewardSection(Section):
@@ -51,7 +51,7 @@ class RewardSection(Section):
     batch_scale: BatchScaling = BatchScaling.NONE
     """Whether the trainer divides a batch's advantages by their spread (std), and centres them before (whiten)."""
     zero_signal: ZeroSignal = ZeroSignal.RETURNS
-    """What must differ among the members of a group for it to train."""
+    """The value that must differ among the members of a group for it to train."""
     noise_replays: Annotated[int, Field(ge=8)] = 8
     """How many replays of one recorded rollout measure the speed noise of a scaffold."""
     noise_interval_s: Seconds = 3600.0
@@ -68,7 +68,7 @@ class RewardSection(Section):
     @field_validator("process", mode="before")
     @classmethod
     def _merge_defaults(cls, given: Any) -> Any:
-        """What is given for a signal changes those keys of its default alone."""
+        """A signal's keys in the file replace those keys of its default, and no others."""
         if not isinstance(given, dict):
             return given
         signals: dict[str, Any] = {name: signal.model_dump() for name, signal in PROCESS.items()}

@@ -63,7 +63,7 @@ _RANGES: Final[Mapping[str, tuple[str, float, float, bool]]] = {
     "seed": ("a whole number from 0 on", 0, 2**63 - 1, True),
 }
 SAMPLING_KEYS: Final = frozenset(_RANGES)
-"""What a session may override."""
+"""The values that a session may override."""
 
 
 def checked(given: Mapping[str, object], *, most_seed: int = EXACT) -> dict[str, float]:

@@ -8,7 +8,7 @@ _NOT_TEXT: Final = "a NUL character or half of a surrogate pair, which is not te
 
 
 def unstorable(raw: Any) -> str | None:
-    """What is wrong with the first text or key that neither the data pool nor the name of a file can hold; None: nothing."""
+    """The fault of the first text or key that neither the data pool nor the name of a file can hold; None: nothing."""
     pending: list[tuple[str, Any]] = [("", raw)]
     while pending:
         key, value = pending.pop()

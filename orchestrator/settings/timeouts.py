@@ -146,7 +146,7 @@ def use(settings: Timeouts) -> Iterator[None]:
 
 
 def to_argument(settings: Timeouts) -> str:
-    """What differs from the defaults, for a command line.
+    """The options that differ from the defaults, for a command line.
 
     >>> to_argument(Timeouts(disk_retry_s=1.5, rank_silence_s=600)), to_argument(Timeouts())
     ('disk_retry_s=1.5,rank_silence_s=600.0', '')

@@ -29,7 +29,7 @@ CANARY_TOLERANCES: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.2}
 
 
 class ExpertBias(StrEnum):
-    """What moves the selection bias of a mixture of experts."""
+    """The rule that moves the selection bias of a mixture of experts."""
 
     FROZEN = "frozen"  # it stays at the checkpoint's value
     BALANCE = "balance"  # every train step moves it by `bias_rate` against the load of the experts (trainer/expert_bias.py)
@@ -72,13 +72,13 @@ class TrainerSection(Section):
     balance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The coefficient of the load-balancing loss of a mixture of experts."""
     expert_bias: Annotated[ExpertBias, BeforeValidator(_known_rule)] = ExpertBias.FROZEN
-    """What moves the selection bias of a mixture of experts: nothing (frozen), or the experts' load (balance)."""
+    """The rule that moves the selection bias of a mixture of experts: none (frozen), or the experts' load (balance)."""
     bias_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The step by which `expert_bias = "balance"` moves the selection bias in each train step."""
     routing_replay: bool = False
     """Whether the trainer uses the experts again that rollout servers recorded."""
     aggregation: Aggregation = Aggregation.PROMPT
-    """What counts the same in the loss: each token, each prompt's group, or each sample."""
+    """The unit of equal weight in the loss: each token, each prompt's group, or each sample."""
     anchor: Anchor = Anchor.BEHAVIOR
     """The denominator of the importance ratio: the policy that sampled, or the trainer before the batch (proximal)."""
     mask: MismatchMask = MismatchMask.NONE

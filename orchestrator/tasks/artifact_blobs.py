@@ -1,4 +1,4 @@
-"""What an attempt left, as its result carries it: small files in the message, larger ones as blobs, and a long list as blobs too."""
+"""The files that an attempt left, as its result carries them: small files in the message, larger ones as blobs, and a long list as blobs too."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ NONE: Final = Carried(listed=[], listing=[], parts={})
 def entries(
     changed: Artifacts, collected: Sequence[ArtifactFile]
 ) -> tuple[list[ArtifactFile], dict[str, Part]]:
-    """What an attempt left, by path: files in memory with their content, stored ones as blobs. Reads every stored file. Raises OSError."""
+    """The files that an attempt left, by path: those in memory with their content, stored ones as blobs. Reads every stored file. Raises OSError."""
     parts: dict[str, Part] = {}
     files = {**changed.added, **changed.modified}
     held: dict[str, AnyFile] = {path: file for path, file in files.items() if isinstance(file, File)}

@@ -270,7 +270,7 @@ def _content(artifact: ArtifactFile, stored: Mapping[str, AnyFile]) -> AnyFile:
 
 
 class _Change:
-    """What the agent left, by absolute path. None of its files or links is above another path of it."""
+    """The agent's artifacts, by absolute path. None of its files or links is above another path of it."""
 
     def __init__(self, artifacts: Sequence[ArtifactFile], stored: Mapping[str, AnyFile]) -> None:
         self.gone = {

@@ -116,7 +116,7 @@ def artifacts_must(value: Any) -> str | None:
 
 
 def artifact_flaw(table: Any) -> str | None:
-    """What a valid artifact would be, if this one is not; None: it is valid."""
+    """The form of a valid artifact, if this one is not; None: it is valid."""
     return next(_artifact_flaws(table), None)
 
 
@@ -141,7 +141,7 @@ def _artifact_flaws(table: Any) -> Iterator[str]:
 def only_declared(
     left: Sequence[ArtifactFile], declared: tuple[ArtifactSource, ...], begins: str | None, *, built: bool
 ) -> list[ArtifactFile]:
-    """What of an attempt's files the tests of the mode `separate` get: the declared ones. `begins`: where the agent's programs begin, None: not
+    """The files of an attempt that the tests of the mode `separate` get: the declared ones. `begins`: where the agent's programs begin, None: not
     known; `built`: in an image."""
     roots = [
         (root, artifact)

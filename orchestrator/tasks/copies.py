@@ -1,4 +1,4 @@
-"""What COPY and ADD of a Dockerfile take from the build's folder, read without a build."""
+"""Files that COPY and ADD of a Dockerfile take from the build's folder, read without a build."""
 
 import json
 import posixpath

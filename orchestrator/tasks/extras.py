@@ -1,4 +1,4 @@
-"""What a task brings for the agent's program besides files: MCP servers and skills. Scaffolds that know them are given them."""
+"""Additions of a task to the agent's program besides files: MCP servers and skills. Scaffolds that know them are given them."""
 
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping

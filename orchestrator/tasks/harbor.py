@@ -248,7 +248,7 @@ class Task:
         )
 
     def _writable(self, found: Environment) -> tuple[str, ...]:
-        """What programs of an image may write because the task declares artifacts there."""
+        """Paths that programs of an image may write because the task declares artifacts there."""
         if found.build is None:
             return ()
         steps = (artifact for step in self.settings.steps for artifact in step.artifacts)
@@ -256,7 +256,7 @@ class Task:
 
     @cached_property
     def composed(self) -> Composed:
-        """What `environment/docker-compose.yaml` adds to the environment. ValueError names the key that is not honoured."""
+        """The additions of `environment/docker-compose.yaml` to the environment. ValueError names the key that is not honoured."""
         return read_services(self.bundle.below(CONTEXT))
 
     def verification(
@@ -347,7 +347,7 @@ class Task:
         return any(own(user) is None and not user.isdecimal() for user in users)
 
     def seen_by_tests(self, left: Sequence[ArtifactFile], environment: Environment) -> Sequence[ArtifactFile]:
-        """What of an attempt's files the tests get: all, or in the mode `separate` the declared artifacts. `environment`: the agent's."""
+        """The files of an attempt that the tests get: all, or in the mode `separate` the declared artifacts. `environment`: the agent's."""
         if not self.settings.verifier.is_separate:
             return left
         built = environment.build is not None
@@ -355,12 +355,12 @@ class Task:
 
     @property
     def tests_bundle(self) -> Bundle:
-        """What lies in /tests at verification, by path relative to it."""
+        """The content of /tests at verification, by path relative to it."""
         return replace(self.bundle.below(TESTS), files=self.tests_files())
 
     @property
     def solution_bundle(self) -> Bundle:
-        """What lies in /solution where the reference solution is run, by absolute path."""
+        """The content of /solution where the reference solution is run, by absolute path."""
         return self.bundle.below(SOLUTIONS).below_root(f"/{SOLUTIONS[:-1]}")
 
     def tests_files(self) -> dict[str, AnyFile]:

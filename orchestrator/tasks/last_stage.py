@@ -1,4 +1,4 @@
-"""What the last stage of a Dockerfile says of the sandbox's programs, read without a build: WORKDIR, USER, ENTRYPOINT, VOLUME, and COPY without
+"""The settings of a sandbox's programs in the last stage of a Dockerfile, read without a build: WORKDIR, USER, ENTRYPOINT, VOLUME, and COPY without
 WORKDIR."""
 
 import json

@@ -59,7 +59,7 @@ class _Secret:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What is known of a file: its words, and for a pack of git those of its objects, which have `object_bytes`; None: they cannot be read."""
+    """The searched words of a file: its own, and for a pack of git those of its objects, which have `object_bytes`; None: they cannot be read."""
 
     words: WordFilter
     is_packed: bool = False

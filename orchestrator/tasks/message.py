@@ -59,7 +59,7 @@ class BlobFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """What a message names. `files`: content that it carries; `blobs`: content that lies in blobs; `modes` of both."""
+    """The entries of a message. `files`: content that it carries; `blobs`: content that lies in blobs; `modes` of both."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     blobs: dict[str, BlobFile] = field(default_factory=dict)

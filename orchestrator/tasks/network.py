@@ -18,7 +18,7 @@ OFFLINE: Final = "remove it, and bring what the task needs in its environment"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What a task asks for, for its agent or its tests. `key`, `value`: the key that says so."""
+    """The network that a task requests, for its agent or its tests. `key`, `value`: the key that says so."""
 
     mode: NetworkMode
     hosts: tuple[str, ...]
@@ -30,7 +30,7 @@ _NOTHING: Final = Wish(mode=NetworkMode.NONE, hosts=(), key="", value=None)
 
 
 def of_agent(settings: TaskSettings) -> Wish:
-    """What the agent, its health check and its collected commands may reach."""
+    """The network of the agent, its health check and its collected commands."""
     return (
         _of_table(settings.agent.network, "[agent]")
         or _of_table(settings.environment, "[environment]")
@@ -39,7 +39,7 @@ def of_agent(settings: TaskSettings) -> Wish:
 
 
 def of_tests(settings: TaskSettings) -> Wish:
-    """What the tests may reach."""
+    """The network of the tests."""
     own = settings.verifier.environment if settings.verifier.is_separate else None
     return (
         _of_table(settings.verifier.network, "[verifier]")
@@ -81,7 +81,7 @@ def contradictions(settings: TaskSettings) -> Iterator[str]:
 
 
 def refusals(settings: TaskSettings, section: SandboxSection, *, proxied: bool) -> Iterator[str]:
-    """What a task asks for and the run does not grant, as sentences. `proxied`: whether the provider's sandboxes reach the proxy."""
+    """Requests of a task that the run does not grant, as sentences. `proxied`: whether the provider's sandboxes reach the proxy."""
     for wish in dict.fromkeys((of_agent(settings), of_tests(settings))):
         if (why := _refusal(wish, section, proxied=proxied)) is not None:
             yield f"task.toml: {wish.key} = {quoted(wish.value)} is not honoured: {why}"

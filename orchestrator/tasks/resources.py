@@ -1,4 +1,4 @@
-"""What a task's sandboxes are given: the run's limits, replaced by those that the task asks for, up to the run's maximum."""
+"""Limits of a task's sandboxes: the run's, replaced by those that the task asks for, up to the run's maximum."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final

@@ -144,7 +144,7 @@ def _of_kind(file: ArtifactFile, limits: ArtifactLimits) -> Iterator[str]:
 
 
 def _flaw_of_change(file: ArtifactFile) -> str | None:
-    """What no runner says of a change in one of an image's places outside of the work directory."""
+    """A statement about a change in one of an image's places outside of the work directory that no runner makes."""
     kind = type_of(file)
     if kind not in TYPES:
         return f"the artifact at {quoted(file.path)} has mode {file.mode:o}"

@@ -40,7 +40,7 @@ MOST_NAME: Final = 64
 MOST_STEPS: Final = 20_000
 SIGNAL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _ROUNDED: Final = 0.005
-"""What a reward may differ from itself in two files, one of them rounded."""
+"""The largest difference between a reward and the same reward in another file, one of them rounded."""
 ANSWER_VARIABLE: Final = "PENSTOCK_ANSWER"
 LOGS_VARIABLE: Final = "PENSTOCK_LOGS"
 UNTRUSTED_VARIABLE: Final = "PENSTOCK_UNTRUSTED"

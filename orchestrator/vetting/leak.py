@@ -42,7 +42,7 @@ _READS: Final = re.compile(
 
 
 def solved_of(left: Left, readable: Readable) -> Solved:
-    """What a solution added, by content."""
+    """The files that a solution added, by content."""
     written = {
         file.path: unb64(file.body)
         for file in left.artifacts
@@ -89,7 +89,7 @@ async def _confirmed(
 
 
 def untried_note(places: Sequence[str]) -> str:
-    """What was not tried one by one, as a sentence; empty: nothing."""
+    """A sentence on files that were not tried one by one; empty: all were."""
     left = places[MOST_PLACES:]
     if not left:
         return ""

@@ -24,8 +24,8 @@ SECONDS: Final = 120.0
 async def readable(
     run: ProbeRun, provider: Provider, section: SandboxSection, check: Healthcheck | None = None
 ) -> tuple[Readable, str, str]:
-    """What a new agent can read, once `check` has succeeded; the path of libfaketime inside, empty without it; a note on what was not read, empty for
-    all. InfraFailure if `check` fails."""
+    """The files that a new agent can read, once `check` has succeeded; the path of libfaketime inside, empty without it; a note on what was not
+    read, empty for all. InfraFailure if `check` fails."""
     limits = replace(sandbox_limits(section, SECONDS), output_bytes=MOST_BYTES)
     spec = run.pristine.spec(run.pristine.files, limits)
     images = provider.containers and (spec.build is not None or not builds_where_needed(provider))

@@ -43,7 +43,7 @@ class Trials:
         environment: Environment | None = None,
         hide: Sequence[str] = (),
     ) -> Left:
-        """What the solution leaves, in another environment or while files are hidden. The task must have one."""
+        """The files that the solution leaves, in another environment or while files are hidden. The task must have one."""
         left = await self.run.solved(env=condition.env, environment=environment, hide=hide)
         assert left is not None
         return left

@@ -44,7 +44,7 @@ cat /proc/self/limits
 
 
 async def observed(provider: Provider) -> dict[str, str]:
-    """What a program finds, by name. ValueError if it cannot look."""
+    """The state that a program finds, by name. ValueError if it cannot look."""
     spec = SandboxSpec(files={"/app/given/file": File(b"x")})
     async with provider.open(spec) as sandbox:
         places = (sandbox.path(WORK), sandbox.path(HOME))

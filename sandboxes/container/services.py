@@ -38,7 +38,8 @@ _NOT_RUN = 127
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What a sandbox knows about the containers of its services. `holder`: as that of its own session; it is given the network of no other."""
+    """The containers of a sandbox's services, as the sandbox knows them. `holder`: as that of its own session; it is given the network of no
+    other."""
 
     directory: Path
     holder: ContainerRun

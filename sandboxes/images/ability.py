@@ -1,4 +1,4 @@
-"""What this machine can do with images, found by trying: for `penstock doctor`."""
+"""The abilities of this machine with images, found by trying: for `penstock doctor`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Final
 
 _NAMES: Final = {"x86_64": "amd64", "aarch64": "arm64", "i686": "386", "armv7l": "arm"}
 _SPELLINGS: Final = {**_NAMES, "x86-64": "amd64", "i386": "386", "armhf": "arm"}
-"""What authors write for the names that images use."""
+"""Other spellings by authors of the names that images use."""
 MACHINES: Final = {"amd64": 62, "arm64": 183, "386": 3, "arm": 40, "ppc64le": 21, "s390x": 22, "riscv64": 243}
 """Architecture → its number in the header of an ELF file."""
 

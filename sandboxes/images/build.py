@@ -370,7 +370,7 @@ class Builder:
         )
 
     def _known(self) -> dict[str, list[str]]:
-        """What buildah's storage holds since the last build that succeeded."""
+        """The content of buildah's storage since the last build that succeeded."""
         try:
             found: dict[str, list[str]] = json.loads((self._home / "known.json").read_text())
         except (OSError, ValueError):

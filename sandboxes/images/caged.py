@@ -73,7 +73,7 @@ def subordinate() -> tuple[int, int]:
 
 
 def missing(*programs: str) -> list[str]:
-    """What builds lack on this machine, one sentence each, with the remedy."""
+    """The lacks of this machine for builds, one sentence each, with the remedy."""
     packages = {
         "slirp4netns": "slirp4netns",
         "ip": "iproute2",
@@ -130,7 +130,7 @@ def own(directory: Path) -> Path:
 
 
 def _request(task: Caged) -> bytes:
-    """What the cage reads. SandboxError if this user has no subordinate users."""
+    """The input of the cage. SandboxError if this user has no subordinate users."""
     first, users = subordinate()
     request = {
         "binds": [[str(outside), inside, read_only] for outside, inside, read_only in task.binds],

@@ -30,7 +30,7 @@ class _Image:
         self._absent = tuple(absent)
 
     def entry(self, path: str) -> PlacedEntry | None:
-        """What the image has at a path, if it has something there."""
+        """The image's entry at a path, if it has one there."""
         if self._left_out(path):
             return None
         try:
@@ -40,7 +40,7 @@ class _Image:
         return self._placed(self._lower / path, found)
 
     def below(self, path: str) -> Iterator[tuple[str, PlacedEntry]]:
-        """What the image has below one of its directories, "" for all."""
+        """The image's entries below one of its directories, "" for all."""
         for entry in tree.walk(self._lower / path):
             inner = f"{path}/{entry.path}".lstrip("/")
             if not self._left_out(inner):

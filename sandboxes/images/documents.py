@@ -30,7 +30,7 @@ _EXPANDED = re.compile(r"[\w./@:+-]*\$[\w./@:+${}-]*", re.ASCII)
 _FROM = re.compile(r"\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.IGNORECASE)
 _FLAGS = re.compile(r"(?:--\S+\s+)*")
 _COMMANDS = re.compile(r"(\\.)|(`|\$(?=\())", re.DOTALL)
-"""What a shell runs in a document, and COPY does not; a pair of a backslash and a character comes first and stays."""
+"""The parts of a document that a shell runs, and COPY does not; a pair of a backslash and a character comes first and stays."""
 _SH = ("/bin/sh", "-c")
 _PROGRAM = 'mkdir -p /tmp && f=/tmp/.document-$$ && printf %s "$1" >"$f" && chmod 755 "$f" && "$f"; s=$?; rm -f "$f"; exit $s'
 """Runs a text that names its own interpreter."""
@@ -38,7 +38,7 @@ _PROGRAM = 'mkdir -p /tmp && f=/tmp/.document-$$ && printf %s "$1" >"$f" && chmo
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """What SHELL and USER of a stage say; `user` is empty for root."""
+    """SHELL and USER of a stage; `user` is empty for root."""
 
     shell: tuple[str, ...] = _SH
     user: str = ""

@@ -100,7 +100,7 @@ def _volumes(settings: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _of(form: type[Form], holder: dict[str, Any], key: str) -> Form:
-    """What `holder` has under `key`: empty without it and for null, as its writers mean it. ImageRefused for another form."""
+    """The value of `holder` under `key`: empty without it and for null, as its writers mean it. ImageRefused for another form."""
     value = holder.get(key)
     if value is None:
         return form()

@@ -73,15 +73,15 @@ def closed(root: Path, work: str, env: Mapping[str, str], volumes: Sequence[str]
 
 
 def _directory_of(root: Path, path: str) -> str:
-    """What has to be written for a file or directory at `path`."""
+    """The place to write for a file or directory at `path`."""
     above = posixpath.dirname(path)
     return path if _is_directory(root, path) or not place_of(above) else above
 
 
 @lru_cache(maxsize=64)
 def served(root: Path, variables: tuple[tuple[str, str], ...]) -> frozenset[str]:
-    """What the image at `root`, which does not change, serves programs from: absolute paths that might be in a place. Reads the directories of its
-    system once."""
+    """The paths from which the image at `root`, which does not change, serves programs: absolute, and possibly in a place. Reads the directories
+    of its system once."""
     env = {**DEFAULT_ENV, **dict(variables)}
     known: set[str] = set()
     waiting = [

@@ -1,4 +1,4 @@
-"""What a build needs to know of a Dockerfile: the images that it begins with, or takes files from. buildah reads the rest."""
+"""The bases of a Dockerfile for a build: the images that it begins with, or takes files from. buildah reads the rest."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _take(stages: list[Stage], text: str) -> None:
 
 
 def _named(text: str) -> Iterator[str]:
-    """What the flags of an instruction name as a source."""
+    """The source that the flags of an instruction name."""
     if flags := _FLAGS.match(text):
         yield from _FROM_IMAGE.findall(flags[2])
 

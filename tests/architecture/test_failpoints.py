@@ -39,7 +39,7 @@ def exempt(path: str) -> bool:
 
 @cache
 def found() -> dict[str, Found]:
-    """What each file of the product does, read once: only the worker that runs these tests reads it."""
+    """The acts of each file of the product, read once: only the worker that runs these tests reads it."""
     return {path: read(source, path) for path, source in sources().items()}
 
 

@@ -1,4 +1,4 @@
-"""What the auditor finds and what gets out of a sandbox raises `Violation` (tests/violations.py), since the gate excuses any other failure that does
+"""Findings of the auditor and escapes from a sandbox raise `Violation` (tests/violations.py), since the gate excuses any other failure that does
 not come again. So each look of a test goes to the function that raises it."""
 
 import ast

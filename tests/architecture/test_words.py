@@ -95,6 +95,16 @@ def test_no_archaic_word_is_left(kind: str) -> None:
     assert counted()[kind] == []
 
 
+def test_no_docstring_begins_with_a_clause() -> None:
+    """A docstring names its subject by a noun: "The files that …", not "What …"."""
+    texts = (path for path in FILES if path.suffix == ".py")
+    assert [
+        str(path)
+        for path in texts
+        if re.search(r'^\s*"""What\b', path.read_text(encoding="utf-8"), re.MULTILINE)
+    ] == []
+
+
 def test_a_word_is_counted_where_it_stands() -> None:
     source = '"""Said anew."""\ntold_s = 1  # nobody knows\nprint("there is no rollout, whoever asked")\n'
     assert of_python(source) == {"docstrings and comments": 3, "identifiers": 1, "messages": 3}

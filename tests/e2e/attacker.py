@@ -232,7 +232,7 @@ def bombs(port: int, token: str) -> list[str]:
 
 
 def on_nats(port: int, login: str) -> list[str]:
-    """What the server says after its greeting to a login; if it says nothing, to a subscription to everything and a question to JetStream."""
+    """The server's answer after its greeting to a login; if it says nothing, to a subscription to everything and a question to JetStream."""
     with socket.create_connection((LOOPBACK, port), timeout=PATIENCE_S) as connection:
         answer = connection.recv(1 << 16)  # INFO, one line
         connection.sendall(login.encode())
@@ -432,7 +432,7 @@ def reached(paths: list[str]) -> dict[str, list[str]]:
 
 
 def possible(path: str) -> list[str]:
-    """What succeeds, although it may be of another kind or not even be seen. What a link leads to has a name of its own."""
+    """Attempts that succeed, although it may be of another kind or not even be seen. What a link leads to has a name of its own."""
     if os.path.islink(path):
         return []
     acts: dict[str, Callable[[], object]] = {
@@ -490,7 +490,7 @@ def text(path: str) -> str:
 
 
 def open_pages(known: Known) -> dict[str, tuple[int, str]]:
-    """What anybody may read over the network: the test looks through it for secrets."""
+    """Texts that anybody may read over the network: the test looks through it for secrets."""
     ports = known["ports"]
     shown = {f"{name}/metrics": http(port, "GET", "/metrics") for name, port in known["metrics"].items()}
     for name, paths in {

@@ -88,7 +88,7 @@ SHOWN = ("command_lines", "open_pages")  # what all may read; no secret is in it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attacked:
-    """What the attacker found, and what the run was before and is after."""
+    """The attacker's finds, and the state of the run before and after."""
 
     found: dict[str, Any]
     secrets: dict[str, str]

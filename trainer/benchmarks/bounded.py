@@ -1,4 +1,4 @@
-"""What bounded memory costs: peak memory and CPU time of one tree in passes, against one graph and against its longest sample alone.
+"""The cost of bounded memory: peak memory and CPU time of one tree in passes, against one graph and its longest sample alone.
 
 Every case is a process of its own: `python -m trainer.benchmarks.bounded CASE [--scale 1]` prints one JSON line. The peak is the growth of the
 resident set over forward and backward (resident.py); the time is process CPU time, one thread.

@@ -1,4 +1,4 @@
-"""What the gateway adds to a call: `ops/bench gateway [--seconds 10] [--quick] [--json]`.
+"""The cost that the gateway adds to a call: `ops/bench gateway [--seconds 10] [--quick] [--json]`.
 
     load (this process) ──▶ gateway (journal, STEPS, Postgres: all recording on) ───▶ stub rollout server
     load (this process) ──▶ a bare proxy (forwards, and makes the answer durable) ──▶ stub rollout server   the least that there can be

@@ -1,4 +1,4 @@
-"""What large tasks cost: `ops/bench tasks [--quick] [--json]`.
+"""The cost of large tasks: `ops/bench tasks [--quick] [--json]`.
 
 | measured | how |
 |---|---|

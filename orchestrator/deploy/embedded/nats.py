@@ -112,7 +112,7 @@ class Announced:
 
 
 async def announced(url: str) -> Announced:
-    """What the program at `url` says of itself. It gets no login: a server speaks first, and another program may have taken its port."""
+    """The greeting of the program at `url`. It gets no login: a server speaks first, and another program may have taken its port."""
     parsed = urlsplit(url)
     try:
         with anyio.fail_after(timeouts().bus_connect_s):

@@ -1,4 +1,4 @@
-"""What one message of the bus holds of a step. The server's `max_payload` bounds body and headers together."""
+"""The size of a step's parts in one message of the bus. The server's `max_payload` bounds body and headers together."""
 
 from typing import Final
 

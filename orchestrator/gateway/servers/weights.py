@@ -70,7 +70,7 @@ class KnownDigests:
             del self._of[next(iter(self._of))]
 
     def foreign(self, reply: Generation) -> str | None:
-        """What is wrong with the weights of a reply, as the end of a sentence; None: nothing. A version that was not given to the server is judged
+        """The fault of a reply's weights, as the end of a sentence; None: no fault. A version that was not given to the server is judged
         elsewhere if its weights were."""
         for version, digest in sorted(reply.weights, key=str) if self._of else ():
             known = self._of.get(int(version)) if version.isascii() and version.isdigit() else None

@@ -328,7 +328,7 @@ class _Done(Exception):
 
 
 class _Reader:
-    """What a peer sends, with what has arrived and is not taken yet."""
+    """The bytes of a peer, with those that have arrived and are not taken yet."""
 
     def __init__(self, stream: anyio.abc.ByteStream) -> None:
         self._stream, self._held = stream, b""
@@ -369,7 +369,7 @@ class _Reader:
         return named
 
     def rest(self) -> bytes:
-        """What is held."""
+        """The bytes that are held."""
         found, self._held = self._held, b""
         return found
 

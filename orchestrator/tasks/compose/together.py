@@ -1,4 +1,4 @@
-"""What the services of a compose file say about each other: their order, names, network and volumes."""
+"""Relations between the services of a compose file: their order, names, network and volumes."""
 
 import posixpath
 import re

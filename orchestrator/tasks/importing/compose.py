@@ -108,7 +108,7 @@ def _service(service: Mapping[str, Any]) -> Service:
 
 
 def _remedy(key: str) -> str:
-    """What to do about a key; what holds for the services of the newer form holds here."""
+    """The remedy for a key; the rules for services of the newer form hold here."""
     newer = SIDE.get(key)
     refused = newer.says if newer is not None and newer.treatment is Treatment.REFUSED else _DEFAULT_REMEDY
     return _REMEDIES.get(key, refused)

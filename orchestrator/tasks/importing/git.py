@@ -61,7 +61,7 @@ def check_url(url: str) -> str:
 
 
 def name_of(url: str) -> str:
-    """What a repository is called: the last part of its URL."""
+    """The name of a repository: the last part of its URL."""
     return re.split(r"[/:]", url.rstrip("/"))[-1].removesuffix(".git")
 
 

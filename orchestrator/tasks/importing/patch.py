@@ -50,7 +50,7 @@ class Patch:
 
 @dataclass(slots=True, kw_only=True)
 class _Paths:
-    """What the lines outside of hunks name, in order. `there`: files that the patch finds; `made`: those that it leaves and may have found."""
+    """Paths that the lines outside of hunks name, in order. `there`: files that the patch finds; `made`: those that it leaves and may have found."""
 
     named: dict[str, None] = field(default_factory=dict)
     there: dict[str, None] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What became of each task of an imported set."""
+"""The outcome of each task of an imported set."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -44,7 +44,7 @@ TEST_S: Final = 60.0
 MOST_TEXT_BYTES: Final = 1 << 20
 _SOLUTIONS: Final = ("solution.sh", "solution.yaml")
 _HIDDEN: Final = (FILE, compose.FILE, RUN, *_SOLUTIONS, "tests", REPOSITORY)
-"""What the build's folder does not get."""
+"""Files that the build's folder does not get."""
 _DESCRIPTIVE: Final = (
     "author_name",
     "author_email",

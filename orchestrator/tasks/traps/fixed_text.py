@@ -1,4 +1,4 @@
-"""What the words of a script stand for before it runs: variables with one value, names of commands, the current directory."""
+"""The meaning of a script's words before it runs: variables with one value, names of commands, the current directory."""
 
 import re
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""What a reward is made of: here a file that the tests keep for themselves is theirs, until the script writes text of the agent's to it."""
+"""The sources of a reward: here a file that the tests keep for themselves is theirs, until the script writes text of the agent's to it."""
 
 import posixpath
 import re

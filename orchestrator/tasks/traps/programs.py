@@ -49,7 +49,7 @@ _EXECUTES: Final = frozenset(
 _LISTS: Final = re.compile(r"-[a-zA-Z]*[lptvzZ][a-zA-Z]*")  # unzip only lists, tests or prints
 _ARCHIVE: Final = re.compile(r"-?[a-zA-Z]*f|--file")
 _FETCHES: Final = re.compile(r"^\s*(?:curl|wget)\b[^|]*\bhttps?://(?!localhost\b|127\.|0\.0\.0\.0|\[|\$)")
-"""What another host sends is not the agent's. A port of this one may be."""
+"""Data that another host sends is not the agent's. A port of this one may be."""
 _PACKS: Final = re.compile(r"\btar\b[^|]* -?\w*c\w* ")
 PROGRAM_PATHS: Final = listed(
     "PATH LD_LIBRARY_PATH LD_PRELOAD LD_AUDIT CLASSPATH BASH_ENV GCONV_PATH OPENSSL_CONF OPENSSL_MODULES PYTHONSTARTUP PYTHONHOME "

@@ -126,7 +126,7 @@ class Lists:
         return None
 
     def _bound(self, node: ast.expr) -> Iterator[ast.expr]:
-        """What of the agent's has, by this condition, no more than is expected: `len(got) == 2`, `got <= WANT`."""
+        """Values of the agent that have, by this condition, no more than the expected entries: `len(got) == 2`, `got <= WANT`."""
         match node:
             case ast.Compare(left, [ast.Eq()], [right]):
                 pairs = [(left, right), (right, left)]
@@ -154,7 +154,7 @@ class Lists:
                 yield own
 
     def _is_surplus(self, node: ast.expr) -> bool:
-        """What is found and not expected."""
+        """Entries that are found and not expected."""
         match node:
             case ast.BinOp(left, ast.Sub(), right) | ast.Call(ast.Attribute(left, "difference"), [right]):
                 return self._texts.carries(left) and not self._is_derived(right)

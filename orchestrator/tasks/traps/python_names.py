@@ -1,4 +1,4 @@
-"""What names of a Python source stand for: imported modules, values that are set once, paths."""
+"""The meaning of names in a Python source: imported modules, values that are set once, paths."""
 
 import ast
 import re
@@ -170,7 +170,7 @@ class PythonNames:
         return None if filled.startswith("{}") else filled
 
     def _listing(self, node: ast.Call, short: str, deep: int) -> str | None:
-        """What a loop over a directory finds there."""
+        """The entries that a loop over a directory finds there."""
         if self.called(node.func) in ("glob.glob", "glob.iglob") and node.args:
             return self.path(node.args[0], deep + 1)
         module = self.called(node.func) in ("os.listdir", "os.scandir", "os.walk")
@@ -245,7 +245,7 @@ def known_as(target: ast.expr) -> str:
 
 
 def given_by_definition(node: ast.AST) -> list[tuple[str, ast.expr]]:
-    """What a fixture of pytest returns or yields is the value of its parameter, what a class sets is its objects' attribute."""
+    """A parameter has the value that its pytest fixture returns or yields; an object has the attributes that its class sets."""
     if isinstance(node, ast.ClassDef):
         return [
             (f".{target.id}", value)

@@ -204,7 +204,7 @@ class Texts:
 
 
 def _returned(node: ast.AST) -> list[tuple[str, ast.expr]]:
-    """What a function of the file returns, under its name with brackets. Fixtures are known by their name alone."""
+    """Texts that a function of the file returns, under its name with brackets. Fixtures are known by their name alone."""
     if not isinstance(node, ast.FunctionDef) or given_by_definition(node):
         return []
     return [(f"{node.name}()", n.value) for n in ast.walk(node) if isinstance(n, ast.Return) and n.value]

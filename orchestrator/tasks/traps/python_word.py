@@ -128,7 +128,7 @@ class OwnWord:
         return None
 
     def _conditions(self) -> Iterator[ast.expr]:
-        """What the tests require: of `assert`, `assertEqual`, and conditions of `if`."""
+        """The conditions that the tests require: of `assert`, `assertEqual`, and conditions of `if`."""
         for node in nodes_of(self._tree):
             if isinstance(node, ast.Assert | ast.If | ast.IfExp):
                 yield node.test

@@ -20,7 +20,7 @@ _DEEPEST: Final = 4
 
 
 class _Source(NamedTuple):
-    """What standard input of a command comes with: `node`, whether that is the command alone, and whether the input is a file, not a pipe."""
+    """The owner of a command's standard input: `node`, whether that is the command alone, and whether the input is a file, not a pipe."""
 
     node: Node
     own: bool = False

@@ -1,4 +1,4 @@
-"""What a compiled Python module keeps of its source: the names that it defines and its texts. Its lines are gone."""
+"""The parts of its source that a compiled Python module keeps: the names that it defines and its texts. Its lines are gone."""
 
 import ast
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the runs of the control `flaky` vary: random draws, the order of tests, the time zone, the clock.
+"""Conditions that the runs of the control `flaky` vary: random draws, the order of tests, the time zone, the clock.
 
 | varied | how |
 |---|---|
@@ -76,7 +76,7 @@ def plan(times: int, tests: Mapping[str, AnyFile], faketime: str = "") -> list[C
 
 
 def varies(conditions: Sequence[Condition]) -> str:
-    """What the runs vary, for the report.
+    """The conditions that the runs vary, for the report.
 
     >>> varies([Condition(name="a", seed=1), Condition(name="b", env={"TZ": "UTC"})])
     'draws, time zone'

@@ -1,4 +1,4 @@
-"""What a control finds: a named fault of a task, with the place and the remedy."""
+"""A finding of a control: a named fault of a task, with the place and the remedy."""
 
 from dataclasses import dataclass
 from enum import StrEnum

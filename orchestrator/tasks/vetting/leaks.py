@@ -42,7 +42,8 @@ _CACHE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readable:
-    """What an agent can read. `files`: absolute path → content; `variables`: of its programs; `unread`: why nothing of its image is among them."""
+    """The files and variables that an agent can read. `files`: absolute path → content; `variables`: of its programs; `unread`: why nothing of
+    its image is among them."""
 
     files: Mapping[str, bytes]
     variables: Mapping[str, str]
@@ -87,7 +88,7 @@ class Searched:
 
     @property
     def note(self) -> str:
-        """What was not read, as a sentence; empty: nothing."""
+        """A sentence on files that were not read; empty: all were."""
         if not self.cut:
             return ""
         shown = ", ".join(map(quoted, self.cut[:SHOWN_FILES])) + (" …" if len(self.cut) > SHOWN_FILES else "")

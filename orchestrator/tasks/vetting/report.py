@@ -96,7 +96,7 @@ class TaskReport:
 
     @property
     def vetting(self) -> Vetting:
-        """What travels with the task."""
+        """The part of the report that travels with the task."""
         return Vetting(sha256=self.sha256, level=self.level, times=self.times, provider=self.provider)
 
     def to_json(self) -> dict[str, Any]:

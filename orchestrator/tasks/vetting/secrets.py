@@ -1,4 +1,4 @@
-"""What only the solution and the hidden tests contain: the texts that an agent must not find.
+"""Texts that only the solution and the hidden tests contain: an agent must not find them.
 
 A *body* is the text of one source: a file of solution/ or tests/, a file that the solution wrote, its answer. Its *lines* are those that it adds:
 a line of a file that the solution changes was there before, so the agent may see it. Its *values* are words and quoted texts of at least `SHORT`
@@ -61,8 +61,8 @@ READ_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """What a successful solution left. `written`: path in the work directory → content; `before`: the environment's content of the files that it
-    changed or deleted; `answer`: its final message."""
+    """The files that a successful solution left. `written`: path in the work directory → content; `before`: the environment's content of the
+    files that it changed or deleted; `answer`: its final message."""
 
     written: Mapping[str, bytes] = field(default_factory=dict)
     before: Mapping[str, bytes] = field(default_factory=dict)

@@ -34,7 +34,7 @@ _REMEDIES: Final[dict[ProbeKind, str]] = {
 
 
 def remedy_of(probe: Probe) -> str:
-    """What keeps a task's tests from paying for this probe."""
+    """The reason why a task's tests do not pay for this probe."""
     if probe.kind in _REMEDIES:
         return _REMEDIES[probe.kind]
     return _WRAPPER if probe.needs is Needs.PROGRAM or probe.program else ""

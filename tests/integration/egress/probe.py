@@ -1,4 +1,4 @@
-"""What a program in a sandbox tries: placed in it, and read by the tests' programs."""
+"""The attempts of a program in a sandbox: placed in it, and read by the tests' programs."""
 
 import os
 import socket
@@ -69,7 +69,7 @@ def tunnel(target: str, host: str = "") -> tuple[str, socket.socket]:
 
 
 def through(target: str, name: str | None, request: bytes = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n") -> str:
-    """What comes back through a tunnel with a ClientHello that names `name` (None: no name)."""
+    """The answer through a tunnel to a ClientHello that names `name` (None: no name)."""
     answer, stream = tunnel(target)
     if " 200 " not in answer.split("\r\n")[0]:
         return status(answer)

@@ -114,7 +114,7 @@ class Opened:
     sandbox: Sandbox
 
     async def python(self, text: str) -> str:
-        """What a program prints that begins with the probe's functions; its error where it fails."""
+        """The output of a program that begins with the probe's functions; its error where it fails."""
         result = await self.sandbox.exec(["python3", "-c", f"from probe import *\n{text}"], timeout_s=60)
         assert result.ok, result.stderr.decode(errors="replace")
         return result.stdout.decode(errors="replace")

@@ -56,7 +56,7 @@ def head(path: str, length: int) -> bytes:
 
 
 async def everything(stream: anyio.abc.ByteReceiveStream) -> bytes:
-    """What arrives until the other side closes."""
+    """The bytes that arrive until the other side closes."""
     found = b""
     with anyio.fail_after(60):
         while True:

@@ -53,7 +53,7 @@ async def exchange(rig: Rig, version: int, label: str = "0") -> None:
 
 
 async def reported(rig: Rig) -> dict[str, Any]:
-    """What the server tells about its weights."""
+    """The server's statements about its weights."""
     async with aiohttp.ClientSession() as http, http.get(f"{rig.proxy.target}/model_info") as answer:
         found = await answer.json()
     assert isinstance(found, dict)

@@ -1,4 +1,4 @@
-"""What rollouts of the tests go through: started, expired, failed, succeeded."""
+"""The course of the tests' rollouts: started, expired, failed, succeeded."""
 
 from sqlalchemy import text, update
 from sqlalchemy.ext.asyncio import AsyncEngine

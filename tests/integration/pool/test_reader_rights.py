@@ -1,4 +1,4 @@
-"""What a login that only reads can do beyond reading: each attempt is made as the login of `penstock sql`, with its own settings undone first."""
+"""Acts of a login that only reads, beyond reading: each attempt is made as the login of `penstock sql`, with its own settings undone first."""
 
 import secrets
 from collections.abc import AsyncIterator

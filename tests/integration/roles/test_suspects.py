@@ -103,7 +103,7 @@ async def test_a_client_that_breaks_and_works_again_costs_a_repetition_alone(sta
 
 
 async def test_a_value_too_long_for_an_index_ends_only_its_own_message(stage: Stage) -> None:
-    """What Postgres refuses for its size (SQLSTATE class 54) is refused at once."""
+    """A row that Postgres refuses for its size (SQLSTATE class 54) is refused at once."""
     with capture_logs() as logs:
 
         async def handle(

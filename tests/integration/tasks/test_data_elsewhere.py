@@ -142,7 +142,7 @@ def files(
 async def tried(
     lab: Lab, given: Mapping[str, bytes], layering: Layering | None = None
 ) -> tuple[list[ArtifactFile], Grade]:
-    """What a task's solution leaves, as the orchestrator takes it, and the verdict on it."""
+    """The files that a task's solution leaves, as the orchestrator takes them, and the verdict on them."""
     run = ProbeRun(Task.from_files(given), lab.provider(layering), section=lab.section, agent_s=60.0)
     left = await run.solved()
     assert left is not None and not left.ended, left

@@ -1,4 +1,4 @@
-"""What anyone may send: the client reads it or leaves it out, and a dead letter of it can always be sent."""
+"""Bytes that anyone may send: the client reads them or leaves them out, and can always send a dead letter of them."""
 
 import re
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""What does not hold in the sandboxes of a run is named when tasks are checked, and nothing else is."""
+"""Requests that do not hold in the sandboxes of a run are named when tasks are checked, and nothing else is."""
 
 import os
 

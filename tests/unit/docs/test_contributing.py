@@ -17,7 +17,7 @@ ENDINGS: Final = (".py", ".md", ".js", ".toml", "/")
 NAME: Final = re.compile(r"_?[A-Za-z]+(?:_[A-Za-z]+)*")
 ROOMS: Final = ("orchestrator", "trainer", "agents", "sandboxes", "migrations", "tests", "ops")
 ELSEWHERE: Final = {"tests/test.sh", "process.json", "tsc"}
-"""What a task brings, and a program that `ops/web/check` runs."""
+"""The contents of a task, and a program that `ops/web/check` runs."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""What a rollout server tells about its weights, compared with what it was given."""
+"""A rollout server's statements about its weights, compared with those that it was given."""
 
 from dataclasses import replace
 

@@ -67,7 +67,7 @@ class Checkout:
 
     @property
     def notes(self) -> list[str]:
-        """What pip and uv were called with."""
+        """The arguments of pip and uv."""
         file = self.place / "notes"
         return file.read_text().splitlines() if file.exists() else []
 

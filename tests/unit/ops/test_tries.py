@@ -192,7 +192,7 @@ def test_a_registry_that_is_away_at_first_costs_one_more_try(tmp_path: Path, too
 
 
 def apt(tmp_path: Path, script: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """What ops/apt does if root has an apt-get of this script; and the calls of apt-get and dpkg."""
+    """The acts of ops/apt if root has an apt-get of this script; and the calls of apt-get and dpkg."""
     for name, body in {"id": "echo 0", "dpkg": "exit 0", "apt-get": script}.items():
         note = "" if name == "id" else f'echo "{name} $*" >> "{tmp_path}/log"; '
         a_program(tmp_path / "bin" / name, note + body)

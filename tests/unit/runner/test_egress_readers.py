@@ -1,4 +1,4 @@
-"""What the egress proxy reads: names of hosts, heads of requests, ClientHellos, addresses. Untrusted bytes raise nothing but a refusal."""
+"""Input of the egress proxy: names of hosts, heads of requests, ClientHellos, addresses. Untrusted bytes raise nothing but a refusal."""
 
 import contextlib
 import ssl

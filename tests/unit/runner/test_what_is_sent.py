@@ -1,4 +1,4 @@
-"""What a runner or verifier sends is read by the orchestrator, whatever an agent leaves and an error says; what does not cross is named."""
+"""The orchestrator reads all that a runner or verifier sends, whatever an agent leaves and an error says; files that do not cross are named."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

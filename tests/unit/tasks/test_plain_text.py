@@ -59,7 +59,7 @@ def test_the_tests_of_a_task_run_whatever_editor_saved_them(tmp_path: Path, mark
 
 
 def started(task: Task, where: Path) -> bytes:
-    """What `tests/test.sh` prints, and what its shell says about it."""
+    """The output of `tests/test.sh`, and of its shell about it."""
     for path, file in task.tests_files().items():
         (where / path).parent.mkdir(exist_ok=True)
         (where / path).write_bytes(file.data)

@@ -111,7 +111,7 @@ SEVERAL = [
     "def test_n():\n    a = open('/app/n').read().split()\n    assert len(a) == 1",
     "class T:\n    def test_n(self):\n        self.assertEqual(len(a), 1)",
 ]
-"""What requires one entry not at all, not always, of another list, or of the list before it has grown."""
+"""Conditions that require one entry not at all, not always, of another list, or of the list before it has grown."""
 ELSEWHERE = [
     f"{READ}{SEARCH}\nassert len(a) == 1",
     f"{READ}assert len(a) == 1\nassert any(x == '4' for a in [open('/app/p')] for x in a)",

@@ -1,4 +1,4 @@
-"""What the data pool costs at scale: `ops/bench pool [--small] [--only ingest,claim,…] [--directory D] [--json]`.
+"""The cost of the data pool at scale: `ops/bench pool [--small] [--only ingest,claim,…] [--directory D] [--json]`.
 
 | measured | how |
 |---|---|

@@ -1,4 +1,4 @@
-"""What grows while a run lasts: `ops/bench soak [--minutes N] [--json]` (ops/benchmarks/soak.md).
+"""Growth during a run: `ops/bench soak [--minutes N] [--json]` (ops/benchmarks/soak.md).
 
 A whole stack with embedded PostgreSQL, NATS and rollout server, trainer, runners and dashboard works under load for N minutes. It is read up to
 150 times: memory, descriptors, threads and CPU time of each process, bytes on disk by part, control groups, mounts, sandboxes and shared memory.
@@ -71,7 +71,7 @@ def show_reading(sample: Sample) -> None:
 
 
 def figures_of(found: Found, done: Soaked) -> dict[str, object]:
-    """What the bars were made of, for machines."""
+    """The data behind the bars, for machines."""
     return {
         "rollouts": found.rollouts,
         "seconds": round(found.seconds, 1),

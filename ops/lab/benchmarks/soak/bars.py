@@ -1,4 +1,4 @@
-"""What is judged. The value of a bar is a slope per 1,000 ended rollouts over the last two thirds; it holds while the slope, less twice its noise, is
+"""The bars. The value of a bar is a slope per 1,000 ended rollouts over the last two thirds; it holds while the slope, less twice its noise, is
 at most its target: what is missed grows for certain.
 
 | grows | target per 1,000 rollouts |
@@ -77,7 +77,7 @@ class Found:
 
 
 def target(key: Key, rollouts: int) -> float:
-    """What a figure may grow by per 1,000 rollouts, in a window of so many."""
+    """The allowed growth of a figure per 1,000 rollouts, in a window of so many."""
     figure, of = key
     match figure, of:
         case Figure.CPU, _:

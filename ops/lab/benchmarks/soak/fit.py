@@ -28,7 +28,7 @@ class Trend:
 
     @property
     def surely(self) -> float:
-        """What the slope is at least, at two standard errors."""
+        """The lower bound of the slope, at two standard errors."""
         return self.slope - 2 * self.noise
 
     def times(self, factor: float) -> "Trend":

@@ -1,4 +1,4 @@
-"""What a run has on disk and in the kernel, by part. Bytes are those that the disk gives away, not lengths of files."""
+"""The belongings of a run on disk and in the kernel, by part. Bytes are those that the disk gives away, not lengths of files."""
 
 import os
 from collections.abc import Iterable

@@ -78,7 +78,7 @@ disk_mb = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Soaked:
-    """What a run left to judge. `started_s`: from the start of the stack to its first ended rollout."""
+    """The figures that a run left for the bars. `started_s`: from the start of the stack to its first ended rollout."""
 
     samples: list[Sample]
     syncs: int

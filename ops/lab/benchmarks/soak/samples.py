@@ -10,7 +10,7 @@ from orchestrator.deploy.home import Home
 
 
 class Figure(StrEnum):
-    """What is read. Of each role, of each part of the directory, of the kernel."""
+    """The readings. Of each role, of each part of the directory, of the kernel."""
 
     MEMORY = "memory"
     DESCRIPTORS = "descriptors"

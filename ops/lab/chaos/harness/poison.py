@@ -1,4 +1,4 @@
-"""What a poison agent leaves behind, by name, in the work directory: all that a program in a sandbox can do to the files and processes there.
+"""The leavings of a poison agent, by name, in the work directory: all that a program in a sandbox can do to the files and processes there.
 
 Only the standard library, and no assumption that a call works: a limit of the sandbox may refuse it.
 """

@@ -51,8 +51,8 @@ CLEAN = """select count(*) as all, count(*) filter (where not done) as open, cou
 
 @dataclass(slots=True, kw_only=True)
 class Poisoned:
-    """What has been mixed in and how it ended. `ends`: messages by end; `agents`: groups by kind and end; `restarts`: of processes while no fault was
-    injected."""
+    """The messages and agents that have been mixed in, and their ends. `ends`: messages by end; `agents`: groups by kind and end; `restarts`: of
+    processes while no fault was injected."""
 
     ends: Counter[str] = field(default_factory=Counter)
     agents: Counter[str] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class Mixing:
     _over: anyio.Event = field(default_factory=anyio.Event)
 
     def missing(self) -> str:
-        """What the present round still waits for, in words."""
+        """The ends that the present round still waits for, in words."""
         if self._lost:
             return self._lost
         names = ", ".join(self._waiting)

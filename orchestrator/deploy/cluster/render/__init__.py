@@ -15,7 +15,7 @@ Files = Mapping[str, str]
 
 
 class Target(StrEnum):
-    """What starts the processes. Each member names the module with its `render`."""
+    """The program that starts the processes. Each member names the module with its `render`."""
 
     KUBERNETES = "kubernetes"
     HELM = "helm"

@@ -26,7 +26,8 @@ _NOT_A_TEXT = re.compile(r"[-+]?\.?[0-9].*|[-+]?\.(inf|nan)|y|n", re.IGNORECASE 
 """Texts that some reader takes for a number, a time or a truth value: 1e3, 0o17 and 25921e05 are none in YAML 1.1, which PyYAML writes."""
 
 _OTHER_BREAKS = frozenset("\r\x85\u2028\u2029")
-"""What YAML 1.1 takes for line breaks, and YAML 1.2 does not: between single quotes or in a block, PyYAML reads a blank or a line break back."""
+"""Characters that YAML 1.1 takes for line breaks, and YAML 1.2 does not: between single quotes or in a block, PyYAML reads a blank or a line
+break back."""
 
 
 def _string(dumper: yaml.SafeDumper, text: str) -> yaml.Node:

@@ -1,4 +1,4 @@
-"""What a failed build says: one sentence that names the step, then its last lines."""
+"""The message of a failed build: one sentence that names the step, then its last lines."""
 
 import pytest
 

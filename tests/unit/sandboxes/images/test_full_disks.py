@@ -1,4 +1,4 @@
-"""What the disk refuses while images are stored or built: a failure of the platform, never of the task."""
+"""A full disk while images are stored or built: a failure of the platform, never of the task."""
 
 import errno
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a build reads of a Dockerfile before buildah does: its bases."""
+"""The parts of a Dockerfile that a build reads before buildah does: its bases."""
 
 import json
 import platform

@@ -52,7 +52,7 @@ def image(tmp_path: Path) -> Path:
 
 
 def sent(root: Path, image: bool, *more: str, tar: bool = True) -> bytes:
-    """What the program sends; without `tar` it has only `NEEDED` and `more` of the machine's programs."""
+    """The output of the program; without `tar` it has only `NEEDED` and `more` of the machine's programs."""
     words = ["-c", SCRIPT, "bash", str(root), str(int(image)), str(root / "app")]
     programs = root.parent / "-".join(("bin", *more))
     if not tar:

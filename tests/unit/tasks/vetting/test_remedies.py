@@ -1,4 +1,4 @@
-"""What `penstock tasks vet` advises where a solution earns nothing, and how it calls a task."""
+"""The advice of `penstock tasks vet` where a solution earns nothing, and its name for a task."""
 
 import json
 import os
