@@ -22,6 +22,7 @@ import anyio
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.numbers import INT4, INT8, option, real, whole
 from orchestrator.runtime.gc_tuning import collect_seldom, keep_loaded
+from orchestrator.runtime.groups import first_error
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.metrics import Target, measuring, served
 from orchestrator.runtime.streams import ending_signals, guard
@@ -162,7 +163,7 @@ def main() -> int:
             run_until_signal, settings, arguments, followers, backend_options={"use_uvloop": True}
         )
     except* (PenstockError, ValueError) as errors:
-        cause = _first(errors)
+        cause = first_error(errors)
         sentence = str(cause)
         if followers is not None and isinstance(cause, RankLost):
             sentence = followers.named() or sentence
@@ -220,14 +221,6 @@ async def run_until_signal(
             await run_trainer(settings)
         tasks.cancel_scope.cancel()
     return stopped
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error that is not a group."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 if __name__ == "__main__":

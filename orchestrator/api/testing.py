@@ -44,6 +44,7 @@ from orchestrator.runner.rollout_runner import RunnerSettings, serve_rollouts
 from orchestrator.runner.verify_runner import serve_verifications
 from orchestrator.runner.worker import WorkerSettings
 from orchestrator.runtime import plugins
+from orchestrator.runtime.groups import first_error
 from orchestrator.runtime.log import quiet
 from orchestrator.scripted.reply import Reply, by_turn
 from orchestrator.scripted.server import LOGPROB, ScriptedServer
@@ -142,7 +143,7 @@ async def start_run(
                 failed = error  # the task groups would wrap it
     except ExceptionGroup as errors:
         if failed is None:
-            raise _first(errors) from None
+            raise first_error(errors) from None
     if failed is not None:
         raise failed
 
@@ -309,8 +310,3 @@ def _worker(home: Home, config: Config, name: str, slots: int) -> WorkerSettings
         owner=f"{home.workers}{name}",
         config=config,
     )
-
-
-def _first(error: Exception) -> Exception:
-    """The first error of nested groups."""
-    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error

@@ -12,6 +12,7 @@ from typing import Any, Self
 import anyio
 
 from orchestrator.bus.base import Delivery
+from orchestrator.runtime.groups import first_error
 
 
 class Feed:
@@ -83,11 +84,6 @@ async def in_background(background: Callable[[], Coroutine[Any, Any, None]]) -> 
                 failed = error
             group.cancel_scope.cancel()
     except BaseExceptionGroup as errors:
-        failed = failed or _first(errors)
+        failed = failed or first_error(errors)
     if failed is not None:
         raise failed
-
-
-def _first(error: BaseException) -> BaseException:
-    """The first error of nested groups."""
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

@@ -45,6 +45,7 @@ from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import ArgumentError, PenstockError
 from orchestrator.contracts.quote import quoted, readable
 from orchestrator.runtime.gc_tuning import collect_seldom
+from orchestrator.runtime.groups import first_error
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.streams import ReaderGone, guard
 
@@ -146,10 +147,7 @@ def main() -> None:
         known, unknown = errors.split(KNOWN)
         if known is None or unknown is not None:
             raise
-        first: BaseException = known
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise _ended(first) from None
+        raise _ended(first_error(known)) from None
     except RuntimeError as error:
         if not str(error).startswith(LOOP):
             raise

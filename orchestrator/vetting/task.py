@@ -10,6 +10,7 @@ from orchestrator.contracts.vetting import Level
 from orchestrator.probing import SMALL, Left, probed
 from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runtime import plugins
+from orchestrator.runtime.groups import first_error
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
 from orchestrator.settings.providers import tables
@@ -68,18 +69,18 @@ async def vet(
     try:
         return await run.report()
     except* SandboxError as errors:
-        undecided = f"the sandboxes failed: {_first(errors)}"
+        undecided = f"the sandboxes failed: {first_error(errors)}"
     except* InfraFailure as errors:  # a health check that succeeds in some sandboxes alone
-        undecided = str(_first(errors))
+        undecided = str(first_error(errors))
     except* OSError as errors:
-        undecided = f"this machine failed: {_first(errors)}"
+        undecided = f"this machine failed: {first_error(errors)}"
     except* (
         ValueError,
         PathRefused,
     ) as errors:  # its sandbox opened before: an image that is gone, a file with no place
-        refused = str(_first(errors))
+        refused = str(first_error(errors))
     except* Exception as errors:  # counted and logged: one task can end only its own report
-        undecided = f"Penstock failed: {type(_first(errors)).__name__}: {_first(errors)}"
+        undecided = f"Penstock failed: {type(first_error(errors)).__name__}: {first_error(errors)}"
         measured(WorkerMetrics).errors.labels("vetting").inc()
         log.exception("vetting.failed", place=place)
     return run.ended(undecided) if undecided else run.refused(refused)
@@ -232,10 +233,6 @@ class _Vet:
         findings = [finding_of(each.probe, each.reward, each.reason, each.leaked) for each in tried]
         details = f"{len(tried)} probes of {kinds([each.probe for each in tried])} kinds"
         self._add(Control.TAMPER, [finding for finding in findings if finding is not None], details)
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _rewards(runs: Sequence[Outcome]) -> str:

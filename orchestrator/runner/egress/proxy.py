@@ -27,6 +27,7 @@ from orchestrator.runner.egress.addresses import is_ours, not_public, parsed
 from orchestrator.runner.egress.client_hello import NotTls
 from orchestrator.runner.egress.heads import Malformed, Request
 from orchestrator.runner.egress.metrics import EgressMetrics
+from orchestrator.runtime.groups import first_error
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
 from orchestrator.settings.timeouts import timeouts
@@ -263,7 +264,7 @@ class Proxy:
         except* _Done:
             pass
         except* (Refused, Malformed) as group:
-            error = _first(group)
+            error = first_error(group)
             ended, failed = str(error), True
             if client is not None and not flow.received:
                 await _answer(client, error)
@@ -274,7 +275,7 @@ class Proxy:
             anyio.ClosedResourceError,
             anyio.EndOfStream,
         ) as lost:
-            ended = str(_first(lost)) or type(_first(lost)).__name__
+            ended = str(first_error(lost)) or type(first_error(lost)).__name__
         if failed:
             measured(EgressMetrics).connections.labels("failed").inc()
         self._say(
@@ -402,10 +403,3 @@ async def _answer(client: anyio.abc.ByteStream, error: BaseException) -> None:
                 await client.send(heads.refusal(error.status, str(error)))
             except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
