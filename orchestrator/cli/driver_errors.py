@@ -45,5 +45,5 @@ def _sentence(error: BaseException) -> str | None:
         return None
     first = str(cause).partition("\n")[0]
     first = first.rpartition("'>: ")[2] or first
-    advice = _ADVICE.get(state, "check services.database_url and DATABASE_URL with `penstock doctor`")
+    advice = _ADVICE.get(state, "check services.database_url and DATABASE_URL with `penstock doctor -c RUN`")
     return f"PostgreSQL refused this ({first}): {advice}"

@@ -275,9 +275,16 @@ def env(config: ConfigOption = HERE) -> None:
     from orchestrator.pool.address import address_of
 
     services = Home.at(config).connected().services
-    url = address_of(services.database_url).url  # for psql and pg_dump too
+    address = address_of(services.database_url)
     bus = ",".join(urls_of(services.nats_url))  # for any NATS client
-    typer.echo(f"export DATABASE_URL={shlex.quote(url)}\nexport NATS_URL={shlex.quote(bus)}")
+    if address.without_libpq:
+        typer.echo(
+            f"DATABASE_URL is printed without {' and '.join(address.without_libpq)}, which psql and pg_dump refuse: "
+            "commands of Penstock need it, so do not use this line for them",
+            err=True,
+        )
+    # The URL is for psql and pg_dump too.
+    typer.echo(f"export DATABASE_URL={shlex.quote(address.url)}\nexport NATS_URL={shlex.quote(bus)}")
 
 
 def end(

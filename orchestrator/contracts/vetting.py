@@ -30,7 +30,7 @@ class Level(StrEnum):
         return self.rank >= wanted.rank
 
 
-class Vetting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Vetting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The level of one task. It travels with the task's message and is a row of `vettings`.
 
     `sha256`: the task's content hash, 64 hex digits; `times`: runs of each control; `provider`: the sandboxes that it was vetted in; `version`: of

@@ -114,7 +114,8 @@ def check_scaffolds(config: Config) -> None:
 def never_trains(scaffold: str) -> ConfigurationError:
     """The error for a share of a scaffold that only evaluations run."""
     return ConfigurationError(
-        f"rollout.scaffolds: rollouts of {quoted(scaffold)} never train: remove its share, and run it with penstock eval --scaffold {scaffold}"
+        f"rollout.scaffolds: rollouts of {quoted(scaffold)} never train: remove its share, and run it with "
+        f"penstock eval --suite DIR --scaffold {scaffold}"
     )
 
 

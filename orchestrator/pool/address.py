@@ -64,6 +64,15 @@ _OTHER_NAMES: Final = {
     "prepared_statement_cache_size": "statement_cache_size",
     "tls_min_protocol_version": "ssl_min_protocol_version",
 }
+_NOT_HONOURED: Final = (
+    "min_protocol_version",
+    "max_protocol_version",
+    "require_auth",
+    "hostaddr",
+    "scram_client_key",
+    "scram_server_key",
+)
+"""Options of libpq that the driver lacks. Those that look like another one are not taken for a slip of it."""
 _UNUSED: Final = ("fallback_application_name",)  # for programs without a name; every process here has one
 _OURS: Final = ("statement_cache_size",)  # an option of the driver, not of libpq
 _KNOWN: Final = (
@@ -94,6 +103,11 @@ class Address:
         return _place(self.hosts) + (f"/{self.database}" if self.database else "")
 
     @property
+    def without_libpq(self) -> tuple[str, ...]:
+        """The options in it that `url` leaves out: libpq does not know them."""
+        return tuple(name for name in _OURS if name in self.options)
+
+    @property
     def server_settings(self) -> dict[str, str]:
         """The settings for the server to set in each session."""
         return {name: self.options[name] for name in _SERVER if name in self.options}
@@ -113,6 +127,8 @@ class Address:
         if tls.get("sslrootcert") == "system":
             arguments["ssl"] = _system_roots(tls)
             tls = {}
+        elif tls.get("sslmode") != "disable":
+            _check_certificates(tls)
         if self.hosts:
             arguments["host"] = [host for host, _ in self.hosts]
             arguments["port"] = [port for _, port in self.hosts]
@@ -264,7 +280,7 @@ def _check(options: Mapping[str, str]) -> None:
     """Raise ServiceError for the first option that cannot be honoured."""
     for name, value in options.items():
         if name not in _KNOWN:
-            similar = get_close_matches(name, _KNOWN, 1, 0.8)
+            similar = [] if name in _NOT_HONOURED else get_close_matches(name, _KNOWN, 1, 0.8)
             advice = (
                 f"did you mean {similar[0]}?"
                 if similar
@@ -352,15 +368,37 @@ def _system_roots(tls: Mapping[str, str]) -> ssl.SSLContext:
         )
     context = ssl.create_default_context()
     if "sslcert" in tls:
-        password: Callable[[], str] = lambda: tls.get("sslpassword", "")
-        try:
-            context.load_cert_chain(tls["sslcert"], tls.get("sslkey"), password)
-        except OSError:
-            raise ServiceError(
-                f"the PostgreSQL URL has sslcert={_shown(tls['sslcert'])}, which cannot be loaded with its key: both are in PEM, the key in the "
-                "same file or in sslkey, and sslpassword is its password"
-            ) from None
+        _load_certificate(context, tls, tls.get("sslkey"))
     return context
+
+
+def _check_certificates(tls: Mapping[str, str]) -> None:
+    """Raise ServiceError for a file that the driver could not load, with its option: the driver's own error names neither."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for name in ("sslrootcert", "sslcrl"):
+        if name in tls:
+            try:
+                context.load_verify_locations(tls[name])
+            except OSError:
+                raise ServiceError(
+                    f"the PostgreSQL URL has {name}={_shown(tls[name])}, which cannot be loaded: it is a file of certificates in PEM"
+                    if name == "sslrootcert"
+                    else f"the PostgreSQL URL has {name}={_shown(tls[name])}, which cannot be loaded: it is a list of revoked certificates in PEM"
+                ) from None
+    if "sslcert" in tls:
+        usual = Path("~/.postgresql/postgresql.key").expanduser()  # as in libpq and the driver
+        _load_certificate(context, tls, tls.get("sslkey") or (str(usual) if usual.exists() else None))
+
+
+def _load_certificate(context: ssl.SSLContext, tls: Mapping[str, str], key: str | None) -> None:
+    password: Callable[[], str] = lambda: tls.get("sslpassword", "")
+    try:
+        context.load_cert_chain(tls["sslcert"], key, password)
+    except OSError:
+        raise ServiceError(
+            f"the PostgreSQL URL has sslcert={_shown(tls['sslcert'])}, which cannot be loaded with its key: both are in PEM, the key in the "
+            "same file or in sslkey, and sslpassword is its password"
+        ) from None
 
 
 def _place(hosts: tuple[tuple[str, int], ...]) -> str:

@@ -85,11 +85,13 @@ def _eased(stage: BacklogStage, processes: Sequence[ProcessReport]) -> BacklogSt
         return replace(
             stage,
             late_s=0.0,
-            held=f"every {TAKEN_ON[stage.name][0]} drains: `penstock drain --undo` lets one work again",
+            held=f"every {TAKEN_ON[stage.name][0]} drains: `penstock drain runner NAME --undo` lets one work again",
         )
     if any(loop.waits_for == GATEWAY_DRAINS for loop in loops):
         return replace(
-            stage, late_s=0.0, held="the gateway drains: `penstock drain --undo` lets it work again"
+            stage,
+            late_s=0.0,
+            held="the gateway drains: `penstock drain gateway NAME --undo` lets it work again",
         )
     waiting_slots = sum(loop.item == ROOM for process in living for loop in process.loops)
     obstacle = f"{waiting_slots} {'slots wait' if waiting_slots > 1 else 'slot waits'} for room on the sandboxes' disk: free some"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, Field, ValidationError, computed_field, model_validator
+from pydantic import BaseModel, Field, ValidationError, computed_field, field_validator, model_validator
 from scaffolds.reference import is_path
 
 from orchestrator.contracts.errors import ConfigurationError
@@ -50,10 +50,11 @@ class RunSection(Section):
     seed: Annotated[int, Field(ge=-INT8, le=INT8)] = 0
     """The seed that every other seed of the run derives from."""
 
-    @model_validator(mode="after")
-    def _name(self) -> "RunSection":
-        check_name("run", self.name)
-        return self
+    @field_validator("name")
+    @classmethod
+    def _name(cls, name: str) -> str:
+        check_name("run", name)
+        return name
 
 
 class ServicesSection(Section):

@@ -47,6 +47,10 @@ SENT: dict[str, tuple[bytes, str | None]] = {
         "TaskSubmitted: ",
     ),
     "purpos": (message("purpos", purpos="eval"), "TaskSubmitted: unknown key 'purpos': did you mean purpose?"),
+    "versoin": (
+        message("versoin", vetting={"sha256": "0" * 64, "level": "vetted", "times": 1, "provider": "b", "versoin": 3}),
+        "TaskSubmitted: Object contains unknown field `versoin` - at `$.vetting`",
+    ),
     "twice": (b'{"submission": "twice", "purpose": "eval", "purpose": "train", "task": {}}', "the key 'purpose' comes twice"),
     "kind": (message("kind", group_size="4"), "TaskSubmitted: Expected `int | null`, got `str` - at `$.group_size`"),
     "fun": (message("fun", purpose="fun"), "TaskSubmitted: purpose is 'fun', it must be one of train, eval, record"),

@@ -163,7 +163,7 @@ async def test_while_every_runner_drains_no_process_is_blamed_and_one_whose_drai
         lenient = eased(found, processes)
         assert stall_causes(lenient, processes, 0.1).get("lease") is None
         (lease,) = [stage for stage in lenient if stage.name == "lease"]
-        assert lease.held == "every runner drains: `penstock drain --undo` lets one work again"
+        assert lease.held == "every runner drains: `penstock drain runner NAME --undo` lets one work again"
         await ordered(rig, DrainKind.RUNNER, "runner", undo=True)
         await rig.state(rollout, "finished")
         assert [tuple(row) for row in await rig.rows("SELECT what, target, reason FROM actions")] == [

@@ -94,6 +94,33 @@ def test_the_authorities_of_the_system_prove_whole_names() -> None:
         address_of("postgresql://h/d?sslrootcert=system&sslmode=require").arguments(timeout_s=3)
 
 
+@pytest.mark.parametrize("name", ["sslrootcert", "sslcrl", "sslcert"])
+@pytest.mark.parametrize("mode", ["", "&sslmode=verify-ca"])
+def test_a_file_that_tls_cannot_load_is_named(tmp_path: Path, name: str, mode: str) -> None:
+    file = tmp_path / "text.pem"
+    file.write_text("not a certificate\n")
+    address = address_of(f"postgresql://u:secret@h/d?{name}={file}{mode}")
+    with pytest.raises(ServiceError, match=rf"{name}=\S+, which cannot be loaded"):
+        address.arguments(timeout_s=3)
+    address_of(f"postgresql://h/d?{name}={file}&sslmode=disable").arguments(timeout_s=3)  # it is not read
+
+
+@pytest.mark.parametrize("name", ["min_protocol_version", "max_protocol_version"])
+def test_an_option_of_libpq_is_not_taken_for_a_slip_of_another(name: str) -> None:
+    with pytest.raises(ServiceError) as refused:
+        address_of(f"postgresql://h/d?{name}=3.0")
+    assert name in str(refused.value) and "did you mean" not in str(refused.value)
+
+
+def test_options_of_the_driver_are_named_where_libpq_gets_the_url() -> None:
+    address = address_of("postgresql://h/d?statement_cache_size=0&sslmode=disable")
+    assert (address.without_libpq, address.url) == (
+        ("statement_cache_size",),
+        "postgresql://h/d?sslmode=disable",
+    )
+    assert address_of("postgresql://h/d?sslmode=disable").without_libpq == ()
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

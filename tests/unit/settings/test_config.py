@@ -186,6 +186,7 @@ def test_overrides_are_toml_values_or_bare_words_and_the_last_one_wins(tmp_path:
         ),
         ("queue.capacity.x=3", "queue.capacity: must be a whole number"),
         ("queue.capacity=some", "queue.capacity: must be a whole number"),
+        ("run.name=UPPER", "override run.name=UPPER: run.name: run 'UPPER' is not a valid name"),
     ],
 )
 def test_an_override_that_fits_nowhere_is_named(tmp_path: Path, override: str, sentence: str) -> None:
