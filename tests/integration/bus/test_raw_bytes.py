@@ -94,7 +94,7 @@ async def taken(bus: NatsBus, number: int) -> list[Delivery]:
     """The next deliveries, each buried as a consumer does with what it cannot use."""
     found: list[Delivery] = []
     async with bus.subscribe(subjects.consume_tasks(), batch=8) as arriving:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while len(found) < number:
                 for delivery in await arriving.take(8):
                     found.append(delivery)
@@ -115,8 +115,8 @@ async def test_a_message_of_any_bytes_that_nats_stores_is_delivered_once_and_bec
 ) -> None:
     subject, headers = poison(bus, case)
     await raw.publish(subject, b"poison", headers=headers)
-    poisons = await stored(bus)
     await good(bus)
+    poisons = await stored(bus) - 1  # the stream takes messages in order: now it has taken or refused the first one
     connection = bus._link.current
     found = await taken(bus, poisons + 1)
     assert [each.body[-6:] for each in found] == [b"poison"] * poisons + [b"good"], raw.refusals
@@ -124,7 +124,7 @@ async def test_a_message_of_any_bytes_that_nats_stores_is_delivered_once_and_bec
     await eventually(partial(emptied, bus))
     letters: list[Delivery] = []
     async with bus.subscribe(subjects.consume_dead("TASKS")) as arriving:
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while len(letters) < poisons + 1:
                 for letter in await arriving.take(8):
                     letters.append(letter)
@@ -159,7 +159,7 @@ async def test_what_others_send_to_the_inbox_of_a_pull_is_dropped_and_messages_s
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(forge)
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 [delivery] = await arriving.take(8)
         assert delivery.body == b"good"
         await delivery.ack()
@@ -176,7 +176,7 @@ async def test_a_listener_keeps_listening_whatever_subjects_and_headers_arrive(
         for headers in HEADERS.values():
             await raw.publish(root + b"odd", b"odd", headers=headers)
         await raw.publish(root + b"s", b"good")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async for notice in notices:
                 if notice.body == b"good":
                     break
@@ -214,7 +214,7 @@ async def test_an_answer_that_is_not_that_of_nats_is_a_failed_try_and_the_messag
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(spoil)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             await good(bus)
     assert await stored(bus) == 1
 
@@ -248,5 +248,5 @@ async def test_a_message_that_the_library_cannot_send_is_refused_and_not_tried_w
     bus: NatsBus,
 ) -> None:
     message = Outgoing(subject="tasks.demo.x", msg_id="m", schema="", body=b"", headers={'a"b': "c"})
-    with anyio.fail_after(20), pytest.raises(BusError, match="NATS carries no such message"):
+    with anyio.fail_after(60), pytest.raises(BusError, match="NATS carries no such message"):
         await bus.publish(message)
