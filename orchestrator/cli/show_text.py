@@ -62,7 +62,9 @@ def _reward_parts(r: "Reward") -> Iterator[str]:
     by_signal = {name: value for name, value in (r.process_by_signal or {}).items() if value}
     if by_signal:
         listed = ", ".join(f"{name} {value:+.4g}" for name, value in sorted(by_signal.items()))
-        yield f"process: {listed}" + (f" (each x {r.alpha:.3g} by reward.process_cap)" if r.alpha < 1 else "")
+        yield f"process: {listed}" + (
+            f" (each already x {r.alpha:.3g} by reward.process_cap)" if r.alpha < 1 else ""
+        )
     if r.silent is not None:
         spread = "" if r.sd_log_t is None else f"; sd(log T) {r.sd_log_t:.3g}"
         noise = "" if r.speed_noise is None else f", noise {r.speed_noise:.3g}"

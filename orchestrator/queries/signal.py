@@ -77,4 +77,12 @@ def sentence(groups: int, lowest: float, highest: float, *, older: bool = False)
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    """
+    >>> _percent(1.0), _percent(0.998), _percent(0.5), _percent(0.99999)
+    ('100 %', '99.8 %', '50 %', 'above 99.9 %')
+    """
+    for digits in (0, 1):
+        text = f"{100 * share:.{digits}f}"
+        if share >= 1 or float(text) < 100:
+            return f"{text} %"
+    return "above 99.9 %"

@@ -93,6 +93,7 @@ FORMATTED = """async () => {
     signs: [number(-5), number(-0.25), compact(-1234567), signed(0.5), signed(-0.5), signed(0), seconds(-2)],
     of: [outOf(0, 0), outOf(2, 0), outOf(2, 1), outOf(0, 4), outOf(3, 4), outOf(null, null), outOf(1200, 4000)],
     shares: [shareOf({ share: 10 / 13, n: 13, low: .497, high: .918 }), shareOf({ share: 0, n: 0, low: 0, high: 1 }), shareOf({ share: .5, n: 4 })],
+    whole: [percent(1), percent(499 / 500), percent(0.99996), percent(1 - 1e-9), percent(0.9999, 2), percent(-1)],
     tones: [1, 8, 9, 17, 0].map(tone),
   };
 }"""
@@ -109,4 +110,7 @@ async def test_numbers_have_no_sign_before_zero_no_whole_of_nothing_and_shares_s
     assert formatted["signs"] == ["−5", "−0.25", "−1.23M", "+0.5", "−0.5", "0", "−2.0 s"]
     assert formatted["of"] == ["–", "2", "2", "0 of 4", "3 of 4", "–", "1,200 of 4,000"]
     assert formatted["shares"] == ["77% of 13, 95 %: 50% to 92%", "–", "50% of 4"]
+    assert formatted["whole"] == ["100%", "99.8%", "99.996%", ">99.99%", "99.99%", "−100%"], (
+        "only all is 100%"
+    )
     assert formatted["tones"] == ["c1", "c8", "c1", "c1", "c8"]

@@ -122,12 +122,10 @@ async def test_a_rollout_shows_its_reward_parts_and_its_steps_with_the_branches_
     await visitor.open(f"/rollouts/{rollout}")
     (reward,) = await world.seen.rows(REWARD, rollout=rollout)
     await expect(visitor.main.locator(".formula")).to_be_visible()
-    numbers = re.findall(r"[−-]?[\d.]+(?:e−\d+)?", (await visitor.texts(".formula"))[0])
-    assert float(numbers[0].replace("−", "-")) == approx(reward.total, rel=CLOSE, abs=1e-4)
-    for text, value in zip(
-        numbers[1:4], (reward.performance, reward.speed, abs(reward.process)), strict=True
-    ):
-        assert float(text.replace("−", "-")) == approx(value, rel=CLOSE, abs=1e-4)
+    formula = (await visitor.texts(".formula"))[0].replace("− process ", "+ process −").replace("−", "-")
+    numbers = [float(text) for text in re.findall(r"-?[\d.]+(?:e-\d+)?", formula)]
+    found = (reward.total, reward.performance, reward.speed, reward.process)
+    assert numbers[:4] == [approx(value, rel=CLOSE, abs=1e-4) for value in found], formula
     figures = await visitor.figures()
     assert shown(figures["advantage"]) == approx(reward.advantage, rel=CLOSE, abs=1e-4)
     steps = await world.seen.rows(STEPS, rollout=rollout)

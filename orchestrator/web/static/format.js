@@ -60,13 +60,18 @@ export function compact(value) {
 }
 
 /**
- * 0.42 → 42%.
+ * 0.42 → 42%. A share below 1 is never shown as 100%: it gets as many digits as it needs, four at most, then a >.
  * @param {number | null | undefined} value
  */
-export const percent = (value, digits = 0) =>
-  value === null || value === undefined || !Number.isFinite(value)
-    ? "–"
-    : `${minus((100 * value).toFixed(value ? digits : 0))}%`;
+export function percent(value, digits = 0) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  let text = (100 * value).toFixed(value ? digits : 0);
+  for (let more = digits + 1; value < 1 && Number(text) === 100; more += 1) {
+    if (more > 4) return ">99.99%";
+    text = (100 * value).toFixed(more);
+  }
+  return `${minus(text)}%`;
+}
 
 /**
  * A number that always has its sign: advantages.

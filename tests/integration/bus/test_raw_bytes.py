@@ -116,7 +116,9 @@ async def test_a_message_of_any_bytes_that_nats_stores_is_delivered_once_and_bec
     subject, headers = poison(bus, case)
     await raw.publish(subject, b"poison", headers=headers)
     await good(bus)
-    poisons = await stored(bus) - 1  # the stream takes messages in order: now it has taken or refused the first one
+    poisons = (
+        await stored(bus) - 1
+    )  # the stream takes messages in order: now it has taken or refused the first one
     connection = bus._link.current
     found = await taken(bus, poisons + 1)
     assert [each.body[-6:] for each in found] == [b"poison"] * poisons + [b"good"], raw.refusals

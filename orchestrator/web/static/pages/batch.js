@@ -72,8 +72,10 @@ const nameOf = (step) => `train step ${step.train_step}`;
 function Measured({ steps }) {
   if (!steps.length)
     return html`<p class="empty">It was not trained yet: its train steps are written when it is committed.</p>`;
-  const names = Object.keys(steps[0].metrics)
-    .filter((name) => !HIDDEN.has(name) && steps.some((step) => step.metrics[name] !== null))
+  // Some metrics are of one train step alone: the checkpoint of the last one.
+  const measured = new Set(steps.flatMap((step) => Object.keys(step.metrics)));
+  const names = [...measured]
+    .filter((name) => !HIDDEN.has(name) && steps.some((step) => (step.metrics[name] ?? null) !== null))
     .sort();
   /** @param {string} name @param {(step: any) => string} cell */
   const line = (name, cell) => html`

@@ -16,14 +16,15 @@ export function scaleOf(members) {
   let most = 1;
   for (const one of members) {
     if (one.total === null || one.total === undefined) continue;
-    most = Math.max(most, (one.performance ?? 0) + Math.max(0, one.speed_part ?? 0));
+    const gains = Math.max(0, one.speed_part ?? 0) + Math.max(0, one.process_part ?? 0);
+    most = Math.max(most, (one.performance ?? 0) + gains);
     least = Math.min(least, one.process_part ?? 0, one.total);
   }
   return { least, most };
 }
 
 /**
- * One bar; parts that are negative go to the left of 0.
+ * One bar: parts that are positive follow each other, those that are negative go to the left of 0.
  * @param {Parts} parts
  * @param {Scale} scale
  */
@@ -39,6 +40,7 @@ export function rewardBar(parts, scale, width = 180, height = 14) {
   const performance = parts.performance ?? 0;
   const speed = Math.max(0, parts.speed_part ?? 0);
   const process = parts.process_part ?? 0;
+  const before = process > 0 ? performance + speed : 0;
   const text = `performance ${number(performance)}, speed ${number(speed)}, process ${number(process)}: total ${number(parts.total)}`;
   return html`
     <svg class="reward-bar" viewBox=${`0 0 ${width} ${height}`} width=${width} height=${height} role="img" aria-label=${text}>
@@ -46,7 +48,7 @@ export function rewardBar(parts, scale, width = 180, height = 14) {
       <rect class="part-base" x="0" y=${height - 1} width=${width} height="1" />
       ${rect("performance", 0, performance)}
       ${rect("speed", performance, performance + speed)}
-      ${rect("process", 0, process)}
+      ${rect("process", before, before + process)}
       <rect class="part-zero" x=${Math.max(0, x(0) - 0.5)} y="0" width="1" height=${height} />
     </svg>
   `;
@@ -57,7 +59,7 @@ export const rewardLegend = html`
   <div class="chips">
     <span class="chip part-performance">performance</span>
     <span class="chip part-speed">speed</span>
-    <span class="chip part-process">process (a penalty)</span>
+    <span class="chip part-process">process</span>
   </div>
 `;
 

@@ -31,7 +31,7 @@ function explained(reward) {
   const paid = Object.entries(/** @type {Record<string, number>} */ (reward.process_by_signal ?? {}))
     .filter(([, value]) => value !== 0)
     .map(([name, value]) => `${words(name)} ${number(value)}`);
-  const cap = reward.alpha < 1 ? `, each times ${number(reward.alpha)} by its cap` : "";
+  const cap = reward.alpha < 1 ? `, each already times ${number(reward.alpha)} by the cap` : "";
   if (paid.length) lines.push(`process: ${paid.join(", ")}${cap}`);
   if (reward.silent !== null) {
     const spread = reward.sd_log_t === null ? "" : `; sd(log T) ${number(reward.sd_log_t)}`;
