@@ -15,7 +15,7 @@ import time
 import anyio
 
 from sandboxes import join, procfs
-from sandboxes.base import SandboxError, SandboxLost
+from sandboxes.base import SandboxError
 from sandboxes.cgroups import CgroupPart
 from sandboxes.join import JoinedProgram
 from sandboxes.program import ProgramBounds, Streams, SupervisedProgram
@@ -125,7 +125,7 @@ class BubblewrapProgram(SupervisedProgram):
 
     def exit_code(self) -> int:
         if self._session.ending and not self._session.killed:  # no program inside reaches process 1
-            raise SandboxLost("the session of a sandbox was ended from outside")
+            raise self._session.ended_by_others()
         if self._failed and not self._session.ending:
             raise SandboxError(f"a program cannot be led into its sandbox: {self._failed}")
         if self._status is None:  # programs have ended their own session, or their own warden

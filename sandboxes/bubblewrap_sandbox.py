@@ -1,7 +1,7 @@
 """One sandbox by bubblewrap: its session and its mounts.
 
 The chain of a session's start, all in one process until bubblewrap forks (about 7 ms in all):
-`sh` (joins the control group, sets rlimits) → `nsenter` (on an image only: the namespace of its mounts) → `setpriv` (as root only: becomes the
+`sh` (joins its control group, sets rlimits) → `nsenter` (on an image only: the namespace of its mounts) → `setpriv` (as root only: becomes the
 sandbox's own user, without capabilities) → `bwrap` (namespaces, mounts, system call filter; dies with us, and the sandbox with it) → process 1.
 The joiner (join.py) starts every program inside, with the same filter, user and limits. It needs Linux 5.8.
 
@@ -25,7 +25,6 @@ from sandboxes.base import (
     ArtifactLimits,
     Artifacts,
     SandboxError,
-    SandboxLost,
     SandboxSpec,
 )
 from sandboxes.bubblewrap_program import BubblewrapProgram
@@ -75,26 +74,18 @@ class BubblewrapSandbox(DirectorySandbox):
 
     async def prepare(self) -> None:
         async with self._beginning:
-            if self._session is not None and not self._session.ending:
-                return
-            self._check_session()
+            if self._session is not None:
+                self._session.check()
+                if not self._session.ending:
+                    return
             await self.end_session()
             self._session = self._begin()
             await self._session.ready()
 
     async def changed(self, limits: ArtifactLimits | None = None) -> Artifacts:
-        self._check_session()
+        if self._session is not None:
+            self._session.check()
         return await super().changed(limits)
-
-    def _check_session(self) -> None:
-        """Raise SandboxLost if something outside ended the session. Its background programs are gone, so the sandbox must not continue."""
-        if (
-            (session := self._session) is not None
-            and session.pidfd >= 0
-            and session.ending
-            and not session.killed
-        ):
-            raise SandboxLost("the session of a sandbox was ended from outside")
 
     async def end_session(self) -> None:
         session, self._session = self._session, None
@@ -129,7 +120,7 @@ class BubblewrapSandbox(DirectorySandbox):
         session_env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin", MARKER: self.id}
         launch = Launch(argv=chain, env=session_env, pass_fds=(args_fd, status_write, *filters))
         try:
-            return Session(launch, status_read)
+            return Session(launch, status_read, self.cgroup)
         except OSError as error:
             raise SandboxError(f"cannot start bubblewrap: {error}") from error
 
@@ -164,7 +155,7 @@ class BubblewrapSandbox(DirectorySandbox):
         return [*super().living(), *session_pids]
 
     def _script(self) -> str:
-        attach = self.cgroup.attach_script() if self.cgroup else ""
+        attach = self.cgroup.session_script() if self.cgroup else ""
         # Killed first when the machine runs out of memory. With CAP_SYS_RESOURCE this also removes the right to lower the score again.
         spared = "{ echo 500 >/proc/self/oom_score_adj; } 2>/dev/null; umask 022; "
         return f'{attach}{spared}{ulimits(self.limits, alone=self.cgroup is None)}exec "$@"'

@@ -3,6 +3,9 @@
 One group per sandbox and hierarchy, `<mount>/penstock/<sandbox id>`, created at open and removed at close. The
 version is detected once, by putting a process into a group, since writable files do not imply delegation. Below the group every program has its own
 part. It identifies the program's processes, regardless of the sessions and parents that they choose.
+
+The session (session.py) has a group without limits next to it, `<sandbox id>-session`: where programs use up their memory, the kernel chooses among
+the processes of the limited group, or ends all of them. Process 1 must not be one of them.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from sandboxes.base import Limits, SandboxError
 
 _BASE = "penstock"
 _PROBE = "probe-"
+_SESSION = "-session"
 _PROBE_S = 60.0  # longer than any probe, for those whose owner cannot be judged here
 _V1_CONTROLLERS = ("memory", "pids", "cpuacct")
 _V1_WITH_CORES = ("memory", "pids", "cpu", "cpuacct")
@@ -45,7 +49,7 @@ class Hierarchies:
         """A group with its limits set. `SandboxError` if the kernel refuses."""
         group = Cgroup(self.version, tuple(mount / _BASE / name for mount in self.mounts))
         try:
-            for directory in group.directories:
+            for directory in (*group.directories, group.session):
                 _make(directory, self.version)
             for directory, file, value in _settings(group, limits):
                 if (directory / file).exists():
@@ -66,11 +70,18 @@ class Cgroup:
     version: int
     directories: tuple[Path, ...]
 
+    @property
+    def session(self) -> Path:
+        """The group of the sandbox's session, in the hierarchy that limits memory."""
+        return self.directories[0].with_name(f"{self.directories[0].name}{_SESSION}")
+
     def attach_script(self) -> str:
-        """Shell commands that put the calling process into the group."""
-        return "".join(
-            f"echo 0 >{shlex.quote(str(d / 'cgroup.procs'))} || exit 125; " for d in self.directories
-        )
+        """Shell commands that put the calling process into the group of programs."""
+        return "".join(map(_attach, self.directories))
+
+    def session_script(self) -> str:
+        """Shell commands that put the calling process into the group of the session."""
+        return _attach(self.session)
 
     def part(self, name: str) -> CgroupPart:
         """Create a part of the group, for one program and the processes that it starts. The limits are those of the whole group. OSError if the
@@ -90,7 +101,7 @@ class Cgroup:
         return any((directory / _CORES[self.version]).exists() for directory in self.directories)
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has ended for lack of memory."""
+        """How many processes of programs the kernel has ended for lack of memory."""
         if self.version == 1:
             return _counter(self.directories[0] / "memory.oom_control", "oom_kill")
         return _counter(self.directories[0] / "memory.events", "oom_kill")
@@ -108,19 +119,19 @@ class Cgroup:
         return self.directories[0 if self.version == 2 else 1]
 
     def pids(self) -> list[int]:
-        """The processes in the group, numbered as in this pid namespace."""
+        """The processes of programs, numbered as in this pid namespace."""
         return sorted({pid for directory in self.directories for pid in _below(directory)})
 
     def remove(self, timeout_s: float = 5.0) -> None:
-        """End the remaining processes and remove the group. Blocks. `SandboxError` if a process does not die."""
+        """End the remaining processes, those of the session too, and remove the groups. Blocks. `SandboxError` if a process does not die."""
         deadline = time.monotonic() + timeout_s
-        for directory in self.directories:
+        for directory in (self.session, *self.directories):
             while not _gone(directory):
-                for pid in self.pids():
+                for pid in (found := [*_below(self.session), *self.pids()]):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 if time.monotonic() > deadline:
-                    raise SandboxError(f"processes {self.pids()} of {directory} do not die")
+                    raise SandboxError(f"processes {found} of {directory} do not die")
                 time.sleep(0.002)
             with contextlib.suppress(OSError):  # the shared parent is removed with its last child
                 directory.parent.rmdir()
@@ -199,7 +210,7 @@ def detect(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchies | None
         except SandboxError:
             continue
         try:
-            script = f"{group.attach_script()} exit 0"
+            script = f"{group.session_script()}{group.attach_script()} exit 0"
             if (
                 subprocess.run(["/bin/sh", "-c", script], stderr=subprocess.DEVNULL, check=False).returncode
                 == 0
@@ -239,7 +250,7 @@ def _namespace() -> int:
 
 def _abandoned(directory: Path) -> bool:
     """Whether the owner in its name is dead. By its age where the owner is in another pid namespace, or not named."""
-    owner = re.fullmatch(rf"{_PROBE}(\d+)-(\d+)-(\d+)-[0-9a-f]+", directory.name)
+    owner = re.fullmatch(rf"{_PROBE}(\d+)-(\d+)-(\d+)-[0-9a-f]+(?:{_SESSION})?", directory.name)
     if owner is not None and int(owner[1]) == _namespace():
         found = procfs.stat(int(owner[2]))
         return found is None or found.start != int(owner[3]) or found.state in "ZX"
@@ -268,6 +279,10 @@ def candidates(mountinfo: str) -> list[Hierarchies]:
         names = _V1_WITH_CORES if apart else _V1_CONTROLLERS
         hierarchies.append(Hierarchies(1, tuple(v1_mounts[name] for name in names)))
     return hierarchies
+
+
+def _attach(directory: Path) -> str:
+    return f"echo 0 >{shlex.quote(str(directory / 'cgroup.procs'))} || exit 125; "
 
 
 def _make(directory: Path, version: int) -> None:

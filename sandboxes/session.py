@@ -17,7 +17,8 @@ import subprocess
 import anyio
 
 from sandboxes import procfs
-from sandboxes.base import SandboxError, SandboxLost
+from sandboxes.base import SandboxError, SandboxLost, SandboxSpent
+from sandboxes.cgroups import Cgroup
 from sandboxes.spawned import Launch
 
 HOLD = ("/usr/bin/env", "--ignore-signal=CHLD", "/bin/cat", "/etc/hosts", "-")
@@ -26,10 +27,13 @@ _READY_S, _DIE_S, _COMPLAINT_S = 30.0, 10.0, 1.0
 
 
 class Session:
-    """`launch.argv` must end up as `bwrap --json-status-fd` with the write end of `status_fd`'s pipe, and `HOLD` as process 1."""
+    """`launch.argv` must end up as `bwrap --json-status-fd` with the write end of `status_fd`'s pipe, and `HOLD` as process 1. `cgroup`: that of the
+    sandbox's programs, if there is one."""
 
-    def __init__(self, launch: Launch, status_fd: int) -> None:
+    def __init__(self, launch: Launch, status_fd: int, cgroup: Cgroup | None) -> None:
         self._status_fd = status_fd
+        self._cgroup = cgroup
+        self._oom_kills = self._kills()
         self.pid = 0
         self.killed = False  # by its owner
         self.pidfd = -1
@@ -77,6 +81,24 @@ class Session:
     def ending(self) -> bool:
         """True from the moment when process 1 starts to exit: before the kernel kills the others because of it."""
         return procfs.dying(self.pid) or not self.alive  # in this order: the pid was still its own
+
+    def check(self) -> None:
+        """Raise `ended_by_others` unless it lives or its owner ended it. Its background programs are gone, so the sandbox must not continue."""
+        if self.pidfd < 0 or self.killed:
+            return
+        if self.ending:
+            raise self.ended_by_others()
+        self._oom_kills = self._kills()
+
+    def ended_by_others(self) -> SandboxError:
+        """`SandboxSpent` if the kernel has ended processes of its programs for lack of memory since the last `check`: then the programs had a part in
+        it. Else `SandboxLost`, since no program inside can end process 1."""
+        if self._kills() > self._oom_kills:
+            return SandboxSpent("the session of a sandbox ended when its programs had used up their memory")
+        return SandboxLost("the session of a sandbox was ended from outside")
+
+    def _kills(self) -> int:
+        return 0 if self._cgroup is None else self._cgroup.oom_kills()
 
     def living(self) -> list[int]:
         """Process 1 and its children: the processes that belong to no `SupervisedProgram`."""

@@ -12,12 +12,22 @@ from dataclasses import dataclass
 import anyio
 
 from sandboxes.base import Provider
-from sandboxes.conformance import background, beginnings, endings, escapes, files, isolation, limits, programs
+from sandboxes.conformance import (
+    background,
+    beginnings,
+    endings,
+    escapes,
+    files,
+    isolation,
+    limits,
+    programs,
+    sessions,
+)
 from sandboxes.conformance.registry import CHECKS, ConformanceCheck, Escaped
 
 __all__ = ["CHECKS", "CheckResult", "ConformanceCheck", "check", "checks_for", "run_check"]
 
-_SUITE = (programs, beginnings, background, files, limits, endings, isolation, escapes)
+_SUITE = (programs, beginnings, background, files, limits, endings, isolation, escapes, sessions)
 _LIMIT_S = 90.0
 
 

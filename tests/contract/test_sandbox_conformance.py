@@ -19,6 +19,7 @@ from sandboxes.conformance import (
     escapes,
     limits,
     run_check,
+    sessions,
 )
 from sandboxes.conformance.attempts import ATTEMPTS, Attempt, Control
 from sandboxes.effective import observe
@@ -43,7 +44,7 @@ WITH_LIMITS = [
     each
     for each in CHECKS
     if getattr(each.body, "__module__", None)
-    in (beginnings.__name__, limits.__name__, background.__name__, endings.__name__, escapes.__name__)
+    in {each.__name__ for each in (beginnings, limits, background, endings, escapes, sessions)}
 ]
 OF_LOCAL = [each for each in CHECKS if not each.escape]
 # Features that some kernels are built without, or restrict.

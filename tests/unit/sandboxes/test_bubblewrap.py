@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from sandboxes import procfs
-from sandboxes.base import File, KilledBy, SandboxError, SandboxLost, SandboxSpec
+from sandboxes.base import File, KilledBy, Limits, SandboxError, SandboxLost, SandboxSpec, SandboxSpent
 from sandboxes.bubblewrap import BubblewrapProvider
 from sandboxes.bubblewrap_sandbox import BubblewrapSandbox
 from sandboxes.owner import records
@@ -147,6 +147,45 @@ async def test_a_program_that_dies_with_its_session_never_looks_as_if_it_had_end
                 tasks.start_soon(ends_the_session, sandbox, 30, monitors() - before)
                 with pytest.raises(SandboxLost):
                     await sandbox.exec(["sh", "-c", "for i in $(seq 30); do sleep 60 & done; wait"])
+
+
+FILL = ["sh", "-c", "head -c 300000000 /dev/zero >/dev/shm/fill"]
+
+
+@as_root
+async def test_a_session_that_ends_as_its_programs_use_up_their_memory_counts_against_them(
+    root: Path,
+) -> None:
+    spec = SandboxSpec(limits=Limits(memory_mb=96, disk_mb=1024))
+    async with BubblewrapProvider().open(spec) as sandbox:
+        assert isinstance(sandbox, BubblewrapSandbox)
+        if sandbox.cgroup is None:
+            pytest.skip("no control groups can be made here")
+        assert (await sandbox.exec(["true"])).ok
+        (first,) = sandbox.living()
+        # It belongs to another group. Here, the kernel takes it first.
+        (sandbox.cgroup.directories[0] / "cgroup.procs").write_text(str(first))
+        Path(f"/proc/{first}/oom_score_adj").write_text("1000")
+        assert (await sandbox.exec(FILL)).killed_by is KilledBy.MEMORY
+        await eventually(lambda: procfs.ended(first))
+        with pytest.raises(SandboxSpent):
+            await sandbox.exec(["true"])
+        with pytest.raises(SandboxSpent):
+            await sandbox.changed()
+
+
+@as_root
+async def test_a_session_killed_after_programs_had_used_up_their_memory_is_lost(root: Path) -> None:
+    async with BubblewrapProvider().open(SandboxSpec(limits=Limits(memory_mb=96, disk_mb=1024))) as sandbox:
+        assert isinstance(sandbox, BubblewrapSandbox)
+        result = await sandbox.exec(["python3", "-c", "held = bytearray(300 << 20)"])
+        assert result.killed_by is KilledBy.MEMORY or sandbox.cgroup is None
+        assert (await sandbox.exec(["true"])).ok
+        (first,) = sandbox.living()
+        os.kill(first, signal.SIGKILL)
+        await eventually(lambda: procfs.ended(first))
+        with pytest.raises(SandboxLost):
+            await sandbox.exec(["true"])
 
 
 async def test_a_program_killed_as_it_starts_is_dead(root: Path) -> None:

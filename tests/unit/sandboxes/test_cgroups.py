@@ -91,6 +91,9 @@ def test_a_group_is_made_and_removed_with_its_parent(tmp_path: Path) -> None:
     group = Hierarchies(2, (tmp_path,)).create("one", Limits())
     assert (tmp_path / "penstock" / "one").is_dir()
     assert str(tmp_path / "penstock" / "one" / "cgroup.procs") in group.attach_script()
+    # Process 1 is not a member of the group whose memory programs can use up.
+    assert group.session.is_dir() and group.session.parent == tmp_path / "penstock"
+    assert str(group.session) in group.session_script() and "one/" not in group.session_script()
     # Controllers were requested at both levels above; on a real mount the kernel keeps these files.
     (tmp_path / "cgroup.subtree_control").unlink()
     (tmp_path / "penstock" / "cgroup.subtree_control").unlink()
