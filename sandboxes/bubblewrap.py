@@ -29,6 +29,7 @@ from sandboxes.directory import refuse_build, refuse_services
 from sandboxes.disk_full import making
 from sandboxes.etc import ETC_FILES
 from sandboxes.from_environment import from_environment
+from sandboxes.holder import INSIDE
 from sandboxes.images.build import Builder
 from sandboxes.images.mounted import Layering
 from sandboxes.images.owners import OF_ROOT, of_places, read_system_file, within_range
@@ -51,6 +52,7 @@ _TAKEN = (
     "/dev",
     "/run/penstock",
     "/run/penstock-host",
+    INSIDE,
 )
 
 

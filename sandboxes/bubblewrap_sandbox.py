@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 
-from sandboxes import cgroups, join, moves, seccomp, tree
+from sandboxes import cgroups, holder, join, moves, seccomp, tree
 from sandboxes.base import (
     GATEWAY_SOCKET,
     PLACED,
@@ -34,7 +34,7 @@ from sandboxes.etc import ETC_FILES
 from sandboxes.join import JoinedProgram
 from sandboxes.procfs import MARKER
 from sandboxes.program import ProgramBounds
-from sandboxes.session import HOLD, Session
+from sandboxes.session import Session
 from sandboxes.spawned import Launch
 from sandboxes.tools import bwrap
 from sandboxes.users import AGENT_UID, ROOT, Account, Range, own
@@ -46,7 +46,7 @@ _NAMESPACES = [
 ]
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = ("/etc/alternatives", "/etc/ld.so.cache")
-_WITH_SOURCE = ("--bind", "--ro-bind", "--ro-bind-try", "--symlink")
+_WITH_SOURCE = ("--bind", "--ro-bind", "--ro-bind-try", "--ro-bind-data", "--symlink")
 SOCKET_DIRECTORY = "/run/penstock-host"
 
 
@@ -94,7 +94,9 @@ class BubblewrapSandbox(DirectorySandbox):
                 await session.end()
 
     def _begin(self) -> Session:
-        laid = [*self.system_options(), *self._places()]
+        system = self.system_options()
+        holder_fd = holder.descriptor()
+        laid = [*holder.options(holder_fd), *system, *self._places()]
         options = [*self._user_options(), *_NAMESPACES, *_ways(laid), *laid, "--chdir", "/"]
         encoded = b"".join(os.fsencode(option) + b"\0" for option in options)
         status_read, status_write = os.pipe2(os.O_CLOEXEC)
@@ -115,10 +117,10 @@ class BubblewrapSandbox(DirectorySandbox):
             *self._become(),
             *command,
             "--",
-            *self.hold(),
+            holder.INSIDE,
         ]
         session_env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin", MARKER: self.id}
-        launch = Launch(argv=chain, env=session_env, pass_fds=(args_fd, status_write, *filters))
+        launch = Launch(argv=chain, env=session_env, pass_fds=(args_fd, status_write, holder_fd, *filters))
         try:
             return Session(launch, status_read, self.cgroup)
         except OSError as error:
@@ -178,10 +180,6 @@ class BubblewrapSandbox(DirectorySandbox):
     def enter(self) -> Sequence[str]:
         """The command that enters the namespaces of the sandbox's mounts, if they have their own."""
         return ()
-
-    def hold(self) -> Sequence[str]:
-        """The command of process 1."""
-        return HOLD
 
     def writable(self) -> list[tuple[str, str]]:
         """(path as bubblewrap finds it, path inside) of the directories that programs may write."""

@@ -67,7 +67,7 @@ _EPERM, _ENOSYS = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
 
 
 @functools.cache
-def _machine() -> str:
+def own_machine() -> str:
     """The architecture of this program, from its own ELF header. The kernel's answer (`uname`) depends on the personality that the starter set."""
     try:
         with open("/proc/self/exe", "rb") as program_file:
@@ -80,7 +80,7 @@ def _machine() -> str:
 
 def numbers(machine: str | None = None) -> dict[str, int]:
     """Number of every call named here, on this machine; empty on an architecture without a filter."""
-    found = _ARCHITECTURES.get(machine or _machine())
+    found = _ARCHITECTURES.get(machine or own_machine())
     if found is None:
         return {}
     return {
@@ -94,7 +94,7 @@ def numbers(machine: str | None = None) -> dict[str, int]:
 @functools.cache
 def program(machine: str | None = None) -> bytes | None:
     """The filter in bwrap's format, 8 bytes per instruction; None on an unknown architecture."""
-    machine = machine or _machine()
+    machine = machine or own_machine()
     if machine not in _ARCHITECTURES:
         return None
     column, architecture = _ARCHITECTURES[machine]

@@ -1,8 +1,9 @@
 """The session of a sandbox: the namespaces that all its programs share, created by bubblewrap. It lives as long as its process 1.
 
-Process 1 is `cat`, which reads from a pipe to which its owner never writes. No process inside can end or stop it (the kernel shields process 1 from
-signals of its own namespace). It collects orphans, since it ignores SIGCHLD. It has no power over other processes: the owner starts all programs
-in its namespaces (join.py). It ends with bubblewrap, which ends with the owner. Then the kernel ends every other process in the namespaces.
+Process 1 (holder.py) reads from a pipe to which its owner never writes. No process inside can end or stop it: the kernel shields process 1 from
+signals of its own namespace, and its memory and descriptors are hidden. It collects orphans, since it ignores SIGCHLD. It has no power over other
+processes: the owner starts all programs in its namespaces (join.py). It ends with bubblewrap, which ends with the
+owner. Then the kernel ends every other process in the namespaces.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ from sandboxes.base import SandboxError, SandboxLost, SandboxSpent
 from sandboxes.cgroups import Cgroup
 from sandboxes.spawned import Launch
 
-HOLD = ("/usr/bin/env", "--ignore-signal=CHLD", "/bin/cat", "/etc/hosts", "-")
-"""The command of process 1: its output shows that it runs, and then it waits."""
 _READY_S, _DIE_S, _COMPLAINT_S = 30.0, 10.0, 1.0
 
 
 class Session:
-    """`launch.argv` must end up as `bwrap --json-status-fd` with the write end of `status_fd`'s pipe, and `HOLD` as process 1. `cgroup`: that of the
-    sandbox's programs, if there is one."""
+    """`launch.argv` must end up as `bwrap --json-status-fd` with the write end of `status_fd`'s pipe, and holder.py's program as process
+    1. `cgroup`: that of the sandbox's programs, if there is one."""
 
     def __init__(self, launch: Launch, status_fd: int, cgroup: Cgroup | None) -> None:
         self._status_fd = status_fd

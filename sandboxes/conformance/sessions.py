@@ -21,6 +21,21 @@ MEMORY = (
     "python3 -c 'held = []\nwhile True: held.append(bytearray(1 << 20))'",
 )
 """Programs that use up the memory: by files and by their own, also in the background, and with process 1 as the first that the kernel ends."""
+_CRASH = """
+import os
+held = os.open("/proc/1/mem", os.O_RDWR)
+for line in open("/proc/1/maps"):
+    words = line.split()
+    if words[1].startswith("r-x") and words[-1] not in ("[vdso]", "[vsyscall]"):
+        begin, end = (int(number, 16) for number in words[0].split("-"))
+        os.pwrite(held, bytes([0xCC]) * (end - begin), begin)
+"""
+ATTACKS = (
+    f"python3 -c '{_CRASH}'; echo x >/proc/1/fd/0",
+    "python3 -c 'import resource; resource.prlimit(1, resource.RLIMIT_CPU, (0, 0))'; echo x >/proc/1/fd/0",
+    "for signal in KILL TERM INT STOP SEGV CHLD; do kill -$signal 1; done",
+)
+"""Programs that try to end process 1: by its own instructions and its input, by its limits, by signals."""
 _ROUNDS, _PAUSE_S = 5, 0.2
 
 
@@ -41,4 +56,10 @@ async def _keeps(provider: Provider, script: str) -> None:
 @check(isolation=True, escape=True)
 async def programs_that_use_up_the_memory_do_not_lose_their_sandbox(provider: Provider) -> None:
     for script in MEMORY:
+        await _keeps(provider, script)
+
+
+@check(isolation=True, escape=True)
+async def programs_that_attack_the_first_process_do_not_lose_their_sandbox(provider: Provider) -> None:
+    for script in ATTACKS:
         await _keeps(provider, script)

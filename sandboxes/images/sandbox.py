@@ -24,7 +24,7 @@ from sandboxes.base import (
 from sandboxes.bubblewrap_sandbox import BubblewrapSandbox
 from sandboxes.elsewhere import lies_elsewhere
 from sandboxes.image_mount import ELSEWHERE, OF_WORK
-from sandboxes.images import changes, hold, view
+from sandboxes.images import changes, view
 from sandboxes.images.mounted import Layer, Layering, open_layer
 from sandboxes.images.owners import OF_ROOT, ROOT, Ids, Owners, give, of_places
 from sandboxes.images.store import Image
@@ -221,9 +221,6 @@ class ImageSandbox(BubblewrapSandbox):
         assert self._layer is not None
         return self._layer.enter
 
-    def hold(self) -> Sequence[str]:
-        return hold.hold()[0]
-
     def writable(self) -> list[tuple[str, str]]:
         assert self._layer is not None
         work = str(self._layer.work)
@@ -235,7 +232,7 @@ class ImageSandbox(BubblewrapSandbox):
     def system_options(self) -> list[str]:
         assert self._layer is not None
         places = {*_OWN, self.image.work, *self.places, *self.spec.binds.values()}
-        return [*view.view(self.image.root, self._layer.system, places), *hold.hold()[1]]
+        return view.view(self.image.root, self._layer.system, places)
 
     def compare(self, limits: ArtifactLimits) -> Artifacts:
         found = self._compared("", self.image.work, self.directory / OF_WORK.upper, limits)

@@ -183,7 +183,6 @@ EXEMPT = {
     "sandboxes/images/build.py:_WAIT_S": POLL,
     "sandboxes/images/caged.py:_POLL_S": POLL,
     "sandboxes/images/caged.py:_REMOVAL_S": STOP,
-    "sandboxes/images/hold.py:_ASK_S": START,
     "sandboxes/images/mounted.py:_MOUNT_S": START,
     "sandboxes/owned.py:_PATIENCE_S": "while another process cleans up",
     "sandboxes/cgroups.py:_PROBE_S": "the age of a directory of another container; nothing is lost by waiting",

@@ -188,6 +188,17 @@ async def test_a_session_killed_after_programs_had_used_up_their_memory_is_lost(
             await sandbox.exec(["true"])
 
 
+async def test_the_first_process_of_a_sandbox_shows_and_takes_nothing(root: Path) -> None:
+    tries = "for way in mem maps environ exe cwd root fd/0; do dd count=1 bs=1 status=none if=/proc/1/$way && echo $way; done"
+    async with BubblewrapProvider().open(SandboxSpec()) as sandbox:
+        result = await sandbox.exec(
+            ["sh", "-c", f"{tries}; readlink /proc/1/exe /proc/1/root /proc/1/fd/0; id -u"]
+        )
+        assert result.stdout == b"1000\n"
+        score = await sandbox.exec(["sh", "-c", "echo 1000 >/proc/1/oom_score_adj"])
+        assert not score.ok
+
+
 async def test_a_program_killed_as_it_starts_is_dead(root: Path) -> None:
     async with BubblewrapProvider().open(SandboxSpec()) as sandbox:
         for _ in range(5):
