@@ -39,6 +39,7 @@ echo made > made; mkdir new; echo "made $(stat -c %a made new | tr '\n' ' ')"
 echo "given $(stat -c %a "$1/given/file" "$1/given" "$1" "$2" | tr '\n' ' ')"
 env | grep -vE '^(_|PWD|SHLVL|HOME|TMPDIR|PENSTOCK_[A-Z]*)=' | sort
 cat /proc/self/limits
+echo "timers $(cat /proc/self/timerslack_ns)"
 """
 """$1 is the work directory, $2 the home."""
 
@@ -128,6 +129,9 @@ ODDITIES: Final[Mapping[str, Callable[[], object]]] = {
     "a controlling terminal": _terminal,
     "a directory that is gone": _elsewhere,
     "a personality of 32 bits, as by setarch": lambda: ctypes.CDLL(None).personality(0x0008),
+    "timers that are late, as by TimerSlackNSec of systemd": lambda: ctypes.CDLL(None).prctl(
+        29, 100_000_000, 0, 0, 0
+    ),
 }
 """Starters by name. The first is the one that the others are compared with."""
 OF_ROOT: Final[Mapping[str, Callable[[], object]]] = {
