@@ -42,6 +42,7 @@ from sandboxes.base import (
 from sandboxes.cgroups import Cgroup, Hierarchies
 from sandboxes.disk_full import making
 from sandboxes.disk_usage import DiskUsage
+from sandboxes.ending import ended_by, tasks_ended_by
 from sandboxes.execution import to_its_end
 from sandboxes.owner import Owner, Record, record_path, worker
 from sandboxes.program import ProgramBounds, SupervisedProgram
@@ -283,23 +284,10 @@ class DirectorySandbox(ABC):
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[DirectorySandbox]:
         """Create it, yield it, remove it."""
-        failure: Exception | None = None
-        try:
+        async with ended_by(partial(anyio.to_thread.run_sync, self._remove)):
             await anyio.to_thread.run_sync(self._create)
-            async with anyio.create_task_group() as group:
-                self._tasks = group
-                try:
-                    yield self
-                except Exception as error:  # noqa: BLE001 - the caller's own, kept out of an ExceptionGroup
-                    failure = error
-                finally:
-                    with anyio.CancelScope(shield=True):
-                        await self.close()
-        finally:
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._remove)
-        if failure is not None:
-            raise failure
+            async with tasks_ended_by(self.close) as self._tasks:
+                yield self
 
     def _create(self) -> None:
         names = self._hierarchies.mounts if self._hierarchies else ()
@@ -356,13 +344,16 @@ class DirectorySandbox(ABC):
             os.chown(directory, *self.files_of)
 
     def _remove(self) -> None:
-        if self.cgroup is not None:
-            self.cgroup.remove()
-        tree.remove(self.directory)
-        record = record_path(self._root, self.id)
-        # The latter is an incomplete record, left by a full disk.
-        for path in (record, record.with_suffix(".new")):
-            path.unlink(missing_ok=True)
+        try:
+            if self.cgroup is not None:
+                self.cgroup.remove()
+            tree.remove(self.directory)
+            record = record_path(self._root, self.id)
+            # The latter is an incomplete record, left by a full disk.
+            for path in (record, record.with_suffix(".new")):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise SandboxError(f"cannot remove the sandbox {self.directory}: {error}") from error
         if self._claim >= 0:
             os.close(self._claim)
             self._claim = -1

@@ -41,6 +41,7 @@ from sandboxes import procfs
 from sandboxes.base import ExecResult, KilledBy, Limits, SandboxError, same_kind
 from sandboxes.cgroups import Cgroup
 from sandboxes.disk_usage import POLL_INTERVAL_S, SHARE, DiskUsage
+from sandboxes.ending import first_error
 
 _SOON_S = 0.01
 _FLOOD = 16
@@ -177,7 +178,7 @@ class SupervisedProgram(ABC):
             try:
                 await self._supervise()
             except Exception as error:  # noqa: BLE001 - kept, and raised by every wait()
-                self._error = _first(error)
+                self._error = first_error(error)
                 with contextlib.suppress(SandboxError, OSError):
                     await self.strike()
             finally:
@@ -387,10 +388,3 @@ class SupervisedProgram(ABC):
     async def over(self) -> None:
         """Return when no process of it lives."""
         await self._over.wait()
-
-
-def _first(error: Exception) -> Exception:
-    """The error itself, unwrapped from the groups of task groups."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -198,9 +198,9 @@ class RolloutRunner:
         within = environment.services_s
         current().busy(f"the sandbox of rollout {lease.rollout_id}", on="sandbox", within=within)
         reachable = access(of_agent(task.settings), section)
-        outcome: AttemptOutcome | None = None
+        ended = False
         # The work inside has its own phases.
-        with phase("sandbox"), tolerate_failed_removal(lambda: outcome is not None):
+        with phase("sandbox"), tolerate_failed_removal(lambda: ended):
             async with open_sandbox(self._worker.provider, spec, reachable) as sandbox:
                 record.system = system_of(sandbox)
                 await _prepare(sandbox, lease, task, scaffold)
@@ -222,7 +222,7 @@ class RolloutRunner:
                 with phase("changes"):
                     record.left = carried(record.artifacts, outcome.answer)
                     await self._worker.files.keep(record.left.parts)
-        assert outcome is not None
+                ended = True
         return outcome
 
     def _todo(
@@ -448,7 +448,7 @@ def tolerate_failed_removal(ended: Callable[[], bool]) -> Iterator[None]:
     """Wraps a sandbox: if its removal fails, an attempt that has `ended` is unaffected; the leftovers are removed later."""
     try:
         yield
-    except SandboxError as error:
+    except (SandboxError, OSError, ExceptionGroup) as error:
         if not ended():
             raise
         log.warning("sandbox.not_removed", error=str(error))

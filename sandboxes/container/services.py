@@ -25,6 +25,7 @@ from sandboxes import tree
 from sandboxes.base import SERVICE_START_S, Limits, SandboxError, ServiceHealth, ServiceState, SideService
 from sandboxes.container.engine import ContainerEngine, ContainerRun, Mount, ServiceRun
 from sandboxes.container.session import INSIDE, MARK, ContainerSession
+from sandboxes.ending import ended_by, tasks_ended_by
 
 _OUTPUT = 2000
 """Bytes of a service's newest output that are kept for sentences."""
@@ -75,25 +76,16 @@ async def running_services(
         services=[_Service(spec=each) for each in services],
         images=images,
     )
-    failure: Exception | None = None
-    try:
-        await holder.begin(placement.holder, placement.env)
-        async with anyio.create_task_group() as tasks:
-            try:
-                await found.start(tasks)
-                yield found
-            except Exception as error:  # noqa: BLE001 - the caller's own, kept out of an ExceptionGroup
-                failure = error
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await found.end()
-                tasks.cancel_scope.cancel()
-    finally:
-        with anyio.CancelScope(shield=True):
+
+    async def remove() -> None:
+        async with ended_by(holder.end):
             await found.remove()
-            await holder.end()
-    if failure is not None:
-        raise failure
+
+    async with ended_by(remove):
+        await holder.begin(placement.holder, placement.env)
+        async with tasks_ended_by(found.end, cancelled=True) as tasks:
+            await found.start(tasks)
+            yield found
 
 
 @dataclass(slots=True, kw_only=True)

@@ -24,6 +24,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from sandboxes.base import (
 )
 from sandboxes.bubblewrap import check_spec
 from sandboxes.directory import FIRST_UID, refuse_build
+from sandboxes.ending import ended_by, tasks_ended_by
 from sandboxes.from_environment import from_environment
 from sandboxes.kubernetes import objects
 from sandboxes.kubernetes.api import Api, ApiError, Object
@@ -99,33 +101,16 @@ class KubernetesProvider:
         await anyio.to_thread.run_sync(self._check_binds, spec)
         identity = self._identity(spec)
         gateway = await self._gateway(spec)
-        failure: Exception | None = None
-        async with self._api.using():
-            try:
-                uid = await self._create(identity, spec, gateway)
-                await self._running(identity.name, uid)
-                sandbox = PodSandbox(
-                    identity.name, spec, gateway=spec.gateway_socket, system=self.settings.image
-                )
-                # Programs are ended over the line, so it must outlive a cancellation of our caller.
-                line = anyio.CancelScope(shield=True)
-                async with anyio.create_task_group() as tasks:
-                    try:
-                        await self._join(sandbox, uid, tasks, line)
-                        tasks.start_soon(self._remove_now_and_then)
-                        yield sandbox
-                    except Exception as error:  # noqa: BLE001 - the caller's own, kept out of an ExceptionGroup
-                        failure = error
-                    finally:
-                        with anyio.CancelScope(shield=True):
-                            await self._end(sandbox)
-                        line.cancel()
-                        tasks.cancel_scope.cancel()
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await self._delete(identity)
-        if failure is not None:
-            raise failure
+        async with self._api.using(), ended_by(partial(self._delete, identity)):
+            uid = await self._create(identity, spec, gateway)
+            await self._running(identity.name, uid)
+            sandbox = PodSandbox(identity.name, spec, gateway=spec.gateway_socket, system=self.settings.image)
+            # Programs are ended over the line, so it must outlive a cancellation of our caller.
+            line = anyio.CancelScope(shield=True)
+            async with tasks_ended_by(partial(self._end, sandbox, line), cancelled=True) as tasks:
+                await self._join(sandbox, uid, tasks, line)
+                tasks.start_soon(self._remove_now_and_then)
+                yield sandbox
 
     def refuses_user(self, user: str) -> str | None:
         """Why programs do not run as `user`, in one clause. None: they do."""
@@ -287,12 +272,15 @@ class KubernetesProvider:
                 f"cannot place {error.path} into the pod {sandbox.id}: {error.reason.value}"
             ) from error
 
-    async def _end(self, sandbox: PodSandbox) -> None:
-        await sandbox.close()
-        channel = sandbox.channel
-        if channel is not None and channel.failed is None:
-            with anyio.move_on_after(5), suppress(SandboxError):
-                await channel.ask({"op": "end"})
+    async def _end(self, sandbox: PodSandbox, line: anyio.CancelScope) -> None:
+        try:
+            await sandbox.close()
+            channel = sandbox.channel
+            if channel is not None and channel.failed is None:
+                with anyio.move_on_after(5), suppress(SandboxError):
+                    await channel.ask({"op": "end"})
+        finally:
+            line.cancel()
 
     async def _delete(self, identity: Identity) -> None:
         """Delete our own pod only, with as many retries as needed."""

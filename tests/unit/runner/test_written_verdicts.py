@@ -251,25 +251,26 @@ async def test_a_script_that_ended_by_itself_over_its_limit_has_a_verdict_and_on
     assert (was_ended.reward, was_ended.cause) == (None, NoVerdict.LIMIT)
 
 
-class Unclosing:
+class Unclosing(BubblewrapProvider):
     """A provider whose sandboxes fail as they close."""
-
-    name, isolated, containers = "unclosing", True, False
 
     @asynccontextmanager
     async def open(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        async with PROVIDER.open(spec) as sandbox:
+        async with super().open(spec) as sandbox:
             yield sandbox
-        raise SandboxError("cannot remove /tmp/x")
+            ends = sandbox.end_session  # type: ignore[attr-defined]
 
-    async def problems(self) -> tuple[str, ...]:
-        return ()
+            async def ends_badly() -> None:
+                await ends()
+                raise SandboxError("process 5 does not die")
+
+            sandbox.end_session = ends_badly  # type: ignore[attr-defined]
 
 
 async def test_a_sandbox_that_cannot_be_closed_takes_no_verdict_away() -> None:
     begin = f"mkdir -p {V}; echo 1 > {V}/reward.txt; "
     found = await graded(begin, provider=Unclosing())
     assert found.reward == 1.0
-    assert found.log == "note: the sandbox of the tests could not be closed: cannot remove /tmp/x\n"
-    with pytest.raises(SandboxError, match="cannot remove"):
+    assert found.log == "note: the sandbox of the tests could not be closed: process 5 does not die\n"
+    with pytest.raises(SandboxError, match="does not die"):
         await graded(f"{begin} kill -9 $$", provider=Unclosing())
