@@ -30,6 +30,7 @@ from sandboxes.base import (
 )
 from sandboxes.elsewhere import place_of, target_of
 from sandboxes.lost import Losses, named
+from sandboxes.machine import pass_on
 
 T = TypeVar("T")
 _REPORTED = 100
@@ -177,7 +178,8 @@ class _Collector:
             target = os.readlink(entry.name, dir_fd=entry.parent_fd)
         except FileNotFoundError:
             raise
-        except OSError:  # no longer a directory
+        except OSError as error:  # no longer a directory
+            pass_on(error)
             return RefusedReason.LINK
         if placed == PlacedEntry.link(target):
             return None

@@ -52,7 +52,7 @@ DEFAULT_ENV: Mapping[str, str] = {
 class SandboxError(RuntimeError):
     """Signals that a sandbox failed to do something (no namespaces, no disk, a process that does not die).
 
-    Programs that ran in the sandbox may have caused this: they used up its processes, or do not die. Only `SandboxLost` and
+    Programs that ran in the sandbox may have caused this: they used up its processes, or do not die. Only `SandboxLost`, `MachineFault` and
     `SandboxFull` are certainly the platform's fault.
     """
 
@@ -60,6 +60,11 @@ class SandboxError(RuntimeError):
 class SandboxLost(SandboxError):
     """Signals that something outside ended the sandbox or its program: a kill by the host, a lost node, a broken connection. No program inside
     can cause this."""
+
+
+class MachineFault(SandboxError):
+    """Signals that this machine failed what we do for a sandbox: no descriptors, a disk that is full or fails (machine.py). No program inside can
+    cause this, so a disk that a sandbox over its own limit may have filled is another error."""
 
 
 class SandboxFull(SandboxError):
@@ -76,7 +81,7 @@ class SandboxSpent(SandboxError):
 
 def same_kind(error: BaseException) -> SandboxError:
     """A new error with the same message and type (the same party at fault) as `error`, for each task that waits for a program."""
-    kinds = (SandboxLost, SandboxSpent, SandboxError)
+    kinds = (SandboxLost, SandboxSpent, MachineFault, SandboxError)
     return next((kind for kind in kinds if isinstance(error, kind)), SandboxError)(str(error))
 
 

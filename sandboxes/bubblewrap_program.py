@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import time
 
@@ -19,6 +18,7 @@ from sandboxes.base import SandboxError
 from sandboxes.cgroups import CgroupPart
 from sandboxes.join import JoinedProgram
 from sandboxes.program import ProgramBounds, Streams, SupervisedProgram
+from sandboxes.ready import readable
 from sandboxes.session import Session
 
 _DIE_S, _STUBBORN_S = 10.0, 2.0
@@ -70,7 +70,7 @@ class BubblewrapProgram(SupervisedProgram):
 
     async def _hear(self) -> bool:
         """Read the next report. False at the end."""
-        await anyio.wait_readable(self._line)
+        await anyio.wait_readable(self._line.fileno())
         report = join.next_report(self._line)
         if report is None:
             self._gone = True
@@ -119,7 +119,7 @@ class BubblewrapProgram(SupervisedProgram):
     async def lives(self) -> bool:
         if self._part is not None:
             return bool(self._part.pids())
-        while not self._gone and select.select([self._line], [], [], 0)[0]:
+        while not self._gone and readable(self._line.fileno()):
             await self._hear()
         return not self._gone and self._session.alive
 

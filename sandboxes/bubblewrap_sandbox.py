@@ -24,7 +24,6 @@ from sandboxes.base import (
     WRITABLE,
     ArtifactLimits,
     Artifacts,
-    SandboxError,
     SandboxSpec,
 )
 from sandboxes.bubblewrap_program import BubblewrapProgram
@@ -32,6 +31,7 @@ from sandboxes.directory import DirectorySandbox, host_name, ulimits
 from sandboxes.disk_full import making
 from sandboxes.etc import ETC_FILES
 from sandboxes.join import JoinedProgram
+from sandboxes.machine import fault
 from sandboxes.procfs import MARKER
 from sandboxes.program import ProgramBounds
 from sandboxes.session import Session
@@ -124,7 +124,7 @@ class BubblewrapSandbox(DirectorySandbox):
         try:
             return Session(launch, status_read, self.cgroup)
         except OSError as error:
-            raise SandboxError(f"cannot start bubblewrap: {error}") from error
+            raise fault(error, f"cannot start bubblewrap: {error}") from error
 
     def launch(
         self,

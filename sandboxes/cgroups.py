@@ -24,6 +24,7 @@ from pathlib import Path
 
 from sandboxes import procfs
 from sandboxes.base import Limits, SandboxError
+from sandboxes.machine import fault
 
 _BASE = "penstock"
 _PROBE = "probe-"
@@ -59,7 +60,7 @@ class Hierarchies:
                         (directory / file).write_text(value)
         except OSError as error:
             group.remove()
-            raise SandboxError(f"cannot set up the control group {name}: {error}") from error
+            raise fault(error, f"cannot set up the control group {name}: {error}") from error
         return group
 
 

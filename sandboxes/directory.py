@@ -35,15 +35,17 @@ from sandboxes.base import (
     ExecResult,
     KilledBy,
     Limits,
+    MachineFault,
     Process,
     SandboxError,
     SandboxSpec,
 )
 from sandboxes.cgroups import Cgroup, Hierarchies
-from sandboxes.disk_full import making
+from sandboxes.disk_full import NO_ROOM, making
 from sandboxes.disk_usage import DiskUsage
 from sandboxes.ending import ended_by, tasks_ended_by
 from sandboxes.execution import to_its_end
+from sandboxes.machine import fault
 from sandboxes.owner import Owner, Record, record_path, worker
 from sandboxes.program import ProgramBounds, SupervisedProgram
 from sandboxes.system import of_this_machine
@@ -203,7 +205,14 @@ class DirectorySandbox(ABC):
         links: Mapping[str, str] | None = None,
         modes: Mapping[str, int] | None = None,
     ) -> None:
-        await anyio.to_thread.run_sync(self._put, files, links or {}, modes or {})
+        try:
+            await anyio.to_thread.run_sync(self._put, files, links or {}, modes or {})
+        except MachineFault as error:
+            # Its programs may have filled the disk before they were measured.
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno in NO_ROOM and await self._disk.at_limit():
+                raise SandboxError(f"{error}; the sandbox is at its limit of disk space") from error
+            raise
 
     def _put(self, files: Mapping[str, AnyFile], links: Mapping[str, str], modes: Mapping[str, int]) -> None:
         inside = ""
@@ -212,7 +221,7 @@ class DirectorySandbox(ABC):
                 self._place(inside, file, self.files_of)
             self._furnish(self.files_of, (), links, modes)
         except OSError as error:
-            raise SandboxError(f"cannot place {inside}: {error}") from error
+            raise fault(error, f"cannot place {inside}: {error}") from error
 
     def _place(self, inside: str, file: AnyFile, owner: tuple[int, int] | None) -> None:
         name, parts, base = self._based(inside)
@@ -353,7 +362,7 @@ class DirectorySandbox(ABC):
             for path in (record, record.with_suffix(".new")):
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise SandboxError(f"cannot remove the sandbox {self.directory}: {error}") from error
+            raise fault(error, f"cannot remove the sandbox {self.directory}: {error}") from error
         if self._claim >= 0:
             os.close(self._claim)
             self._claim = -1

@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandboxes.base import SandboxError, SandboxFull
+from sandboxes.base import SandboxFull
+from sandboxes.machine import fault
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 @contextmanager
 def making(root: Path) -> Iterator[None]:
-    """Wrap code that creates files for a new sandbox below `root`. An OSError becomes `SandboxFull` if the disk is full, and `SandboxError`
-    otherwise."""
+    """Wrap code that creates files for a new sandbox below `root`. An OSError becomes `SandboxFull` if the disk is full, `MachineFault` if
+    this machine fails otherwise, else `SandboxError`."""
     try:
         yield
     except OSError as error:
@@ -23,7 +24,7 @@ def making(root: Path) -> Iterator[None]:
             raise SandboxFull(
                 f"the disk of {root} takes no sandbox ({error.strerror}): free space there, or set TMPDIR to another disk"
             ) from error
-        raise SandboxError(f"cannot make a sandbox in {root}: {error}") from error
+        raise fault(error, f"cannot make a sandbox in {root}: {error}") from error
 
 
 @contextmanager
@@ -37,4 +38,4 @@ def storing(directory: Path) -> Iterator[None]:
                 f"the disk of {directory} takes no image ({error.strerror}): free space there, or name another directory"
                 " (sandbox.images.directory)"
             ) from error
-        raise SandboxError(f"cannot store an image in {directory}: {error}") from error
+        raise fault(error, f"cannot store an image in {directory}: {error}") from error

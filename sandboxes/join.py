@@ -36,9 +36,11 @@ from typing import Any, NoReturn
 from sandboxes import image_mount, seccomp, user_namespace
 from sandboxes.base import Limits, SandboxError
 from sandboxes.inside import confine
+from sandboxes.machine import fault
 from sandboxes.users import Range
 
 _MOST_FDS = 16
+_UNSTARTED = "cannot start the process that puts programs into sandboxes"
 _PIECE = 4096
 _END_S = 5.0
 _PROGRAM, _MOUNT, _USERS = b"p", b"m", b"u"
@@ -141,8 +143,9 @@ def _request(kind: bytes, request: Mapping[str, Any], given: Sequence[int]) -> s
     """Send a request and descriptors to the joiner. Returns our end of the line on which the answer comes."""
     global _joiner
     own_end, peer_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    task = os.memfd_create("task", os.MFD_CLOEXEC)
+    task = -1
     try:
+        task = os.memfd_create("task", os.MFD_CLOEXEC)
         with open(task, "wb", closefd=False) as file:
             file.write(json.dumps(request).encode())
         os.lseek(task, 0, os.SEEK_SET)
@@ -157,15 +160,14 @@ def _request(kind: bytes, request: Mapping[str, Any], given: Sequence[int]) -> s
                     break
                 except OSError as error:
                     if last:
-                        raise SandboxError(
-                            f"cannot start the process that puts programs into sandboxes: {error}"
-                        ) from error
+                        raise fault(error, f"{_UNSTARTED}: {error}") from error
     except BaseException:
         own_end.close()
         raise
     finally:
         peer_end.close()
-        os.close(task)
+        if task >= 0:
+            os.close(task)
     return own_end
 
 
@@ -178,9 +180,7 @@ def begin() -> None:
             try:
                 _joiner = _Joiner()
             except OSError as error:
-                raise SandboxError(
-                    f"cannot start the process that puts programs into sandboxes: {error}"
-                ) from error
+                raise fault(error, f"{_UNSTARTED}: {error}") from error
 
 
 def _dismiss() -> None:

@@ -38,10 +38,11 @@ import anyio
 import anyio.abc
 
 from sandboxes import procfs
-from sandboxes.base import ExecResult, KilledBy, Limits, SandboxError, same_kind
+from sandboxes.base import ExecResult, KilledBy, Limits, MachineFault, SandboxError, same_kind
 from sandboxes.cgroups import Cgroup
 from sandboxes.disk_usage import POLL_INTERVAL_S, SHARE, DiskUsage
 from sandboxes.ending import first_error
+from sandboxes.machine import is_fault
 
 _SOON_S = 0.01
 _FLOOD = 16
@@ -67,13 +68,17 @@ class Streams:
     def __init__(self, *, given: bool) -> None:
         self._open: set[int] = set()
         self.given: int | None = None
-        if given:
-            stdin, self.given = self._pipe()
-        else:
-            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-            self._open.add(stdin)
-        self.out, stdout = self._pipe()
-        self.err, stderr = self._pipe()
+        try:
+            if given:
+                stdin, self.given = self._pipe()
+            else:
+                stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                self._open.add(stdin)
+            self.out, stdout = self._pipe()
+            self.err, stderr = self._pipe()
+        except OSError:
+            self.close()
+            raise
         self.theirs = (stdin, stdout, stderr)
         for fd in (self.out, self.err, *(() if self.given is None else (self.given,))):
             os.set_blocking(fd, False)
@@ -179,6 +184,8 @@ class SupervisedProgram(ABC):
                 await self._supervise()
             except Exception as error:  # noqa: BLE001 - kept, and raised by every wait()
                 self._error = first_error(error)
+                if is_fault(self._error):
+                    self._error = MachineFault(str(self._error))
                 with contextlib.suppress(SandboxError, OSError):
                     await self.strike()
             finally:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 
@@ -20,6 +19,7 @@ import anyio
 from sandboxes import procfs
 from sandboxes.base import SandboxError, SandboxLost, SandboxSpent
 from sandboxes.cgroups import Cgroup
+from sandboxes.ready import readable
 from sandboxes.spawned import Launch
 
 _READY_S, _DIE_S, _COMPLAINT_S = 30.0, 10.0, 1.0
@@ -74,7 +74,7 @@ class Session:
     @property
     def alive(self) -> bool:
         """False once process 1 has ended, which it does after all others."""
-        return self.pidfd >= 0 and not select.select([self.pidfd], [], [], 0)[0]
+        return self.pidfd >= 0 and not readable(self.pidfd)
 
     @property
     def ending(self) -> bool:

@@ -67,14 +67,25 @@ class Spawned(SupervisedProgram):
     """Over when its first process is. Subclasses define which other processes belong to it."""
 
     def __init__(self, launch: Launch, bounds: ProgramBounds, stdin: bytes | None) -> None:
-        streams = Streams(given=stdin is not None)
+        try:
+            streams = Streams(given=stdin is not None)
+        except OSError:
+            for fd in launch.pass_fds:
+                os.close(fd)
+            raise
         try:
             self._popen = launch.spawn(*streams.theirs)
         except BaseException:
             streams.close()
             raise
         streams.close(*streams.theirs)
-        self._pidfd = os.pidfd_open(self._popen.pid)
+        try:
+            self._pidfd = os.pidfd_open(self._popen.pid)
+        except OSError:
+            streams.close()
+            self._popen.kill()
+            self._popen.wait()
+            raise
         super().__init__(streams, bounds, stdin)
 
     async def ended(self) -> None:

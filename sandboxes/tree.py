@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandboxes.base import AnyFile, File, PathRefused, RefusedReason, SandboxError, StoredFile
+from sandboxes.machine import fault, pass_on
 
 MAX_DEPTH = 100
 """A tree deeper than this counts as over its disk limit; real projects stay below 60."""
@@ -306,7 +307,7 @@ def remove(base: Path) -> None:
             for name in names:
                 _remove_or_lift(top, name)
     except OSError as error:
-        raise SandboxError(f"cannot remove {base}: {error}") from error
+        raise fault(error, f"cannot remove {base}: {error}") from error
     finally:
         os.close(top)
     os.rmdir(base)
@@ -368,8 +369,9 @@ def _walk(
         )
         try:
             inner, mode = _unlocked(fd, name) if unreadable else (os.open(name, _DIRECTORY, dir_fd=fd), None)
-        except OSError:  # gone, swapped for something else, or not ours to enter
-            continue
+        except OSError as error:
+            pass_on(error)  # else what lies there would look deleted
+            continue  # gone, swapped for something else, or not ours to enter
         try:
             yield from _walk(inner, f"{prefix}{name}/", level + 1, skip, depth, opening)
         finally:
@@ -433,6 +435,8 @@ def _open_file(parent_fd: int, name: str, label: str) -> int:
 
 
 def _reason(error: OSError, parent_fd: int | None, name: str | Path) -> RefusedReason:
+    """Why an entry cannot be opened. An error of this machine says nothing about it, and is raised again."""
+    pass_on(error)
     if error.errno in (errno.EACCES, errno.EPERM):
         return RefusedReason.UNREADABLE
     try:

@@ -10,7 +10,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from sandboxes.base import ExecResult, KilledBy, SandboxError
+from sandboxes.base import ExecResult, KilledBy
+from sandboxes.machine import fault
 from sandboxes.program import SupervisedProgram
 
 _ARGUMENT = 128 << 10
@@ -56,7 +57,7 @@ def spawn(make: Callable[[], SupervisedProgram]) -> SupervisedProgram | Unstarta
     except OSError as error:
         if error.errno == errno.E2BIG:
             return Unstartable("argument list too long")
-        raise SandboxError(f"cannot start a program: {error}") from error
+        raise fault(error, f"cannot start a program: {error}") from error
 
 
 def unstartable(argv: Sequence[str]) -> str | None:

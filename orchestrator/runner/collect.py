@@ -30,6 +30,7 @@ from sandboxes.base import (
     Artifacts,
     File,
     KilledBy,
+    MachineFault,
     PathRefused,
     RefusedReason,
     Sandbox,
@@ -111,6 +112,8 @@ async def run_hooks(sandbox: Sandbox, hooks: Sequence[CollectHook]) -> None:
     for hook in hooks:
         try:
             result = await sandbox.exec(["bash", "-c", hook.command], timeout_s=hook.timeout_sec)
+        except MachineFault:  # else its files would be missing by our fault
+            raise
         except SandboxError as error:
             log.warning("collect.failed", command=hook.command, error=str(error))
             return

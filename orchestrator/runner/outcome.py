@@ -21,14 +21,13 @@ from orchestrator.contracts.states import FailureClass, Replay
 from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayDrains, Seal
 from orchestrator.pool.sanitize import clean
 from orchestrator.runtime.log import get
-from sandboxes.base import ImageRefused, SandboxError, SandboxFull, SandboxLost, SandboxSpent
+from sandboxes.base import ImageRefused, MachineFault, SandboxError, SandboxFull, SandboxLost, SandboxSpent
+from sandboxes.machine import FAULTS
 
 log = get(__name__)
 
 # Faults of this process or this machine, which all attempts share.
-OURS = frozenset(
-    {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
-)
+OURS = FAULTS | {errno.ENOMEM}
 NOT_DELIVERED = frozenset(
     {MarkReason.AUXILIARY, MarkReason.UNDELIVERED}
 )  # marks of steps that cannot have moved the program
@@ -105,6 +104,10 @@ def outcome_of(error: Exception) -> AttemptOutcome:
         case SandboxSpent():
             return AttemptOutcome(
                 failure=FailureClass.INFRA_FAILURE, reason=f"sandbox: {error}", reachable=True
+            )
+        case MachineFault():
+            return AttemptOutcome(
+                failure=FailureClass.INFRA_FAILURE, reason=f"sandbox: {error}", resumable=True
             )
         case SandboxError():
             return AttemptOutcome(

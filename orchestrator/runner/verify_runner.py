@@ -47,7 +47,15 @@ from orchestrator.runtime.metrics import measured
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.key_values import REWARD
 from orchestrator.tasks.multi_step import TaskStep, missed, of_step, steps_of, together
-from sandboxes.base import ImageRefused, PathRefused, SandboxError, SandboxFull, SandboxLost, SandboxSpent
+from sandboxes.base import (
+    ImageRefused,
+    MachineFault,
+    PathRefused,
+    SandboxError,
+    SandboxFull,
+    SandboxLost,
+    SandboxSpent,
+)
 from sandboxes.owner import WorkKind
 
 log = get(__name__)
@@ -230,7 +238,7 @@ def _unless_platforms(error: Exception) -> Exception:
     """The error that says why a verification failed, logged if it is unforeseen. Raises one that no file and no program of an agent can cause."""
     for leaf in leaves(error):
         machine = isinstance(leaf, OSError) and leaf.errno in OURS
-        if machine or isinstance(leaf, (SandboxFull, SandboxLost, ServiceError)):
+        if machine or isinstance(leaf, (SandboxFull, SandboxLost, MachineFault, ServiceError)):
             raise leaf from None
     cause = root_cause(error)
     _log_unforeseen(cause)
@@ -256,6 +264,8 @@ def why(error: Exception) -> str:
             cause = NoVerdict.SPENT
         case SandboxLost():
             cause = NoVerdict.LOST
+        case MachineFault():
+            cause = NoVerdict.MACHINE
         case SandboxError():
             cause = NoVerdict.SANDBOX
         case OSError():

@@ -33,6 +33,7 @@ from orchestrator.runner.heartbeat import Heart
 from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runner.oversize import failed_instead
 from orchestrator.runtime import plugins
+from orchestrator.runtime.descriptors import raise_descriptor_limit
 from orchestrator.runtime.liveness import restartable
 from orchestrator.runtime.log import bind, get
 from orchestrator.runtime.metrics import measured
@@ -88,6 +89,7 @@ class Worker:
 @asynccontextmanager
 async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Worker]:
     """Connect and recover. Raises ServiceError, ConfigurationError or BusError, one sentence each, when something is missing."""
+    raise_descriptor_limit()
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
             opened(settings.database_url, Role.RUNNER, size=4, name=name, patience_s=timeouts().pool_start_s)

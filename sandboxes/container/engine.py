@@ -25,6 +25,7 @@ from sandboxes import seccomp
 from sandboxes.base import Limits, SandboxError, SideService
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.inside import confine
+from sandboxes.machine import fault
 
 LABEL = "penstock.sandbox"
 """Label of every container; its value is the sandbox's id."""
@@ -214,7 +215,7 @@ class ContainerEngine:
             with anyio.fail_after(timeout_s):
                 return await _ran([*self.command, *words], stdin, env, cwd)
         except OSError as error:
-            raise SandboxError(f"{self.settings.engine} cannot be run: {error}") from error
+            raise fault(error, f"{self.settings.engine} cannot be run: {error}") from error
         except TimeoutError as error:
             raise SandboxError(
                 f"{self.settings.engine} {words[0]} has not ended after {timeout_s:g} s"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from sandboxes import procfs, tree
 from sandboxes.base import SandboxError
 from sandboxes.cgroups import Cgroup, CgroupPart, of_process
 from sandboxes.container.engine import ENTERING, ContainerEngine, ContainerRun, error_text
+from sandboxes.ready import readable
 
 INSIDE = "/run/penstock-program"
 """Where the pipes and variables of session and programs are bound."""
@@ -129,7 +129,7 @@ class ContainerSession:
         """Whether it lives, as far as that can be seen."""
         if not self._seen:
             return not self.killed
-        return self._pidfd >= 0 and not select.select([self._pidfd], [], [], 0)[0]
+        return self._pidfd >= 0 and not readable(self._pidfd)
 
     @property
     def occupied(self) -> bool:

@@ -33,6 +33,7 @@ from sandboxes.images.oci import Description
 from sandboxes.images.settings import ImageSettings
 from sandboxes.images.store import Image, ImageStore, UnknownImage
 from sandboxes.images.unpack import FORMAT, Unpacker
+from sandboxes.machine import pass_on
 
 DOCKERFILE: Final = "Dockerfile"
 _IGNORE: Final = f"{DOCKERFILE}.dockerignore"
@@ -413,6 +414,7 @@ def _dockerfile(context: Mapping[str, BuildEntry] | Path) -> bytes:
     try:
         return (context / DOCKERFILE).read_bytes()
     except OSError as error:
+        pass_on(error)
         raise ImageRefused(f"{context / DOCKERFILE} cannot be read: {error.strerror}") from error
 
 

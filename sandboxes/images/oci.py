@@ -21,6 +21,7 @@ from sandboxes.base import ImageRefused
 from sandboxes.images import layers
 from sandboxes.images.architecture import machine, spelled
 from sandboxes.images.unpack import Unpacker
+from sandboxes.machine import pass_on
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _MOST_JSON = 8 << 20
@@ -138,6 +139,7 @@ def _opened(path: Path) -> Iterator[Opener]:
             try:
                 return (path / name).open("rb")
             except OSError as error:
+                pass_on(error)
                 raise ImageRefused(f"{path} is not an OCI image: {name} cannot be read") from error
 
         yield from_directory
@@ -145,6 +147,7 @@ def _opened(path: Path) -> Iterator[Opener]:
     try:
         opened = tarfile.open(path, mode="r:")  # noqa: SIM115 - only opening it may fail so
     except (tarfile.TarError, OSError) as error:
+        pass_on(error)
         raise ImageRefused(f"{path} is not an OCI archive (an uncompressed tar): {error}") from error
     with opened as archive:
         members = {entry.name.removeprefix("./"): entry for entry in _members(archive, path)}

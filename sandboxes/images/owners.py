@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandboxes.machine import pass_on
 from sandboxes.users import MOST_IDS, Account, Range
 
 Ids = tuple[int, int]
@@ -109,7 +110,8 @@ def read_system_file(root: Path, path: str) -> str:
         with open(file, "rb") as source:
             regular = stat.S_ISREG(os.fstat(source.fileno()).st_mode)
             return source.read(_MOST).decode(errors="replace") if regular else ""
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return ""
     finally:
         os.close(fd)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sandboxes.base import DEFAULT_ENV, HOME, PLACED, WORK, WRITABLE
 from sandboxes.elsewhere import DEFAULT, place_of
+from sandboxes.machine import pass_on
 
 _OWN = (WORK, HOME, *PLACED, "/tmp", "/logs", "/proc", "/dev", "/sys", "/run")
 _SYSTEM = ("usr", "bin", "sbin", "etc", "opt", "lib", "lib32", "lib64", "libx32")
@@ -161,7 +162,8 @@ def _is_directory(root: Path, path: str) -> bool:
             stat.S_ISDIR(os.lstat(f"{root}/{'/'.join(parts[:end])}").st_mode)
             for end in range(1, len(parts) + 1)
         )
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return False
 
 
@@ -205,7 +207,8 @@ def _of_scripts(root: Path, path: str) -> Iterator[str]:
 def _beginning(file: Path, most: int) -> str:
     try:
         fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        pass_on(error)
         return ""
     with open(fd, "rb") as source:
         regular = stat.S_ISREG(os.fstat(fd).st_mode)

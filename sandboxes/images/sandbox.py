@@ -18,7 +18,6 @@ from sandboxes.base import (
     WRITABLE,
     ArtifactLimits,
     Artifacts,
-    SandboxError,
     SandboxSpec,
 )
 from sandboxes.bubblewrap_sandbox import BubblewrapSandbox
@@ -28,6 +27,7 @@ from sandboxes.images import changes, view
 from sandboxes.images.mounted import Layer, Layering, open_layer
 from sandboxes.images.owners import OF_ROOT, ROOT, Ids, Owners, give, of_places
 from sandboxes.images.store import Image
+from sandboxes.machine import fault
 from sandboxes.users import Range
 
 T = TypeVar("T")
@@ -75,8 +75,8 @@ class Layerings:
             try:
                 return opened(self.chosen)
             except OSError as error:
-                raise SandboxError(
-                    f"a layer over an image cannot be made by {self.chosen}: {error}"
+                raise fault(
+                    error, f"a layer over an image cannot be made by {self.chosen}: {error}"
                 ) from error
         for kind in Layering.candidates(own_user=owner is not None):
             if kinds is not None and kind not in kinds:

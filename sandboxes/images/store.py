@@ -38,6 +38,7 @@ from sandboxes.images.oci import Description
 from sandboxes.images.owners import FILE as OWNERS
 from sandboxes.images.owners import Owners
 from sandboxes.images.unpack import Bounds, Unpacker
+from sandboxes.machine import pass_on
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._/@:-]{0,199}")
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
@@ -85,6 +86,7 @@ class Image:
         try:
             return Owners.read(self.root.parent / OWNERS)
         except (OSError, ValueError, KeyError, TypeError) as error:
+            pass_on(error)
             raise SandboxError(
                 f"the image {self.digest[:12]} has no owners of its files: import or build it again"
             ) from error
@@ -296,6 +298,7 @@ class ImageStore:
         try:
             about: dict[str, Any] = json.loads((directory / _ABOUT).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
+            pass_on(error)
             raise UnknownImage(
                 f"the image {digest[:12]} is not in {self.directory}, or damaged: import it again"
             ) from error

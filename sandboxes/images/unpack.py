@@ -20,6 +20,7 @@ from typing import BinaryIO
 from sandboxes import tree
 from sandboxes.base import ImageRefused
 from sandboxes.images.owners import ROOT, Ids, Owners
+from sandboxes.machine import pass_on
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -178,7 +179,8 @@ class Unpacker:
         try:
             fd, name = self._parent(parts, create=False)
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
-        except (OSError, ImageRefused):
+        except (OSError, ImageRefused) as error:
+            pass_on(error)
             return b""
         with open(file, "rb") as source:
             return source.read(most) if stat.S_ISREG(os.fstat(file).st_mode) else b""
@@ -280,6 +282,7 @@ class Unpacker:
             if not create:
                 raise
         except OSError as error:
+            pass_on(error)
             raise ImageRefused(f"the image holds a path below a link or a file: {path[:200]!r}") from error
         self.count()
         self._owners.pop(tuple(path.split("/")), None)

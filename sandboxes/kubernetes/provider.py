@@ -107,7 +107,14 @@ class KubernetesProvider:
             sandbox = PodSandbox(identity.name, spec, gateway=spec.gateway_socket, system=self.settings.image)
             # Programs are ended over the line, so it must outlive a cancellation of our caller.
             line = anyio.CancelScope(shield=True)
-            async with tasks_ended_by(partial(self._end, sandbox, line), cancelled=True) as tasks:
+
+            async def end() -> None:
+                try:
+                    await self._end(sandbox)
+                finally:
+                    line.cancel()
+
+            async with tasks_ended_by(end, cancelled=True) as tasks:
                 await self._join(sandbox, uid, tasks, line)
                 tasks.start_soon(self._remove_now_and_then)
                 yield sandbox
@@ -272,15 +279,12 @@ class KubernetesProvider:
                 f"cannot place {error.path} into the pod {sandbox.id}: {error.reason.value}"
             ) from error
 
-    async def _end(self, sandbox: PodSandbox, line: anyio.CancelScope) -> None:
-        try:
-            await sandbox.close()
-            channel = sandbox.channel
-            if channel is not None and channel.failed is None:
-                with anyio.move_on_after(5), suppress(SandboxError):
-                    await channel.ask({"op": "end"})
-        finally:
-            line.cancel()
+    async def _end(self, sandbox: PodSandbox) -> None:
+        await sandbox.close()
+        channel = sandbox.channel
+        if channel is not None and channel.failed is None:
+            with anyio.move_on_after(5), suppress(SandboxError):
+                await channel.ask({"op": "end"})
 
     async def _delete(self, identity: Identity) -> None:
         """Delete our own pod only, with as many retries as needed."""

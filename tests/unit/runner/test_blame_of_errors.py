@@ -19,6 +19,7 @@ from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.multi_step import steps_of
 from sandboxes.base import (
     ImageRefused,
+    MachineFault,
     Sandbox,
     SandboxError,
     SandboxFull,
@@ -105,6 +106,7 @@ async def test_an_error_that_the_same_files_do_not_meet_again_costs_nothing(erro
     "error",
     [
         SandboxLost("killed"),
+        MachineFault("cannot start a program: too many open files"),
         SandboxFull("the disk of the sandboxes is full"),
         OSError(errno.ENOSPC, "No space left on device"),
     ],

@@ -24,7 +24,7 @@ from orchestrator.settings.config import Config
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifacts import limits_of
 from orchestrator.tasks.message import Part
-from sandboxes.base import Artifacts, RefusedReason, SandboxError, SandboxLost, SandboxSpent
+from sandboxes.base import Artifacts, MachineFault, RefusedReason, SandboxError, SandboxLost, SandboxSpent
 
 pytestmark = pytest.mark.anyio
 
@@ -74,6 +74,7 @@ ENDS: dict[str, AttemptOutcome | Exception | UsedSandbox] = {
     "too much left": UsedSandbox(MUCH),
     "what it left cannot be read": UsedSandbox(PermissionError("app")),
     "sandbox killed from outside": SandboxLost("killed"),
+    "the machine fails the sandbox: descriptors, disk": MachineFault("no space left on device"),
     "gateway away": GatewayAway("no answer"),
 }
 
@@ -148,7 +149,7 @@ async def test_a_first_reply_that_takes_all_the_time_is_the_policys_timeout(
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ENDS if not name.startswith(("sandbox killed", "gateway away"))]
+    "name", [name for name in ENDS if not name.startswith(("sandbox killed", "the machine", "gateway away"))]
 )
 async def test_no_end_of_the_policys_doing_is_better_than_a_wrong_answer(name: str) -> None:
     """OK, OK, this end with nothing achieved, WRONG: both stay in the group, and it is not the better one."""

@@ -15,7 +15,7 @@ from orchestrator.runner.outcome import (
     judged,
     replayed,
 )
-from sandboxes.base import ImageRefused, SandboxError, SandboxLost, SandboxSpent
+from sandboxes.base import ImageRefused, MachineFault, SandboxError, SandboxLost, SandboxSpent
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +39,7 @@ async def outcome(error: Exception) -> AttemptOutcome:
         (InfraFailure("gateway"), INFRA, "gateway"),
         (SandboxError("no disk"), INFRA, "sandbox: no disk"),
         (SandboxSpent("its memory"), INFRA, "sandbox: its memory"),
+        (MachineFault("too many open files"), INFRA, "sandbox: too many open files"),
         (ImageRefused("environment/Dockerfile: no"), INFRA, "task: environment/Dockerfile: no"),
         (GatewayRefused(400, "x", "malformed"), INFRA, "scaffold: GatewayRefused"),
         (KeyError("x"), INFRA, "scaffold: KeyError"),
@@ -68,6 +69,7 @@ async def test_a_sandbox_that_its_programs_used_up_is_the_policys_doing_once_it_
     assert judged(spent, seal(3, failing="no rollout server answers")).infra
     assert judged(await outcome(SandboxError("no process can be started")), seal(3)).failure is POLICY
     assert judged(await outcome(SandboxLost("the node is gone")), seal(3)).infra
+    assert judged(await outcome(MachineFault("cannot place x: no space")), seal(3)).infra
     assert (
         judged(await outcome(Hung("a completion has been open for 60 s")), seal(3)).failure
         is FailureClass.TIMEOUT
@@ -228,6 +230,7 @@ async def test_a_dead_sandbox_and_an_absent_gateway_can_be_resumed_and_a_fault_o
     None
 ):
     assert (await outcome(SandboxError("gone"))).resumable
+    assert (await outcome(MachineFault("no space"))).resumable
     assert (await outcome(GatewayAway("no gateway answers"))).resumable
     assert not (await outcome(KeyError("x"))).resumable
     assert not (await outcome(InfraFailure("task: no such image"))).resumable

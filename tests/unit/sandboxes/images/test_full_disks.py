@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.base import ImageRefused, SandboxError, SandboxFull
+from sandboxes.base import ImageRefused, MachineFault, SandboxError, SandboxFull
 from sandboxes.disk_full import storing
 from sandboxes.images.build import Builder
 from sandboxes.images.settings import ImageSettings
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.anyio
     [
         (OSError(errno.ENOSPC, "No space left on device"), SandboxFull, "free space there"),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), SandboxFull, "sandbox.images.directory"),
-        (OSError(errno.EIO, "Input/output error"), SandboxError, "Input/output error"),
+        (OSError(errno.EIO, "Input/output error"), MachineFault, "Input/output error"),
+        (OSError(errno.EACCES, "Permission denied"), SandboxError, "Permission denied"),
         (ImageRefused("no"), ImageRefused, "no"),
     ],
     ids=str,
