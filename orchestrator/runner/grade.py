@@ -54,11 +54,13 @@ from sandboxes.base import (
     ExecResult,
     File,
     KilledBy,
+    MachineFault,
     PathRefused,
     Provider,
     RefusedReason,
     Sandbox,
     SandboxError,
+    SandboxLost,
     SandboxSpent,
 )
 from sandboxes.text_files import left_text
@@ -156,8 +158,9 @@ async def grade(
             command = ["bash", *_options(tests), f"{TESTS_DIR}/test.sh"]
             result = await sandbox.exec(command, timeout_s=timeout_s, env={**work.env, **variables})
             found = await _grade_of(sandbox, result, work)
-    except (SandboxError, ExceptionGroup) as error:
-        if found is None or found.reward is None:
+    except (SandboxError, OSError, ExceptionGroup) as error:
+        # What the tests reached, or why they reached nothing, holds: it also says that programs of the agent's ran.
+        if found is None:
             raise
         log.warning("grade.sandbox_not_closed", error=str(error))
         found = _noted(found, [f"the sandbox of the tests could not be closed: {error}"])
@@ -178,6 +181,20 @@ async def _grade_of(sandbox: Sandbox, result: ExecResult, work: GradedWork) -> G
         return _without(found, NoVerdict.LIMIT, result.killed_by.value)
     if result.signal:
         return _without(found, NoVerdict.SIGNAL, result.signal)
+    try:
+        return await _verdict_of(sandbox, result, work, found, notes)
+    except (SandboxLost, MachineFault):
+        raise
+    except SandboxError as error:
+        if not ran.count:  # whether the agent's files are why, the tests over nothing show
+            raise
+        return _without(found, why_failed(error), error)
+
+
+async def _verdict_of(
+    sandbox: Sandbox, result: ExecResult, work: GradedWork, found: Grade, notes: list[str]
+) -> Grade:
+    """The verdict of a script that ended by itself."""
     try:
         scores = await _scores(sandbox, work)
     except (ValueError, PathRefused) as error:
@@ -231,6 +248,19 @@ async def _optional(
     except (ValueError, PathRefused, RecursionError) as error:
         notes.append(f"left out: {error}"[:500])
         return None
+
+
+def why_failed(error: SandboxError) -> NoVerdict:
+    """The cause of a verification whose sandbox failed."""
+    match error:
+        case SandboxSpent():
+            return NoVerdict.SPENT
+        case SandboxLost():
+            return NoVerdict.LOST
+        case MachineFault():
+            return NoVerdict.MACHINE
+        case _:
+            return NoVerdict.SANDBOX
 
 
 def _options(tests: Mapping[str, AnyFile]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from orchestrator.pool.results import artifacts_of, ungradable_of
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.transact import transact
 from orchestrator.runner.assignments import Assignments
-from orchestrator.runner.grade import MAX_TESTS, GradedWork
+from orchestrator.runner.grade import MAX_TESTS, GradedWork, why_failed
 from orchestrator.runner.judging import seed
 from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runner.outcome import OURS, leaves, root_cause
@@ -54,7 +54,6 @@ from sandboxes.base import (
     SandboxError,
     SandboxFull,
     SandboxLost,
-    SandboxSpent,
 )
 from sandboxes.owner import WorkKind
 
@@ -260,14 +259,8 @@ def _log_unforeseen(error: Exception) -> None:
 def why(error: Exception) -> str:
     """The reason of a verification that an exception ended."""
     match error:
-        case SandboxSpent():
-            cause = NoVerdict.SPENT
-        case SandboxLost():
-            cause = NoVerdict.LOST
-        case MachineFault():
-            cause = NoVerdict.MACHINE
         case SandboxError():
-            cause = NoVerdict.SANDBOX
+            cause = why_failed(error)
         case OSError():
             cause = NoVerdict.MACHINE
         case PathRefused() | ValueError():

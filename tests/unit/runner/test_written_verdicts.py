@@ -14,16 +14,20 @@ from hypothesis import strategies as st
 
 from orchestrator.contracts.no_verdict import NOTE, NoVerdict
 from orchestrator.runner.grade import Grade, GradedWork, _grade_of, grade
+from orchestrator.runner.judging import LEDGER_FILE
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import Environment
 from sandboxes.base import (
     ExecResult,
     File,
     KilledBy,
+    MachineFault,
     Provider,
     Sandbox,
     SandboxError,
+    SandboxLost,
     SandboxSpec,
+    SandboxSpent,
 )
 from sandboxes.bubblewrap import BubblewrapProvider
 from sandboxes.local import LocalProvider
@@ -267,10 +271,68 @@ class Unclosing(BubblewrapProvider):
             sandbox.end_session = ends_badly  # type: ignore[attr-defined]
 
 
-async def test_a_sandbox_that_cannot_be_closed_takes_no_verdict_away() -> None:
-    begin = f"mkdir -p {V}; echo 1 > {V}/reward.txt; "
-    found = await graded(begin, provider=Unclosing())
-    assert found.reward == 1.0
-    assert found.log == "note: the sandbox of the tests could not be closed: process 5 does not die\n"
-    with pytest.raises(SandboxError, match="does not die"):
-        await graded(f"{begin} kill -9 $$", provider=Unclosing())
+@pytest.mark.parametrize(
+    ("end", "reward", "cause"),
+    [
+        ("exit 0", 1.0, None),
+        ("kill -9 $$", None, NoVerdict.SIGNAL),
+        ("rm $PENSTOCK_LOGS/verifier/reward.txt", None, NoVerdict.REWARD),
+    ],
+)
+async def test_a_sandbox_that_cannot_be_closed_changes_nothing_of_what_its_tests_reached(
+    end: str, reward: float | None, cause: NoVerdict | None
+) -> None:
+    ran = 'python3 -I "$PENSTOCK_UNTRUSTED" 5 true'
+    found = await graded(f"mkdir -p {V}; echo 1 > {V}/reward.txt; {ran}; {end}", provider=Unclosing())
+    assert (found.reward, found.cause, found.programs) == (reward, cause, 1)
+    assert found.log.startswith(
+        "note: the sandbox of the tests could not be closed: process 5 does not die\n"
+    )
+
+
+class Failing(Left):
+    """A sandbox that fails as the reward is read, after programs ran in it, or not."""
+
+    def __init__(self, error: SandboxError, ran: bool) -> None:
+        self._error, self._ran = error, ran
+
+    async def get(self, path: str, *, max_bytes: int = 0) -> bytes:
+        if path == LEDGER_FILE and self._ran:
+            return b"begin 1 0.5\nend 1 0.6 0 0 -\n"
+        if path == LEDGER_FILE:
+            raise FileNotFoundError(path)
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (SandboxSpent("its disk"), NoVerdict.SPENT),
+        (SandboxError("no process can be started"), NoVerdict.SANDBOX),
+        (SandboxLost("killed"), None),
+        (MachineFault("no descriptors"), None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+@pytest.mark.parametrize("ran", [True, False])
+async def test_a_sandbox_that_fails_as_the_reward_is_read_does_not_hide_that_programs_ran(
+    error: SandboxError, cause: NoVerdict | None, ran: bool
+) -> None:
+    sandbox = cast(Sandbox, Failing(error, ran))
+    work = GradedWork(answer="", artifacts=[], tests={"test.sh": File(b"")})
+    ended = ExecResult(
+        exit_code=0,
+        stdout=b"",
+        stderr=b"",
+        truncated=False,
+        killed_by=KilledBy.NONE,
+        wall_s=1.0,
+        cpu_s=1.0,
+    )
+    if cause is None or not ran:
+        with pytest.raises(type(error)):
+            await _grade_of(sandbox, ended, work)
+        return
+    found = await _grade_of(sandbox, ended, work)
+    assert (found.reward, found.cause, found.programs) == (None, cause, 1)
+    assert found.reason == cause.of(error)
