@@ -19,6 +19,8 @@ from sandboxes.owner import LeasedWork
 SANDBOX = "penstock.dev/sandbox"
 """Label of every pod and Secret; its value is the name of both."""
 OPENING = "penstock.dev/opening"
+SHARED_MEMORY = "shm"
+"""The volume of /dev/shm."""
 """Annotation: the `open` call that created the object. Objects of other calls are not adopted."""
 CONTAINER = "work"
 SUPERVISOR = "/etc/penstock"
@@ -98,8 +100,10 @@ def pod(identity: Identity, spec: SandboxSpec, settings: KubernetesSettings) -> 
     volumes: list[Object] = [{"name": name, "emptyDir": {"sizeLimit": f"{disk}Mi"}} for name in places]
     mounts: list[Object] = [{"name": name, "mountPath": inside} for name, inside in places.items()]
     # Files in this volume count as memory.
-    volumes += [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{limits.memory_mb}Mi"}}]
-    mounts += [{"name": "shm", "mountPath": "/dev/shm"}]
+    volumes += [
+        {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory", "sizeLimit": f"{limits.memory_mb}Mi"}}
+    ]
+    mounts += [{"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]
     volumes += [{"name": "supervisor", "secret": {"secretName": identity.name, "defaultMode": 0o400}}]
     mounts += [{"name": "supervisor", "mountPath": SUPERVISOR, "readOnly": True}]
     container: Object = {

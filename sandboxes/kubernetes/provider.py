@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import secrets
 import socket
 import time
@@ -58,6 +59,12 @@ _MOST_UID = 65_535
 """Of a pod with a user namespace."""
 _GONE_S = 20.0
 _AGAIN_S = 0.2
+_OVER = re.compile(
+    r'Usage of EmptyDir volume "(?P<volume>[^"]*)" exceeds the limit'
+    r"|Pod ephemeral local storage usage exceeds the total limit"
+    r"|Container \S+ exceeded its local ephemeral storage limit"
+)
+"""The kubelet's messages for a pod that is over its own limit (pkg/kubelet/eviction/helpers.go)."""
 _PAGE = 500
 _NEVER = (
     "ImagePullBackOff",
@@ -383,8 +390,9 @@ def _used_up(pod: Object) -> KilledBy | None:
     for container in status.get("containerStatuses", ()):
         if container.get("state", {}).get("terminated", {}).get("reason") == "OOMKilled":
             return KilledBy.MEMORY
-    if status.get("reason") == "Evicted" and "ephemeral" in status.get("message", "").lower():
-        return KilledBy.DISK
+    # A node that is low on a resource evicts pods too, also those within their limits.
+    if status.get("reason") == "Evicted" and (over := _OVER.match(status.get("message", ""))):
+        return KilledBy.MEMORY if over["volume"] == objects.SHARED_MEMORY else KilledBy.DISK
     return None
 
 

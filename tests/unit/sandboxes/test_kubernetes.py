@@ -24,7 +24,7 @@ from sandboxes.conformance.registry import long_sleep, sleepers
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.kubernetes import channel
 from sandboxes.kubernetes.objects import Identity, label, name_of, pod, secret
-from sandboxes.kubernetes.provider import KubernetesProvider
+from sandboxes.kubernetes.provider import KubernetesProvider, _used_up
 from sandboxes.kubernetes.settings import KubernetesSettings
 from sandboxes.owner import LeasedWork, WorkKind, working_on
 from sandboxes.system import system_of
@@ -204,6 +204,31 @@ async def test_a_pod_that_was_ended_for_its_memory_is_the_programs_doing() -> No
             assert result.killed_by.value == "memory" and result.exit_code == 137
             with pytest.raises(SandboxSpent, match=r"has ended: .*OOMKilled"):
                 await sandbox.changed()
+
+
+@pytest.mark.parametrize(
+    ("message", "limit"),
+    [
+        ('Usage of EmptyDir volume "place-0" exceeds the limit "256Mi". ', KilledBy.DISK),
+        ('Usage of EmptyDir volume "shm" exceeds the limit "512Mi". ', KilledBy.MEMORY),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 320Mi. ", KilledBy.DISK),
+        ('Container sandbox exceeded its local ephemeral storage limit "320Mi". ', KilledBy.DISK),
+        ("The node was low on resource: ephemeral-storage. Threshold quantity: 1Gi, available: 1Mi. ", None),
+        (
+            "The node was low on resource: ephemeral-storage. Container sandbox was using 20Mi, request is 0, has larger consumption of"
+            " ephemeral-storage. ",
+            None,
+        ),
+        ("The node was low on resource: memory. ", None),
+        ("The node had condition: [DiskPressure]. ", None),
+        ("", None),
+    ],
+)
+def test_an_evicted_pod_is_the_programs_doing_only_if_it_was_over_its_own_limit(
+    message: str, limit: KilledBy | None
+) -> None:
+    assert _used_up({"status": {"phase": "Failed", "reason": "Evicted", "message": message}}) is limit
+    assert _used_up({"status": {"phase": "Failed", "reason": "Shutdown", "message": message}}) is None
 
 
 async def test_a_program_whose_own_supervisor_the_kernel_ended_for_memory_was_ended_for_its_memory() -> None:
