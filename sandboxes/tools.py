@@ -1,5 +1,6 @@
 """System programs that sandboxes need: the first on PATH that is new enough."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -49,12 +50,13 @@ def older(name: str, least: tuple[int, ...]) -> list[str]:
 
 
 def on_path(name: str, path: str | None = None) -> list[Path]:
-    """Every executable of that name on PATH, in its order, each once."""
+    """Every executable of that name on PATH, in its order, each once. An entry that cannot be searched has none, as for a shell."""
     found: dict[Path, Path] = {}
     for directory in (os.environ.get("PATH", os.defpath) if path is None else path).split(os.pathsep):
         program = Path(directory or ".") / name
-        if program.is_file() and os.access(program, os.X_OK):
-            found.setdefault(program.resolve(), program.absolute())
+        with contextlib.suppress(OSError):  # a directory that this user may not search, or no possible path
+            if program.is_file() and os.access(program, os.X_OK):
+                found.setdefault(program.resolve(), program.absolute())
     return list(found.values())
 
 
