@@ -13,7 +13,7 @@ from functools import partial
 
 from scaffolds.base import AgentLimits, BlackBox, Scaffold, TaskView
 
-from orchestrator.contracts.errors import InfraFailure
+from orchestrator.contracts.errors import InfraFailure, ServiceError
 from orchestrator.contracts.events import ArtifactFile, ToolCallTimed
 from orchestrator.contracts.states import FailureClass
 from orchestrator.gateway_client import NativeLlm, OpenSession
@@ -193,8 +193,10 @@ class Episode:
             stored = await self.worker.files.left(left)
             work = work_of(step, outcome.answer or "", left, self.pristine, stored)
             found = await grade_step(self.worker, step, work, drawn, what)
-        except (PathRefused, ValueError, OSError, SandboxError) as error:
-            log.warning("step.not_graded", step=step.name, error=str(error))
+        except ServiceError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what the agent left may cause any; the verifier meets it too, counts it and judges
+            log.warning("step.not_graded", step=step.name, error=f"{type(error).__name__}: {error}")
             return False
         finally:
             self.between_s += time.monotonic() - started

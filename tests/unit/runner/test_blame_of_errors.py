@@ -4,6 +4,7 @@ import errno
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,10 +13,13 @@ import pytest
 from orchestrator.contracts.events import ArtifactFile, VerdictReached
 from orchestrator.contracts.ids import b64
 from orchestrator.contracts.states import FailureClass
+from orchestrator.runner.episode import Episode
+from orchestrator.runner.outcome import AttemptOutcome
 from orchestrator.runner.verify_runner import VerifyRunner
-from orchestrator.runner.worker import Worker
+from orchestrator.runner.worker import Worker, environment_of
 from orchestrator.settings.config import Config
 from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.key_values import REWARD
 from orchestrator.tasks.multi_step import steps_of
 from sandboxes.base import (
     ImageRefused,
@@ -50,16 +54,22 @@ class FailsOver(BubblewrapProvider):
             yield sandbox
 
 
-async def verdict(error: Exception, tests: str = TESTS, times: float = math.inf) -> VerdictReached:
-    task = Task.from_files({"task.toml": b"", "instruction.md": b"x", "tests/test.sh": tests.encode()})
-    (step,) = steps_of(task)
+def task_of(tests: str) -> Task:
+    return Task.from_files({"task.toml": b"", "instruction.md": b"x", "tests/test.sh": tests.encode()})
 
+
+def worker_of(provider: BubblewrapProvider) -> Worker:
     async def left(_: object) -> dict[str, Any]:
         return {}
 
     config = Config.model_validate({"run": {"name": "a"}})
     files = SimpleNamespace(left=left)
-    worker = cast(Worker, SimpleNamespace(config=config, provider=FailsOver(error, times), files=files))
+    return cast(Worker, SimpleNamespace(run="a", config=config, provider=provider, files=files))
+
+
+async def verdict(error: Exception, tests: str = TESTS, times: float = math.inf) -> VerdictReached:
+    (step,) = steps_of(task_of(tests))
+    worker = worker_of(FailsOver(error, times))
     found = VerdictReached(
         run="a", rollout=1, attempt=1, epoch=1, failure_class=FailureClass.VERIFIER_FAILURE, reward=None
     )
@@ -67,19 +77,38 @@ async def verdict(error: Exception, tests: str = TESTS, times: float = math.inf)
     return await VerifyRunner(worker)._graded_step(found, step, "", [bomb])
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        SandboxSpent("memory"),
-        SandboxError("processes of a sandbox do not die"),
-        OSError(errno.ENAMETOOLONG, "File name too long"),
-        RecursionError("maximum recursion depth exceeded"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
+AGENTS = [
+    SandboxSpent("memory"),
+    SandboxError("processes of a sandbox do not die"),
+    OSError(errno.ENAMETOOLONG, "File name too long"),
+    RecursionError("maximum recursion depth exceeded"),
+]
+
+
+@pytest.mark.parametrize("error", AGENTS, ids=lambda error: type(error).__name__)
 async def test_an_error_that_only_the_agents_files_bring_about_is_blamed_on_them(error: Exception) -> None:
     found = await verdict(error)
     assert (found.reward, found.left) == (None, True) and found.reason
+
+
+@pytest.mark.parametrize(
+    "error", [*AGENTS, ExceptionGroup("at the end", AGENTS)], ids=lambda error: type(error).__name__
+)
+async def test_an_error_in_the_tests_of_a_step_does_not_end_the_attempt(error: Exception) -> None:
+    (step,) = steps_of(task_of(TESTS))
+    worker = worker_of(FailsOver(error, 1))
+    bomb = ArtifactFile(path="bomb", body=b64(b"x"), step=step.number)
+    episode: Any = SimpleNamespace(
+        worker=worker,
+        lease=SimpleNamespace(rollout_id=1, attempt=1),
+        artifacts=[bomb],
+        pristine=environment_of(step.task, worker),
+        between_s=0.0,
+    )
+    done = AttemptOutcome(failure=FailureClass.COMPLETED)
+    judged = replace(step, min_reward={REWARD: 0.5})
+    assert not await Episode._ends_after(episode, judged, done)
+    assert await Episode._ends_after(episode, judged, done)  # the tests give 0
 
 
 async def test_an_error_over_nothing_too_is_not_blamed_on_the_agents_files() -> None:
