@@ -66,7 +66,7 @@ async def trained(engine: AsyncEngine, name: str, **changes: Any) -> StoredRun:
             batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
             assert batch is not None
             new = NewVersion(version=n + 1, parent=n, path=f"/v{n + 1}", manifest_sha="11")
-            measured = MEASURED if n == 2 else MEASURED | EARLIER[n]
+            measured = MEASURED if n == 2 else {**MEASURED, **EARLIER[n]}
             steps = [{**measured, **changes}]
             assert await batches.commit(connection, run.run_id, name, batch, new, steps, "policy.x")
     return run
