@@ -403,7 +403,7 @@ def decode_written(body: bytes, schema: str | None, expected: type[E]) -> E:
 def _check_text(body: bytes, name: str) -> None:
     """Raise MessageError with the key of the first text that is not valid Unicode. Does nothing for a body that cannot be parsed."""
     try:
-        location = _lone_surrogate(json.loads(body))
+        location = _lone_surrogate(json.loads(body), [])
     except (ValueError, RecursionError):
         return
     if location is not None:
@@ -412,19 +412,20 @@ def _check_text(body: bytes, name: str) -> None:
         )
 
 
-def _lone_surrogate(value: Any, key: str = "") -> str | None:
-    """The key of the first text that UTF-8 cannot encode, as `task.files.NAME`, or None."""
+def _lone_surrogate(value: Any, above: list[str]) -> str | None:
+    """The key of the first text that UTF-8 cannot encode, as `task.files.NAME`, or None. `above`: the keys that lead to `value`."""
     if isinstance(value, str):
-        return None if value.isascii() or _writable(value) else key
+        return None if value.isascii() or _writable(value) else ".".join(above)
     inner: Any = (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     )
     for name, each in inner:
-        path = f"{key}.{name}" if key else str(name)
+        above.append(str(name))  # joined only where one is found: each key may lie below a long one
         if isinstance(name, str) and not _writable(name):
-            return f"the name of the key {quoted(path)}"
-        if (found := _lone_surrogate(each, path)) is not None:
+            return f"the name of the key {quoted('.'.join(above))}"
+        if (found := _lone_surrogate(each, above)) is not None:
             return found
+        above.pop()
     return None
 
 
@@ -437,11 +438,11 @@ def _writable(text: str) -> bool:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"the key {quoted(repeated)} comes twice")
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the key {quoted(name)} comes twice")
+        found[name] = value
     return found
 
 

@@ -8,12 +8,14 @@ One durable serves all runs, so a task for an unknown run is dead-lettered with 
 `rejected` with one sentence, and stored as dead letters. The answer uses the id that the message gives, even if nothing else in it is readable.
 The same holds for a task that Postgres refuses.
 
-A task is read and checked in a thread before the transaction begins: the process goes on, and Postgres ends no transaction that waits for it.
+A task is read and checked in a thread before the transaction begins: the process goes on, and Postgres ends no transaction that waits for it. A
+large message is decoded there too.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import anyio.to_thread
 from scaffolds.controls import CONTROLS
@@ -54,6 +56,9 @@ from orchestrator.tasks.vetting.required import check_level
 BLOB_TRIES = 15
 """Deliveries of a task whose blobs have not all arrived, before it is refused: about 50 s."""
 BLOB_WAIT_S = 5.0
+LARGE: Final = 1 << 16
+"""Bytes of a message from which it is decoded in a thread."""
+T = TypeVar("T")
 _CLOSED_BY: Final = {
     RunState.ACTIVE: "",
     RunState.ENDING: ", because it is ending",
@@ -63,10 +68,11 @@ _CLOSED_BY: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Prepared:
-    """A task as a run reads it, or the error that reading or checking raised."""
+    """A message as decoded, and its task as a run reads it, or the error that reading or checking raised."""
 
     run_id: int
     body: bytes
+    event: TaskSubmitted
     read: ReadTask | Exception
 
     def is_of(self, run: StoredRun, delivery: Delivery) -> bool:
@@ -114,7 +120,7 @@ class Intake:
             if run_id is None:
                 continue
             try:
-                event = decode_written(delivery.body, delivery.schema, TaskSubmitted)
+                event = await _decoded(delivery)
             except (MessageError, ValueError, RecursionError):
                 continue  # `_answer` says so
             found = await self._read(run_id, delivery, event)
@@ -129,7 +135,7 @@ class Intake:
             await anyio.to_thread.run_sync(_check, read.task, config.sandbox)
         except Exception as error:  # noqa: BLE001  # `_answer` raises it, if the task is not answered already
             read = error
-        return _Prepared(run_id=run_id, body=delivery.body, read=read)
+        return _Prepared(run_id=run_id, body=delivery.body, event=event, read=read)
 
     async def _handle(
         self, connection: AsyncConnection, deliveries: Sequence[Delivery]
@@ -151,7 +157,7 @@ class Intake:
                     outcomes[i] = Later(min(0.1 * 2**delivery.deliveries, BLOB_WAIT_S))
                     continue
                 # No row: the same submission may come again with its blobs.
-                answer, reason = _refused(delivery, str(error)), str(error)
+                answer, reason = await _refused(delivery, str(error)), str(error)
             if reason is not None:
                 outcomes[i] = reason
             if answer is not None:
@@ -165,20 +171,20 @@ class Intake:
         submission = sha256(delivery.body).hex()
         try:
             _, domain = subjects.parse_tasks(delivery.subject)
-            event = decode_written(delivery.body, delivery.schema, TaskSubmitted)
+            prepared = next((each for each in self._prepared if each.is_of(run, delivery)), None)
+            event = prepared.event if prepared is not None else await _decoded(delivery)
             if event.submission is not None:
                 submission = subjects.check_submission(event.submission)
         except (MessageError, ValueError) as error:
             # No submission and no row exist: the same body may come again with a valid address. The sender still gets an answer.
             message = cut_to(str(error), LONGEST_REJECTION)
-            return _refused(delivery, message), message
+            return await _refused(delivery, message), message
         try:
             known = await answered(connection, run.run_id, submission)
             if known is not None:
                 return known, None
             self._config(run)
             self._run_ids[run.name] = run.run_id
-            prepared = next((each for each in self._prepared if each.is_of(run, delivery)), None)
             read = (prepared or await self._read(run.run_id, delivery, event)).read
             if isinstance(read, Exception):
                 raise read
@@ -302,7 +308,7 @@ class Intake:
     async def _tell_refused(self, delivery: Delivery, reason: str) -> None:
         run = delivery.subject.split(".")[1]
         if is_name(run):
-            await self._notify(_Notice(run, _refused(delivery, reason)))
+            await self._notify(_Notice(run, await _refused(delivery, reason)))
 
     async def _notify(self, notice: _Notice) -> None:
         answer = notice.answer
@@ -318,11 +324,23 @@ def _check(task: Task, sandbox: SandboxSection) -> None:
     _ = task.content_hash
 
 
-def _refused(delivery: Delivery, reason: str) -> Answer:
+async def _decoded(delivery: Delivery) -> TaskSubmitted:
+    """The message. Raises like `decode_written`."""
+    return await _aside(
+        delivery, partial(decode_written, delivery.body, delivery.schema, expected=TaskSubmitted)
+    )
+
+
+async def _aside(delivery: Delivery, work: Callable[[], T]) -> T:
+    """The result of `work` over the message's body, done in a thread if that is large."""
+    return await anyio.to_thread.run_sync(work) if len(delivery.body) > LARGE else work()
+
+
+async def _refused(delivery: Delivery, reason: str) -> Answer:
     """The answer for a submission that is not recorded."""
-    submission = subjects.submission_named(delivery.body) or sha256(delivery.body).hex()
+    named = await _aside(delivery, partial(subjects.submission_named, delivery.body))
     return Answer(
-        submission=submission,
+        submission=named or sha256(delivery.body).hex(),
         status=SubmissionStatus.REJECTED,
         reason=cut_to(reason, LONGEST_REJECTION),
         new=True,

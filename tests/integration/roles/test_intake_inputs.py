@@ -13,6 +13,7 @@ from sqlalchemy import text
 from orchestrator.blobs.task_files import ReadTask, TaskFiles
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
+from orchestrator.contracts.events import decode_written
 from orchestrator.roles import intake
 from orchestrator.roles.intake import Intake
 from orchestrator.tasks.admit import check_admissible
@@ -162,6 +163,35 @@ async def test_a_task_that_the_disk_did_not_take_is_read_again_until_it_does(
 
     monkeypatch.setattr(TaskFiles, "submitted", on_a_full_disk)
     assert await answered(stage, [message("kept")]) == {"kept": ("accepted", "")}
+
+
+async def test_a_large_message_is_decoded_off_the_event_loop_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "".join(f'"k{i}":"",' for i in range(60_000))
+    bodies = {
+        "good": message("good", {**FILES, "environment/files/a": "x" * intake.LARGE}),
+        "again": b'{"submission":"again","task":{"files":{%s"k59999":""}}}' % names.encode(),
+        "small": message("small"),
+    }
+    threads: dict[str, list[int]] = {}
+
+    def decode(body: bytes, schema: str | None, expected: Any) -> Any:
+        name = next(name for name, each in bodies.items() if each == body)
+        threads.setdefault(name, []).append(threading.get_ident())
+        return decode_written(body, schema, expected)
+
+    monkeypatch.setattr(intake, "decode_written", decode)
+    answers = await answered(stage, list(bodies.values()))
+    loop = threading.get_ident()
+    assert {name: status for name, (status, _) in answers.items()} == {
+        "good": "accepted",
+        "again": "rejected",
+        "small": "accepted",
+    }
+    assert "the key 'k59999' comes twice" in answers["again"][1]
+    assert threads["small"] == [loop] and len(threads["good"]) == 1
+    assert loop not in threads["good"] + threads["again"]
 
 
 async def test_a_message_under_a_domain_that_cannot_be_is_answered(stage: Stage) -> None:
