@@ -63,6 +63,16 @@ class BlobCache:
         if self._root == default_root():
             own_directory(self._root, 0o700)
 
+    def check(self) -> None:
+        """Create the directory, and a file in it that is removed again. Raises OSError if this user cannot; SandboxError as for `own`."""
+        self.own()
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        probe = self._root / f"{secrets.token_hex(8)}{_NEW}"
+        try:
+            probe.write_bytes(b"")
+        finally:
+            probe.unlink(missing_ok=True)
+
     def _has(self, sha: str) -> bool:
         path = self._path(sha)
         if not _used(path):
@@ -186,4 +196,6 @@ def _used(path: Path | str) -> bool:
         os.utime(path)
     except FileNotFoundError:
         return False
+    except OSError as error:  # `utime` leaves the name out
+        raise OSError(error.errno, error.strerror, str(path)) from None
     return True

@@ -15,7 +15,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.quote import quoted
 from orchestrator.pool import blobs
-from orchestrator.pool.transact import transact
+from orchestrator.pool.transact import passing, transact
 from orchestrator.settings.tasks import TasksSection
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
@@ -61,13 +61,20 @@ class TaskFiles:
 
     @classmethod
     def of(cls, engine: AsyncEngine, section: TasksSection) -> "TaskFiles":
-        """With the limits and the cache of a configuration. ConfigurationError if another user holds the cache's directory."""
+        """With the limits and the cache of a configuration. ConfigurationError if another user holds the cache's directory, or this one cannot
+        write it."""
         root = Path(section.cache_dir) if section.cache_dir else default_root()
         cache = BlobCache(root, section.cache_mb << 20)
         try:
-            cache.own()
+            cache.check()
         except SandboxError as error:
             raise ConfigurationError(f"{error}, or name one in tasks.cache_dir") from error
+        except OSError as error:
+            if not passing(error):
+                raise ConfigurationError(
+                    f"the directory {root} for the files of large tasks cannot be used: {error}; let this user write it, "
+                    "or name another one in tasks.cache_dir"
+                ) from error
         return cls(engine, cache, BundleLimits.of(section))
 
     async def task(self, message: Any) -> Task:

@@ -1,9 +1,11 @@
 """One transaction, repeated while Postgres is unreachable or aborts it: writers block and retry, nothing is lost."""
 
+import errno
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import anyio
 import asyncpg
@@ -34,6 +36,13 @@ CONTENT = (
     "54",
 )  # data exception, constraint violation, a value over a limit of Postgres (of an index row, of nesting)
 MOST_BROKEN = 3
+PASSING_ERRNOS: Final = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+        *(errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOBUFS),
+    }
+)
+"""Errors that pass: of a disk that is full or away, of a process that has too many files open, of a network."""
 DRIVER_ERRORS = (OSError, PoolTimeout, StatementError, asyncpg.PostgresError, asyncpg.InternalClientError)
 """Errors that a statement or a connection may raise for reasons of the server, the network, the client or the values: `passing` tells them apart."""
 
@@ -58,11 +67,26 @@ def broken_client(error: BaseException) -> bool:
 
 
 def passing(error: BaseException) -> bool:
-    """Whether the same transaction may succeed later: the server, the network or the connection is at fault."""
+    """Whether the same transaction may succeed later: the server, the network, the connection or a full disk is at fault. A file of ours that
+    is absent or not accessible is not: its error comes from our code. That of a Unix socket of PostgreSQL comes from the driver."""
     if broken_client(error) or (isinstance(error, DBAPIError) and error.connection_invalidated):
         return True
+    if isinstance(error, OSError):
+        return (
+            isinstance(error, ConnectionError | TimeoutError)
+            or error.errno in PASSING_ERRNOS
+            or _of_driver(error)
+        )
     state = _state(error)
-    return isinstance(error, (OSError, PoolTimeout)) or state[:2] in PASSING or state == IDLE_ENDED
+    return isinstance(error, PoolTimeout) or state[:2] in PASSING or state == IDLE_ENDED
+
+
+def _of_driver(error: BaseException) -> bool:
+    """Whether the driver raised the error."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(
+        frame.f_globals.get("__name__", "").partition(".")[0] == asyncpg.__name__ for frame, _ in frames
+    )
 
 
 def _ended_idle(error: BaseException, lasted_s: float) -> bool:

@@ -1,12 +1,15 @@
 """Large tasks over a real bus: their blobs, the wait for them, a wiped stream, a plain client, and what reaches a runner."""
 
 import hashlib
+import itertools
 import json
 import os
+import shutil
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
+import anyio
 import nats
 import pytest
 from sqlalchemy import insert, select, text, update
@@ -128,6 +131,29 @@ async def test_a_task_whose_blobs_never_arrive_is_refused_and_accepted_when_it_c
         )
         assert await stage.count("submissions") == 0
         assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
+
+
+async def test_a_task_that_the_cache_cannot_hold_is_refused_with_the_reason_and_holds_up_no_other(
+    stage: Stage, task: Task, tmp_path: Path
+) -> None:
+    """Each look at its files fails, as in a directory that this user cannot write."""
+    answers: list[Answer] = []
+
+    async def publish() -> None:
+        answers.append(await published(stage, task))
+
+    async with playing(roles(stage)), anyio.create_task_group() as publishing:
+        shutil.rmtree(tmp_path / "intake")
+        (tmp_path / "intake").touch()
+        publishing.start_soon(publish)
+        for number in itertools.count():
+            if answers:
+                break
+            await stage.submit(f"other-{number}")
+            await stage.reaches(1, "submissions", submission=f"other-{number}", status="accepted")
+    [(status, reason)] = answers
+    assert status is SubmissionStatus.REJECTED and reason is not None
+    assert "its handling failed" in reason and str(tmp_path / "intake") in reason
 
 
 async def test_streams_that_are_wiped_while_a_task_is_published_lose_nothing(

@@ -1,5 +1,6 @@
 """The cache of blobs gives the bytes that a name promises, also from a disk to which others wrote."""
 
+import errno
 import hashlib
 import tempfile
 from pathlib import Path
@@ -80,6 +81,24 @@ def test_a_default_directory_that_others_can_write_is_refused_by_name(root: Path
         BlobCache(root, 1 << 20).missing(PARTS)
     with pytest.raises(ConfigurationError, match=r"penstock-blobs-.* or name one in tasks\.cache_dir"):
         TaskFiles.of(None, TasksSection())  # type: ignore[arg-type]  # it is not used
+
+
+def test_a_directory_that_cannot_be_written_is_refused_by_its_key_and_a_full_disk_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    below = TasksSection(cache_dir=str(tmp_path / "file" / "cache"))
+    with pytest.raises(ConfigurationError, match=r"file/cache for the files .*; .* in tasks\.cache_dir"):
+        TaskFiles.of(None, below)  # type: ignore[arg-type]  # it is not used
+    section = TasksSection(cache_dir=str(tmp_path / "new" / "cache"))
+    TaskFiles.of(None, section)  # type: ignore[arg-type]  # it is not used
+    assert list((tmp_path / "new" / "cache").iterdir()) == []
+
+    def full(path: Path, _: bytes) -> int:
+        raise OSError(errno.ENOSPC, "no space", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    TaskFiles.of(None, section)  # type: ignore[arg-type]  # it is not used
 
 
 def test_a_directory_that_the_configuration_names_is_its_operators(root: Path, tmp_path: Path) -> None:
