@@ -24,6 +24,7 @@ MEANINGS = {
 
 
 REFUSED = "_refused"  # suffix behind a stream's name, used by `pool.dead_letters.keep`
+OTHER = "OTHER"  # the stream of letters on subjects of no stream
 UNKNOWN = "counted by another release of Penstock"
 
 
@@ -37,5 +38,7 @@ def meaning(name: str) -> str:
     """
     if name not in MEANINGS and name.endswith(REFUSED):
         stream = name.removesuffix(REFUSED).upper()
+        if stream == OTHER:
+            return "letters about messages of streams that do not exist"
         return f"messages of the stream {stream} that could not be used: they are dead letters"
     return MEANINGS.get(name, UNKNOWN)

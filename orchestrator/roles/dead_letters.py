@@ -15,6 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Delivery
+from orchestrator.contracts.quote import quoted
+from orchestrator.pool.counter_names import OTHER
 from orchestrator.pool.dead_letters import Letter, in_part, store
 from orchestrator.pool.runs import find_run
 from orchestrator.roles.consume import Outcome, consume
@@ -25,6 +27,7 @@ log = get(__name__)
 
 BATCH = 16
 INTEGER = 2**31 - 1
+_STREAMS = frozenset(stream.name for stream in subjects.STREAMS)
 
 
 async def store_dead_letters(flow: Flow) -> None:
@@ -44,20 +47,25 @@ async def store_dead_letters(flow: Flow) -> None:
 
 
 async def read_letter(connection: AsyncConnection, delivery: Delivery) -> Letter:
-    """The message that a letter is about. Any headers give a letter."""
+    """The message that a letter is about. Any headers give a letter. Letters of streams that do not exist have the stream `OTHER`: anyone may
+    invent names, and each stream has its counter."""
     headers = delivery.headers
+    stream = delivery.subject.rpartition(".")[2].upper()
     subject = headers.get(subjects.HEADER_DEAD_SUBJECT) or delivery.subject
     reason = headers.get(subjects.HEADER_DEAD_REASON) or "no reason given"
     total_bytes = _number(headers.get(subjects.HEADER_DEAD_BODY_BYTES))
     if total_bytes > len(delivery.body):
         reason += in_part(len(delivery.body), total_bytes)
+    if stream not in _STREAMS:
+        reason = f"{quoted(delivery.subject)} names no stream: {reason}"
+        stream = OTHER
     try:
         run = await find_run(connection, subjects.run_of(subject))
     except ValueError:
         run = None
     return Letter(
         run_id=run.run_id if run is not None else None,
-        stream=delivery.subject.rpartition(".")[2].upper(),
+        stream=stream,
         subject=subject,
         schema=delivery.schema,
         msg_id=headers.get(subjects.HEADER_DEAD_MSG_ID),

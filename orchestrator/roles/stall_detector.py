@@ -109,8 +109,7 @@ class StallDetector:
             return found, stall_causes(found, processes, limit), counted
 
         found, cause_of_stage, counted = await transact(flow.engine, read, at="orchestrator.read")
-        for name, amount in {ADMISSION_HALTED: 0, **counted}.items():
-            self.counted.labels(name).set(amount)
+        only(self.counted, {(name,): amount for name, amount in {ADMISSION_HALTED: 0, **counted}.items()})
         for stage in found:
             self._open.labels(stage.name).set(stage.open)
             self._oldest.labels(stage.name).set(stage.oldest_s)

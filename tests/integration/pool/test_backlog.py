@@ -269,7 +269,7 @@ async def test_a_window_too_small_for_the_longest_groups_is_warned_of_once(
     )
 
 
-async def test_refusals_are_a_metric(engine: AsyncEngine) -> None:
+async def test_refusals_are_a_metric_while_the_run_has_their_counter(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, small())
     detector, registry = StallDetector(flow_of(engine, run)), CollectorRegistry()
     registry.register(detector.counted)
@@ -278,6 +278,10 @@ async def test_refusals_are_a_metric(engine: AsyncEngine) -> None:
             await transitions.count(connection, run.run_id, "work_refused", amount)
         await detector.look()
     assert registry.get_sample_value("penstock_counted", {"name": "work_refused"}) == 5
+    await change(engine, "DELETE FROM counters")
+    await detector.look()
+    assert registry.get_sample_value("penstock_counted", {"name": "work_refused"}) is None
+    assert registry.get_sample_value("penstock_counted", {"name": "admission_halted"}) == 0
 
 
 async def test_a_process_says_in_its_row_what_its_loops_do(engine: AsyncEngine) -> None:

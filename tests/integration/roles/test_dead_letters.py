@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
+from orchestrator.pool.counter_names import meaning
 from orchestrator.pool.dead_letters import (
     DeadMessage,
     Letter,
@@ -22,6 +23,7 @@ from orchestrator.pool.dead_letters import (
 )
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.tables import dead_letters
+from orchestrator.pool.transitions import counts
 from orchestrator.roles.dead_letters import store_dead_letters
 from orchestrator.roles.ingest import ingest_steps
 from tests import builders
@@ -165,6 +167,24 @@ async def test_a_letter_that_comes_again_is_kept_once_and_what_is_kept_elsewhere
     assert cut.reason == "no reason given (the first 3 of 1,000 bytes are kept)"
     assert (cut.body, cut.deliveries) == (b"cut", 2**31 - 1)
     assert (strange.run_id, strange.subject) == (None, "dead.work")
+
+
+async def test_letters_on_invented_streams_are_kept_and_share_one_counter(stage: Stage) -> None:
+    unkept = {subjects.HEADER_DEAD_KEPT: "no"}
+    for name in ("one", "two", "three", "work"):
+        letter = Outgoing(subject=f"dead.{name}", msg_id=name, schema="", body=b"x", headers=unkept)
+        await stage.bus.publish(letter)
+    async with playing([partial(store_dead_letters, stage.flow)]):
+        await until(lambda: _kept(stage, 4))
+    assert [(each.stream, each.reason) for each in await letters(stage)] == [
+        ("OTHER", "'dead.one' names no stream: no reason given"),
+        ("OTHER", "'dead.two' names no stream: no reason given"),
+        ("OTHER", "'dead.three' names no stream: no reason given"),
+        ("WORK", "no reason given"),
+    ]
+    async with stage.flow.engine.connect() as connection:
+        assert await counts(connection, stage.run.run_id) == {"other_refused": 3, "work_refused": 1}
+    assert meaning("other_refused") == "letters about messages of streams that do not exist"
 
 
 async def _kept(stage: Stage, n: int) -> bool:
