@@ -189,8 +189,9 @@ async def _readable(
 
 
 async def _checked_result(flow: Flow, connection: AsyncConnection, event: RolloutFinished) -> RolloutFinished:
-    event = await with_listed(connection, event)
-    check_result(event, limits_of(flow.config.sandbox))
+    limits = limits_of(flow.config.sandbox)
+    event = await with_listed(connection, event, limits)
+    check_result(event, limits)
     _check_failure(event.failure_class, ROLLOUT_ENDS)
     if event.resumable and event.failure_class is not FailureClass.INFRA_FAILURE:
         raise MessageError(f"resumable is set with {event.failure_class}: only an infra_failure is resumed")

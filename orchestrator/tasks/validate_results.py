@@ -93,6 +93,11 @@ def _of_result(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[str]:
 
 
 def _of_artifacts(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[str]:
+    notes = sum(map(is_note, event.artifacts))
+    if notes > MOST_NOTES * MOST_STEPS:
+        yield f"{notes:,} notes are more than the kinds of what does not cross"
+    if (files := len(event.artifacts) - notes) > limits.files:
+        yield f"{files:,} artifacts are more than the {limits.files:,} that may cross"
     total = 0
     for file in event.artifacts:
         # An agent may name its files freely; only their location is checked.
@@ -115,10 +120,7 @@ def _of_artifacts(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[st
         yield from _of_kind(file, limits)
     if len({(file.step, file.path) for file in event.artifacts}) < len(event.artifacts):
         yield "an artifact comes twice"
-    notes = sum(map(is_note, event.artifacts))
-    if notes > MOST_NOTES * MOST_STEPS:
-        yield f"{notes:,} notes are more than the kinds of what does not cross"
-    if len(event.artifacts) - notes > limits.files or total > limits.total_bytes:
+    if total > limits.total_bytes:
         yield f"{len(event.artifacts):,} artifacts of {total:,} bytes are more than may cross"
 
 

@@ -111,7 +111,7 @@ FORGED_RESULTS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"artifacts": [ArtifactFile(path=str(n), body="") for n in range(20_001)]},
-        "20,001 artifacts of 0 bytes are more than may cross",
+        "20,001 artifacts are more than the 20,000 that may cross",
     ),
     (
         {
