@@ -22,9 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, TypeVar
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import (
@@ -37,8 +35,8 @@ from prometheus_client import (
 )
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.runtime.inherited import inherited
 from orchestrator.runtime.log import get
+from orchestrator.runtime.scrapes import Lost, ScrapeServer, ScrapeServer6
 
 log = get(__name__)
 M = TypeVar("M")
@@ -188,6 +186,19 @@ class PoolMetrics:
         )
 
 
+class ScrapeMetrics:
+    """Connections to the port of the metrics themselves."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        unanswered = Counter(
+            "penstock_metrics_unanswered",
+            "Connections to this process's metrics port that ended without an answer: late, gone, crowded (too many), failed.",
+            ["why"],
+            registry=registry,
+        )
+        self.unanswered = each(unanswered, *Lost)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """The address and labels of one process's metrics. `file` receives the address, in the format of Prometheus's file_sd. Port 0: a free one."""
@@ -213,36 +224,6 @@ def entry(address: str, run: str, process: str) -> dict[str, Any]:
     return {"targets": [address], "labels": labels}
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each scrape."""
-
-    daemon_threads = True
-
-    def server_bind(self) -> None:
-        """Bind like the parent classes, without a DNS lookup of this machine's name, or take the socket that a supervisor holds for the port."""
-        port = int(self.server_address[1])
-        if port and (held := inherited(port)) is not None:
-            self.socket.close()
-            self.socket, self.server_address = held, held.getsockname()
-        else:
-            TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _Request(WSGIRequestHandler):
-    """One scrape: not logged, and ended when its client stops sending."""
-
-    timeout = 10
-
-    def log_message(self, *_: object) -> None:
-        """Do nothing."""
-
-
 def _answers(metrics: WSGIApplication, process: ProcessMetrics | None) -> WSGIApplication:
     """`metrics`, and the probes of a container orchestrator: liveness and readiness."""
 
@@ -261,13 +242,17 @@ def _answers(metrics: WSGIApplication, process: ProcessMetrics | None) -> WSGIAp
 def served(registry: CollectorRegistry, target: Target) -> Iterator[str]:
     """Answer scrapes of `registry` while the context is open; yields the address. Raises ConfigurationError if the port is taken."""
     try:
-        server = (_Server6 if ":" in target.host else _Server)((target.host, target.port), _Request)
+        lost = measured(ScrapeMetrics).unanswered
+        server = (ScrapeServer6 if ":" in target.host else ScrapeServer)(
+            (target.host, target.port),
+            _answers(make_wsgi_app(registry), _process.get()),
+            lambda why: lost.labels(why).inc(),
+        )
     except OSError as error:
         raise ConfigurationError(
             f"metrics of {target.process} cannot be served at {target.host}:{target.port}: {error.strerror or error}; "
             "change metrics.host or metrics.ports"
         ) from None
-    server.set_app(_answers(make_wsgi_app(registry), _process.get()))
     thread = threading.Thread(target=server.serve_forever, args=(STOP_S,), name="metrics", daemon=True)
     thread.start()
     host = f"[{target.host}]" if ":" in target.host else target.host
