@@ -7,7 +7,7 @@ import hmac
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -31,12 +31,17 @@ TRANSFER = "weight_update_group"
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A dimension: torch raises TypeError for one above 64 bits."""
+MEMBERS = 2**16  # of a transfer group
+
+
 class Received(msgspec.Struct):
     """The tensors that a sender is about to broadcast, in order. `dtypes` are torch's names."""
 
     names: list[str]
     dtypes: list[str]
-    shapes: list[list[int]]
+    shapes: list[list[Size]]
 
 
 def _json(body: Any, status: int = 200) -> web.Response:
@@ -131,9 +136,11 @@ class Routes:
         name, backend = body.get("group_name", TRANSFER), body.get("backend", "nccl")
         if not (isinstance(address, str) and isinstance(name, str) and name and isinstance(backend, str)):
             raise Refusal("master_address, group_name and backend must be strings.")
-        if not (type(port) is int and type(rank) is int and type(size) is int and 0 < rank < size):
+        if not (type(port) is int and type(rank) is int and type(size) is int):
+            raise Refusal("master_port, rank_offset and world_size must be integers.")
+        if not (0 < port < 2**16 and 0 < rank < size <= MEMBERS):
             raise Refusal(
-                "master_port, rank_offset and world_size must be integers, 0 < rank_offset < world_size."
+                f"0 < master_port < {2**16} and 0 < rank_offset < world_size <= {MEMBERS} must hold."
             )
         try:
             await self._service.transfers.join(name, address, port, rank, size, backend)

@@ -6,7 +6,6 @@ SGLang 0.5.23: an unknown sampling key is refused with a plain string under `err
 logprobs are those of temperature 1. Kinder than SGLang: ids outside the vocabulary are refused, not fatal.
 """
 
-import math
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -57,6 +56,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 DEFAULT_NEW_TOKENS = 128
 GREEDY_BELOW = 1e-6
 MAX_SAMPLES = 256
+LARGEST = 1e30
+"""The largest absolute value of a number. Logits are fp32: a larger temperature or bias makes them infinite, and their logprobs NaN."""
 
 
 class Refusal(ValueError):
@@ -143,8 +144,9 @@ def _number(params: Mapping[str, Any], key: str, default: float) -> float:
     value = params.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise Refusal(f"{key} must be a finite number, got {value!r}.")
+    # Compared before it is converted: Python compares an integer of any size, and converts none above 1.8e308.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise Refusal(f"{key} must be a finite number from -{LARGEST:g} to {LARGEST:g}, got {value!r:.80}.")
     return float(value)
 
 
@@ -153,7 +155,7 @@ def _integer(params: Mapping[str, Any], key: str, default: int) -> int:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Refusal(f"{key} must be an integer, got {value!r}.")
+        raise Refusal(f"{key} must be an integer, got {value!r:.80}.")
     return value
 
 
@@ -162,7 +164,7 @@ def _flag(params: Mapping[str, Any], key: str, default: bool = False) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise Refusal(f"{key} must be true or false, got {value!r}.")
+        raise Refusal(f"{key} must be true or false, got {value!r:.80}.")
     return value
 
 
@@ -180,10 +182,12 @@ def _bias(value: Any, vocab_size: int) -> tuple[tuple[int, float], ...]:
         return ()
     try:
         pairs = tuple((int(token), float(bias)) for token, bias in value.items())
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise Refusal("logit_bias must map token ids to numbers.") from error
-    if any(not 0 <= token < vocab_size or not math.isfinite(bias) for token, bias in pairs):
-        raise Refusal(f"logit_bias must map ids in 0 … {vocab_size - 1} to finite numbers.")
+    if any(not 0 <= token < vocab_size or not abs(bias) <= LARGEST for token, bias in pairs):
+        raise Refusal(
+            f"logit_bias must map ids in 0 … {vocab_size - 1} to finite numbers from -{LARGEST:g} to {LARGEST:g}."
+        )
     return pairs
 
 

@@ -2,9 +2,10 @@
 
 import math
 
+import pytest
 import torch
 
-from trainer.serving.protocol import Sampling
+from trainer.serving.protocol import GREEDY_BELOW, LARGEST, Sampling
 from trainer.serving.sampling import Draw, draw, gumbel, noise_key
 
 
@@ -72,3 +73,15 @@ def test_noise_depends_on_seed_position_and_token_only_and_is_gumbel() -> None:
     flat = torch.exp(-torch.exp(-noise))  # uniform again
     for rows in (flat, flat.t(), flat.view(20, 20, 500).transpose(0, 1).reshape(400, 500)):
         assert abs(float((rows[:-1] * rows[1:]).mean()) - 0.25) < 0.004  # neighbours are not correlated
+
+
+@pytest.mark.parametrize("temperature", [GREEDY_BELOW, 1.0, LARGEST])
+@pytest.mark.parametrize("bias", [-LARGEST, 0.0, LARGEST])
+def test_the_largest_numbers_that_are_accepted_give_finite_logprobs(temperature: float, bias: float) -> None:
+    sampling = Sampling(temperature=temperature, logit_bias=((0, bias),))
+    (drawn,) = draw(
+        table(0.2, 0.5, 0.3), [Draw(sampling=sampling, key=noise_key(1, 1), forbidden=(1,), top=2)]
+    )
+    assert drawn.token != 1
+    assert math.isfinite(drawn.logprob) and drawn.logprob <= 0
+    assert all(math.isfinite(logprob) for logprob, _ in drawn.top)
