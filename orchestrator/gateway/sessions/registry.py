@@ -29,6 +29,9 @@ from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
 
+LOOKUPS = 2
+"""Tokens that are not in memory are looked up in the data pool, so many at a time."""
+
 
 class SessionRegistry:
     """Sessions of one run in this gateway."""
@@ -54,6 +57,7 @@ class SessionRegistry:
         self._by_hash: dict[bytes, Session] = {}
         self._hash_of: dict[tuple[int, int], bytes] = {}  # (rollout, attempt) → the current token's hash
         self._opening = anyio.Lock()
+        self._looking_up = anyio.Semaphore(LOOKUPS)
         self.instance = secrets.token_hex(8)
 
     async def open(self, spec: SessionSpec) -> str:
@@ -91,12 +95,20 @@ class SessionRegistry:
         digest = token_hash(token)
         session = self._by_hash.get(digest)
         if session is None:
+            await self._look_up(digest)
             async with self._opening:
+                # Read again: it may have been sealed, and what is over must not be rebuilt as open.
                 session = self._by_hash.get(digest) or await self._restore(
-                    await self._store.by_token(digest), digest
+                    _open(await self._store.by_token(digest)), digest
                 )
         session.check_open()
         return session
+
+    async def _look_up(self, digest: bytes) -> None:
+        """Raise Problem for a token that no open session has. Anyone can send such tokens: their reads hold up neither sessions that are opened or
+        sealed nor the other transactions of this gateway."""
+        async with self._looking_up:
+            _open(await self._store.by_token(digest))
 
     async def end(self, rollout: int, attempt: int, epoch: int, state: SessionState) -> Seal:
         """Seal (or close) the session of a lease epoch; again: the same seal. Raises Problem 404 when there never was a session."""
@@ -214,13 +226,18 @@ class SessionRegistry:
             session.replay.parted = stored.parted
         return session
 
-    async def _restore(self, stored: StoredSession | None, digest: bytes) -> Session:
-        if stored is None:
-            raise unknown_session()
-        if stored.state != SessionState.OPEN:
-            raise session_over(stored.state)
-        if time.monotonic() > stored.spec.expires:
-            raise session_over("expired")
+    async def _restore(self, stored: StoredSession, digest: bytes) -> Session:
         session = await self._rebuild(stored)
         self._remember(session, digest)
         return session
+
+
+def _open(stored: StoredSession | None) -> StoredSession:
+    """The stored session of a token, if it is open. Raises Problem 401 for none, 409 for one that is over."""
+    if stored is None:
+        raise unknown_session()
+    if stored.state != SessionState.OPEN:
+        raise session_over(stored.state)
+    if time.monotonic() > stored.spec.expires:
+        raise session_over("expired")
+    return stored

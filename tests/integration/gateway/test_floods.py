@@ -13,6 +13,8 @@ import pytest
 
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.http import protocol
+from orchestrator.gateway.sessions.registry import LOOKUPS
+from orchestrator.gateway.sessions.store import SessionStore, StoredSession
 from orchestrator.settings.timeouts import Timeouts, use
 from tests.integration.gateway.rig import Policies, Rig, open_rig
 from tests.integration.gateway.wires_rig import PATHS, ask, bodies, message_of
@@ -157,3 +159,36 @@ async def everything_or_held(stream: anyio.abc.ByteReceiveStream) -> bytes:
         return await stream.receive()
     except (anyio.EndOfStream, anyio.BrokenResourceError, OSError):
         return b""
+
+
+async def test_unknown_tokens_in_any_number_keep_no_session_from_being_opened_used_or_sealed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_token, looked_up, go_on = SessionStore.by_token, list[bytes](), anyio.Event()
+
+    async def slow(store: SessionStore, digest: bytes) -> StoredSession | None:
+        looked_up.append(digest)
+        await go_on.wait()  # a data pool that is slow for as long as the test needs
+        return await by_token(store, digest)
+
+    monkeypatch.setattr(SessionStore, "by_token", slow)
+    statuses: list[int] = []
+
+    async def stranger(number: int) -> None:
+        status, _, _ = await ask(rig, f"/s/unknown-{number}/v1/chat/completions", b"{}")
+        statuses.append(status)
+
+    async with anyio.create_task_group() as strangers:
+        for number in range(MOST // 2):
+            strangers.start_soon(stranger, number)
+        await eventually(lambda: len(looked_up) == LOOKUPS)
+        with anyio.fail_after(60):
+            rollout, session = await rig.open()
+            status, reply, _ = await ask(
+                rig, f"{session.path}/chat/completions", bodies("oak")["/chat/completions"]
+            )
+            assert status == 200, reply
+            await rig.seal(rollout)
+        assert len(looked_up) == LOOKUPS and not statuses
+        go_on.set()
+    assert statuses == [401] * (MOST // 2)
