@@ -38,7 +38,7 @@ from orchestrator.gateway.completions.service import CompletionService
 from orchestrator.gateway.http.admin import AdminRoutes
 from orchestrator.gateway.http.app import SandboxRoutes, guard
 from orchestrator.gateway.http.listen import BACKLOG, listen_tcp, listen_unix
-from orchestrator.gateway.http.protocol import WireRunner, raise_descriptor_limit
+from orchestrator.gateway.http.protocol import WireRunner
 from orchestrator.gateway.http.stored_routes import StoredRoutes
 from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.render import Renderer, experts, load_renderer, vocabulary
@@ -63,6 +63,7 @@ from orchestrator.pool.server_leases import ServerRows
 from orchestrator.pool.transact import transact
 from orchestrator.runtime.failpoints import boundary_sync
 from orchestrator.runtime.gc_tuning import keep_loaded
+from orchestrator.runtime.http_connections import raise_descriptor_limit
 from orchestrator.runtime.liveness import restartable, track_loop
 from orchestrator.runtime.log import bind, get
 from orchestrator.runtime.metrics import joined

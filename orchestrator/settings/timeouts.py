@@ -108,7 +108,7 @@ class Timeouts(BaseModel):
     session_sweep_s: Seconds = 60.0
     """Seconds between two sweeps for expired sessions; each expired session stays for one such time longer."""
     request_head_s: Seconds = 30.0
-    """Seconds that a new connection to the gateway may take to send the head of its first request."""
+    """Seconds that a connection to the gateway or the dashboard may take to send the head of a request."""
     request_body_s: Seconds = 120.0
     """Seconds that the body of a request to the gateway may take to arrive."""
     server_connect_s: Seconds = 5.0

@@ -13,12 +13,14 @@ from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.contracts.languages import url_host
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.runtime.gc_tuning import keep_loaded
+from orchestrator.runtime.http_connections import BoundedRunner, raise_descriptor_limit
 from orchestrator.runtime.inherited import inherited
 from orchestrator.runtime.liveness import restartable
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured, ready
 from orchestrator.runtime.person import current_user
 from orchestrator.settings.config import Config
+from orchestrator.settings.timeouts import timeouts
 from orchestrator.web.api import ROUTES
 from orchestrator.web.app import application
 from orchestrator.web.auth import Keys, kept_token
@@ -65,8 +67,13 @@ async def serve(settings: WebSettings) -> None:
             layout=settings.layout,
             hosts=frozenset((*settings.hosts, settings.host)),
         )
-        runner = web.AppRunner(
-            application(site, ROUTES), handler_cancellation=True, access_log=None, shutdown_timeout=0.5
+        raise_descriptor_limit()
+        runner = BoundedRunner(
+            application(site, ROUTES),
+            head_s=timeouts().request_head_s,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=0.5,
         )
         await runner.setup()
         listener: socket.socket | None = None

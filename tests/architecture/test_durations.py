@@ -242,7 +242,7 @@ WRITTEN = {
     "orchestrator/pool/prune.py:sleep()": PEOPLE,
     "orchestrator/deploy/stack_processes.py:ClientTimeout(total=)": START,
     "orchestrator/tasks/untrusted.py:sleep()": POLL,
-    "orchestrator/web/server.py:AppRunner(shutdown_timeout=)": STOP,
+    "orchestrator/web/server.py:BoundedRunner(shutdown_timeout=)": STOP,
     "sandboxes/bubblewrap.py:exec(timeout_s=)": START,
     "sandboxes/cgroups.py:remove(timeout_s=)": STOP,
     "sandboxes/cgroups.py:sleep()": POLL,

@@ -1,4 +1,5 @@
-"""Clients that send a rollout server impossible numbers get status 400, and others are served as before. A real process of the embedded server."""
+"""Clients that send a rollout server impossible numbers, or send nothing, are refused, and others are served as before. A real process of the
+embedded server."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,20 +7,22 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests import slow_heads
 from tests.contract.answers import PROMPT
 from tests.contract.rollout_server import ServerProcess, running_server
 from trainer.benchmarks.random_model import write_random_model
 
-pytestmark = [pytest.mark.anyio, pytest.mark.tier("gateway")]
+pytestmark = [pytest.mark.anyio, pytest.mark.embedded("its own process"), pytest.mark.tier("gateway")]
 
 HUGE = 10**400
+HEAD_S = 1.0
 GROUP = {"master_address": "127.0.0.1", "group_name": "g", "backend": "gloo", "master_port": 9}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     model = write_random_model(tmp_path_factory.mktemp("model"))
-    with running_server(model) as server:
+    with running_server(model, "--head-timeout", str(HEAD_S)) as server:
         yield server
 
 
@@ -57,3 +60,16 @@ async def test_a_number_that_no_model_can_use_is_status_400(
             f"{server.url}/generate", json=sampled(top_k=HUGE, sampling_seed=HUGE)
         ) as answer:
             assert answer.status == 200, await answer.text()
+
+
+@pytest.mark.parametrize("sent", slow_heads.BEGINNINGS)
+async def test_a_head_that_does_not_arrive_ends_its_connection_and_others_are_answered(
+    server: ServerProcess, sent: bytes
+) -> None:
+    async with aiohttp.ClientSession() as http:
+
+        async def answered() -> bool:
+            async with http.get(f"{server.url}/model_info") as answer:
+                return answer.status == 200
+
+        await slow_heads.until_closed(server.url, sent, answered)

@@ -115,6 +115,7 @@ def rollout_server(known: Known) -> Attacks:
             }
         ),
     )
+    yield "rollout_server_slow_head", lambda: slow_head(port, "/ping")
 
 
 # ---- the gateway ----
@@ -180,15 +181,16 @@ def gateway(known: Known) -> Attacks:
     yield "gateway_zip_bomb", lambda: bombs(port, live)
 
 
-def trickle(port: int, head: bytes) -> str:
-    """Send `head`, then a byte every 0.2 s, until the gateway ends it. Returns what it did, and whether others were answered all the time."""
+def trickle(port: int, head: bytes, probe: str = "/health") -> str:
+    """Send `head`, then a byte every 0.2 s, until the server ends it. Returns what it did, and whether others, who get `probe`, were answered all
+    the time."""
     others = 0
     with socket.create_connection((LOOPBACK, port), timeout=PATIENCE_S) as connection:
         connection.sendall(head)
         connection.settimeout(0.2)
         raw, end = b"", time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
-            others += http(port, "GET", "/health")[0] == 200
+            others += http(port, "GET", probe)[0] == 200
             try:
                 connection.sendall(b"x")
                 some = connection.recv(1 << 16)
@@ -205,8 +207,8 @@ def trickle(port: int, head: bytes) -> str:
     return ended if others >= 2 else f"{ended}, but only {others} others were answered"
 
 
-def slow_head(port: int) -> str:
-    return trickle(port, b"POST /v1/chat/completions HTTP/1.1\r\nX-Slow: ")
+def slow_head(port: int, probe: str = "/health") -> str:
+    return trickle(port, b"POST /v1/chat/completions HTTP/1.1\r\nX-Slow: ", probe)
 
 
 def slow_body(port: int, token: str) -> str:
@@ -414,6 +416,7 @@ def dashboard(known: Known) -> Attacks:
             }
         ),
     )
+    yield "dashboard_slow_head", lambda: slow_head(port, "/healthz")
 
 
 # ---- files, processes ----

@@ -44,6 +44,7 @@ ANSWERS: dict[str, Any] = {
     "rollout_server_with_a_guessed_key": ["401"],
     "rollout_server_by_a_form_of_a_web_page": ["403"],
     "rollout_server_by_dns_rebinding": ["403"],
+    "rollout_server_slow_head": "closed",
     "gateway_without_token": ["401"],
     "gateway_with_a_guessed_token": ["401"],
     "gateway_with_the_token_of_an_ended_session": ["409"],
@@ -73,6 +74,7 @@ ANSWERS: dict[str, Any] = {
     "dashboard_by_a_form_of_a_web_page": ["401"],
     "dashboard_by_dns_rebinding": ["403"],
     "dashboard_events_and_websocket": ["401"],
+    "dashboard_slow_head": "closed",
     "files_of_the_run": {},
     "files_in_temporary_directories": {
         "its directory": ["list", "read"],

@@ -31,6 +31,8 @@ from trainer.model_directory import ModelDirectory, inspect_directory, load_toke
 from trainer.serving.settings import ServerSettings, parse_arguments
 
 if TYPE_CHECKING:
+    from aiohttp.web import Application, AppRunner
+
     from trainer.serving.service import Service
 
 KV_BYTES = 512 * 2**20
@@ -72,8 +74,6 @@ async def serve(settings: ServerSettings, listener: socket.socket, started: floa
     directory = inspect_directory(settings.model_path)
     tokenizer, eos_ids = load_tokenizer(directory)
 
-    from aiohttp import web
-
     from trainer.serving.app import build_app
     from trainer.serving.model import load_model
     from trainer.serving.service import Service, log
@@ -99,9 +99,7 @@ async def serve(settings: ServerSettings, listener: socket.socket, started: floa
     )
     service.start()
     app = build_app(service, Described(settings, directory.config, time.time()))
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S)
-    await runner.setup()
-    await web.SockSite(runner, listener).start()
+    runner = await _listen(app, listener, settings.head_timeout)
     host, port = listener.getsockname()[:2]
     log.info(
         "listening",
@@ -121,6 +119,21 @@ async def serve(settings: ServerSettings, listener: socket.socket, started: floa
     service.stop()
     log.info("stopped")
     return 1 if service.crashed.is_set() else 0
+
+
+async def _listen(app: "Application", listener: socket.socket, head_s: float) -> "AppRunner":
+    """Serve `app` on `listener`, until the runner that it returns is cleaned up."""
+    from aiohttp import web
+
+    from orchestrator.runtime.http_connections import BoundedRunner, raise_descriptor_limit
+
+    raise_descriptor_limit()
+    runner = BoundedRunner(
+        app, head_s=head_s, handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_S
+    )
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    return runner
 
 
 async def _until_it_ends(service: "Service", stop: asyncio.Event) -> None:

@@ -21,13 +21,12 @@ class ServerSettings:
     context_length: int | None
     seed: int
     health_timeout: float
+    head_timeout: float = 30.0
+    """Seconds that the head of a request may take."""
     key: str | None = None
 
 
-def parse_arguments(argv: Sequence[str]) -> ServerSettings:
-    """Parse `argv` (without the program's name). argparse itself exits with 2 on unknown options.
-
-    Raises ValueError, one sentence, for a value that is out of range."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.serving",
         description="A rollout server for CPUs that speaks a subset of SGLang's HTTP protocol.",
@@ -67,9 +66,22 @@ def parse_arguments(argv: Sequence[str]) -> ServerSettings:
         help="seconds until /health says 503",
     )
     parser.add_argument(
+        "--head-timeout",
+        type=option(real, least=0.001, most=1e6),
+        default=30.0,
+        help="seconds that the head of a request may take",
+    )
+    parser.add_argument(
         "--key-file", type=Path, help="a file with the bearer token that every POST must have"
     )
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def parse_arguments(argv: Sequence[str]) -> ServerSettings:
+    """Parse `argv` (without the program's name). argparse itself exits with 2 on unknown options.
+
+    Raises ValueError, one sentence, for a value that is out of range."""
+    arguments = _parser().parse_args(argv)
     return ServerSettings(
         model_path=arguments.model_path,
         host=arguments.host,
@@ -79,6 +91,7 @@ def parse_arguments(argv: Sequence[str]) -> ServerSettings:
         max_total_tokens=arguments.max_total_tokens,
         context_length=arguments.context_length,
         seed=arguments.seed,
+        head_timeout=arguments.head_timeout,
         health_timeout=arguments.health_timeout,
         key=_key(arguments.key_file) if arguments.key_file else None,
     )

@@ -12,9 +12,9 @@ import anyio.abc
 import pytest
 
 from orchestrator.deploy.embedded.nats import EmbeddedNats
-from orchestrator.gateway.http import protocol
 from orchestrator.gateway.sessions.registry import LOOKUPS
 from orchestrator.gateway.sessions.store import SessionStore, StoredSession
+from orchestrator.runtime import http_connections
 from orchestrator.settings.timeouts import Timeouts, use
 from tests.integration.gateway.rig import Policies, Rig, open_rig
 from tests.integration.gateway.wires_rig import PATHS, ask, bodies, message_of
@@ -35,7 +35,7 @@ async def rig(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Rig]:
-    monkeypatch.setattr(protocol, "CONNECTIONS", MOST)
+    monkeypatch.setattr(http_connections, "CONNECTIONS", MOST)
     with use(Timeouts(**request.param)):
         async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path) as rig:
             await rig.publish(0)

@@ -3,6 +3,7 @@
 import os
 import re
 import stat
+from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,12 +16,14 @@ from yarl import URL
 from ops.lab.chaos.plan import FaultKind
 from ops.lab.chaos.relay import listening
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.runtime import http_connections
 from orchestrator.runtime.metrics import measuring
 from orchestrator.settings.config import Config
+from orchestrator.settings.timeouts import Timeouts, use
 from orchestrator.web import server
 from orchestrator.web.api import ROUTES
 from orchestrator.web.requests import get
-from tests import builders
+from tests import builders, slow_heads
 from tests.integration.pool.rig import small
 from tests.integration.web.rig import configured, dashboard
 from tests.waiting import eventually
@@ -393,3 +396,34 @@ async def test_a_static_file_is_sent_once_and_no_other_file_is(database_url: str
             async with web.session.get(address) as got:
                 assert got.status in (401, 404), path
         assert os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("sent", slow_heads.BEGINNINGS)
+async def test_a_head_that_does_not_arrive_ends_its_connection_and_others_are_answered(
+    database_url: str, tmp_path: Path, sent: bytes
+) -> None:
+    with use(Timeouts(request_head_s=0.5)):
+        async with dashboard(configured("run", database_url), tmp_path) as web:
+
+            async def answered() -> bool:
+                async with web.session.get(f"{web.address}/healthz") as answer:
+                    return answer.status == 200
+
+            await slow_heads.until_closed(web.address, sent, answered)
+
+
+async def test_connections_without_end_close_one_another_and_no_reader_notices(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "CONNECTIONS", 8)
+    async with dashboard(configured("run", database_url), tmp_path) as web, AsyncExitStack() as held:
+        at = urlsplit(web.address)
+        streams = []
+        for _ in range(24):
+            stream = await held.enter_async_context(await anyio.connect_tcp(at.hostname or "", at.port or 0))
+            streams.append(stream)
+            async with web.session.get(f"{web.address}/healthz") as answer:
+                assert answer.status == 200
+        for stream in streams[:8]:  # the oldest
+            with anyio.fail_after(60), pytest.raises((anyio.EndOfStream, anyio.BrokenResourceError)):
+                await stream.receive()
