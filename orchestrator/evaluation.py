@@ -44,12 +44,13 @@ from orchestrator.queries.evaluations import (
     evaluations,
     unscored,
 )
+from orchestrator.queries.silence import Patience
 from orchestrator.settings.config import effective
 from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.longest import longest_s
 
 ANSWER_S = 120.0  # for the orchestrator to accept published tasks, and for a starting trainer to publish its first version
 SERVED_S = 30.0  # for a rollout server to reach the newest version
-STUCK_S = 600.0  # without a further ended group
 POLL_INTERVAL_S = 0.5
 HASH = 24  # characters of a task's hash in a submission id
 PAGE = 64  # tasks published before the next ones wait for their acceptance
@@ -145,7 +146,7 @@ class EvaluationClient:
                     f"servers.urls) and start the run again, or pause it first: penstock run pause{self.at}"
                 )
             await self._publish(tasks, request, version)
-            await self._wait(request.suite, version, tick)
+            await self._wait(tasks, request.suite, version, tick)
         async with self.engine.connect() as connection:
             (found,) = await evaluations(connection, self.run_id, suite=request.suite, version=version)
         return found
@@ -266,20 +267,25 @@ class EvaluationClient:
                 if status is not SubmissionStatus.ACCEPTED:
                     raise PenstockError(f"the task {event.submission} was {status}: {reason}")
 
-    async def _wait(self, suite: str, version: int, tick: Tick) -> None:
-        last_progress_at, last = anyio.current_time(), -1
+    async def _wait(self, tasks: Sequence[Task], suite: str, version: int, tick: Tick) -> None:
+        patience = Patience(
+            engine=self.engine,
+            run_id=self.run_id,
+            purpose=Purpose.EVAL,
+            label=suite,
+            version=version,
+            longest_s=max(longest_s(task) for task in tasks),
+        )
         while True:
             async with self.engine.connect() as connection:
                 done, total = await evaluation_counts(connection, self.run_id, suite, version)
             tick(done, total)
             if done == total:
                 return
-            if done != last:
-                last_progress_at, last = anyio.current_time(), done
-            elif anyio.current_time() - last_progress_at > STUCK_S:
+            if (silent := await patience.over(done)) is not None:
                 raise PenstockError(
-                    f"only {done} of {total} groups ended, and none in the last {STUCK_S:.0f} s; `penstock status{self.at}` says what holds them up. "
-                    "Start the same evaluation again to continue"
+                    f"only {done} of {total} groups ended, and no rollout advanced in the last {silent:.0f} s; `penstock status{self.at}` says what "
+                    "holds them up. Start the same evaluation again to continue"
                 )
             await anyio.sleep(POLL_INTERVAL_S)
 

@@ -32,8 +32,10 @@ from orchestrator.deploy.stack import up
 from orchestrator.pool.engine import Role
 from orchestrator.pool.opened import opened_run
 from orchestrator.publish import blobs_of, publish_tasks
+from orchestrator.queries.silence import Patience
 from orchestrator.queries.submitted import RecordingProgress, recording_progress
 from orchestrator.settings.config import FILE
+from orchestrator.tasks.longest import longest_s
 from orchestrator.tasks.suite.record import Demonstration
 
 T = TypeVar("T")
@@ -41,7 +43,7 @@ T = TypeVar("T")
 PROCESSES = (ProcessRole.ORCHESTRATOR, ProcessRole.GATEWAY, *WORKERS)
 PAGE = 64  # demonstrations published before the next ones wait for their acceptance
 POLL_INTERVAL_S = 0.5
-STUCK_S = 120.0  # without a further scored rollout
+ANSWER_S = 120.0  # for the orchestrator to accept published demonstrations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class Studio:
                 await self._publish(demonstrations[start : start + PAGE], label, start)
 
         async with in_background(publish):
-            progress = await self._wait(label, len(demonstrations), tick)
+            progress = await self._wait(label, demonstrations, tick)
         good = sum(demonstration.good for demonstration in demonstrations)
         return RecordedDemonstrations(
             count=len(demonstrations), good=good, progress=progress, seconds=time.monotonic() - started
@@ -86,7 +88,7 @@ class Studio:
     async def _publish(self, demonstrations: Sequence[Demonstration], label: str, start: int) -> None:
         page = _events(demonstrations, label, start)
         needed = blobs_of(demonstration.task for demonstration in demonstrations)
-        answers = await publish_tasks(self.bus, self.run, page, timeout_s=STUCK_S, blobs=needed)
+        answers = await publish_tasks(self.bus, self.run, page, timeout_s=ANSWER_S, blobs=needed)
         for _, event in page:
             answer = answers.get(event.submission or "")
             if answer is None:
@@ -98,19 +100,27 @@ class Studio:
                 raise PenstockError(f"the demonstration {event.submission} was {status}: {reason}")
 
     async def _wait(
-        self, label: str, count: int, tick: Callable[[RecordingProgress], object]
+        self,
+        label: str,
+        demonstrations: Sequence[Demonstration],
+        tick: Callable[[RecordingProgress], object],
     ) -> RecordingProgress:
-        last_progress_at, last = anyio.current_time(), -1
+        count = len(demonstrations)
+        patience = Patience(
+            engine=self.engine,
+            run_id=self.run_id,
+            purpose=Purpose.RECORD,
+            label=label,
+            longest_s=max((longest_s(each.task) for each in demonstrations), default=0.0),
+        )
         while True:
             progress = await self.progress(label)
             tick(progress)
             if progress.ended >= count:
                 return progress
-            if progress.ended != last:
-                last_progress_at, last = anyio.current_time(), progress.ended
-            elif anyio.current_time() - last_progress_at > STUCK_S:
+            if (silent := await patience.over(progress.ended)) is not None:
                 raise PenstockError(
-                    f"only {progress.ended} of {count} demonstrations ended, and none in the last {STUCK_S:.0f} s; see the logs"
+                    f"only {progress.ended} of {count} demonstrations ended, and none advanced in the last {silent:.0f} s; see the logs"
                 )
             await anyio.sleep(POLL_INTERVAL_S)
 

@@ -35,12 +35,3 @@ async def until_healthy(sandbox: Sandbox, check: Healthcheck) -> None:
                 f"task: its health check failed {failures} times in a row, the last one {how}{f': {tail}' if tail else ''}"
             )
         await anyio.sleep(check.interval_sec if counts else check.start_interval_sec)
-
-
-def longest_s(check: Healthcheck) -> float:
-    """The most seconds that a health check may take."""
-    return (
-        check.start_period_sec
-        + check.start_interval_sec
-        + (check.retries + 1) * (check.timeout_sec + check.interval_sec)
-    )

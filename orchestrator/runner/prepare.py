@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from orchestrator.contracts.errors import InfraFailure
-from orchestrator.runner.healthcheck import longest_s, until_healthy
+from orchestrator.runner.healthcheck import until_healthy
 from orchestrator.runtime.liveness import current
 from orchestrator.tasks.multi_step import SETUP, TaskStep
 from sandboxes.base import AnyFile, Sandbox
@@ -31,5 +31,5 @@ async def prepare(
             tail = result.stderr[-TAIL_BYTES:].decode(errors="replace").strip()
             raise InfraFailure(f"task: its {SETUP} ended with exit code {result.exit_code}: {tail}")
     if (check := step.healthcheck) is not None:
-        current().busy(f"{step.label}its health check", on="sandbox", within=longest_s(check))
+        current().busy(f"{step.label}its health check", on="sandbox", within=check.longest_s)
         await until_healthy(sandbox, check)

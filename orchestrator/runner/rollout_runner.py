@@ -57,7 +57,7 @@ from orchestrator.runner.gateways import (
     known_secret,
     reached,
 )
-from orchestrator.runner.healthcheck import longest_s, until_healthy
+from orchestrator.runner.healthcheck import until_healthy
 from orchestrator.runner.open_sandbox import open_sandbox
 from orchestrator.runner.outcome import (
     AttemptOutcome,
@@ -439,7 +439,7 @@ async def _prepare(sandbox: Sandbox, lease: Lease, task: Task, scaffold: Scaffol
         await copy_skills(sandbox, skills, scaffold.manifest.skills)
     if (check := task.settings.healthcheck) is not None:
         what = f"the health check of rollout {lease.rollout_id}"
-        current().busy(what, on="sandbox", within=longest_s(check))
+        current().busy(what, on="sandbox", within=check.longest_s)
         await until_healthy(sandbox, check)
 
 

@@ -128,6 +128,12 @@ class Healthcheck(_Table):
     start_interval_sec: float = 5.0
     retries: int = 3
 
+    @property
+    def longest_s(self) -> float:
+        """The most seconds that it may take."""
+        waits = self.start_period_sec + self.start_interval_sec
+        return waits + (self.retries + 1) * (self.timeout_sec + self.interval_sec)
+
 
 class _Networked(_Table):
     """A part of a task with its own `network_mode` and `allowed_hosts`, as they are written (`tasks.network` reads them)."""

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from orchestrator.bus import subjects
 from orchestrator.cli.main import app
-from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.contracts.events import TaskSubmitted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
 from orchestrator.deploy.embedded.nats import EmbeddedNats
@@ -38,7 +38,7 @@ from tests import builders
 from tests.integration.cli.test_export import process
 from tests.integration.pool.rig import small
 from tests.integration.queries.evaluations_rig import evaluated
-from tests.integration.roles.rig import TASK, Runners, Stage, playing, staged
+from tests.integration.roles.rig import TASK, Runners, Stage, playing, staged, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
@@ -477,3 +477,34 @@ async def test_results_are_listed_and_shown_over_versions(
         database_url, "eval", "--suite", str(tmp_path), "--policy", "best", "-c", str(tmp_path)
     )
     assert wrong.returncode == 1 and b"--policy 'best' is not a policy version" in wrong.stderr
+
+
+async def test_an_evaluation_is_not_given_up_before_its_attempts_may_have_ended(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.queries.silence.STUCK_S", 0.0)
+    ticks: list[tuple[int, int]] = []
+
+    async def advanced(seconds_ago: float) -> None:
+        changed = text("UPDATE rollouts SET changed = now() - make_interval(secs => :ago)")
+        async with stage.flow.engine.begin() as connection:
+            await connection.execute(changed, {"ago": seconds_ago})
+
+    async def goes_silent() -> None:
+        await stage.reaches(1, "rollouts", state="queued")
+        await advanced(700.0)
+        seen = len(ticks)
+
+        async def went_on() -> bool:
+            return len(ticks) > seen + 2
+
+        await until(went_on)
+        await advanced(1000.0)
+
+    request = EvaluationRequest(suite="held", version=3)
+    async with playing([*stage.core(), goes_silent]):
+        with pytest.raises(
+            PenstockError,
+            match=r"^only 0 of 1 groups ended, and no rollout advanced in the last 100\d s; .* to continue$",
+        ):
+            await bench(stage).evaluate(suite("a"), request, lambda *progress: ticks.append(progress))
