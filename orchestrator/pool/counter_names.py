@@ -8,6 +8,7 @@ MEANINGS = {
     "leases_expired": "leases that ran out while their worker was silent: the work was given to another",
     "leases_given_back": "leases that a worker gave back before their end: the work was given to another",
     "leases_lost": "leases that a worker lost while it worked: it stopped, and its result does not count",
+    "measurements_failed": "measurements of the speed noise that were lost, because of an error in our code: the groups keep their rewards",
     "process_signals_failed": "groups whose process signal raised an error: they are rewarded without it",
     "results_stale": "results of an attempt that did not count any more",
     "resumes_diverged": "resumed attempts whose program then made a request that differs from the recorded one",

@@ -7,6 +7,7 @@ An infrastructure failure is retried with the same seq, from its recorded steps 
 from collections.abc import Sequence
 from functools import partial
 
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
@@ -23,7 +24,7 @@ from orchestrator.pool import (
 from orchestrator.pool.dispatch import Assignment
 from orchestrator.pool.outbox import enqueue
 from orchestrator.pool.results import Reported
-from orchestrator.pool.transact import when_committed
+from orchestrator.pool.transact import of_content, passing, when_committed
 from orchestrator.rewards.settings import RewardSettings
 from orchestrator.roles.context import Flow
 from orchestrator.roles.dispatcher import assignment
@@ -236,9 +237,21 @@ async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int)
         await pool_groups.write_rewards(connection, flow.run_id, rewarded.rewards)
         if rewarded.silent and group.purpose is Purpose.TRAIN:
             state, reason, silent = GroupState.FILTERED, FilterReason.ZERO_SIGNAL, rewarded.silent.value
-        await measure(connection, flow.run_id, flow.config, group)
-        await conclude_measurement(connection, group)
+        await _measured(connection, flow, group)
     await _concluded(connection, group, state, reason, silent)
+
+
+async def _measured(connection: AsyncConnection, flow: Flow, group: pool_groups.TerminalGroup) -> None:
+    """Begin or conclude a measurement of the speed noise. An error of ours loses the measurement, never the group."""
+    try:
+        async with connection.begin_nested():
+            await measure(connection, flow.run_id, flow.config, group)
+            await conclude_measurement(connection, group)
+    except Exception as error:  # counted and logged; what is not this group's fault is raised
+        if passing(error) or (isinstance(error, DBAPIError) and not of_content(error)):
+            raise
+        await transitions.count(connection, flow.run_id, "measurements_failed")
+        when_committed(partial(log.error, "speed_noise.failed", group=group.group_id, exc_info=error))
 
 
 async def give_up(

@@ -23,6 +23,7 @@ from orchestrator.settings.curriculum import (
     Count,
     Positive,
     Section,
+    Small,
     StageSection,
 )
 from orchestrator.settings.explain import LISTED, explain
@@ -81,7 +82,7 @@ class QueueSection(Section):
 
     policy: str = "windowed"
     """Which ready groups a batch may take: windowed, fifo, greedy, or an entry point of penstock.policies."""
-    batch_groups: Positive = 8
+    batch_groups: Small = 8
     """P: groups of a batch."""
     max_staleness: Count = 2
     """S: the highest staleness in batches, the trainer's policy version minus the one that sampled; 0 is nearly on-policy, and waits."""
@@ -91,7 +92,7 @@ class QueueSection(Section):
     """The share of `capacity` that the window has, so how far a fast group may pass a slow one."""
     group_size: Annotated[int, Field(ge=2, le=MOST_MEMBERS)] = 4
     """G: rollouts of a group."""
-    max_attempts: Positive = 3
+    max_attempts: Small = 3
     """How many attempts a rollout, and tries a verification, may fail for the platform's sake before it is given up."""
     min_batch_groups: Count = 0
     """P_min: the fewest groups of a last, short batch; 0 is half of `batch_groups`, rounded up."""

@@ -11,10 +11,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from orchestrator.contracts.numbers import INT4, as_written
+from orchestrator.contracts.numbers import INT2, INT4, as_written
 from orchestrator.contracts.quote import quoted
 
 Positive = Annotated[int, Field(ge=1, le=INT4)]
+Small = Annotated[int, Field(ge=1, le=INT2)]
+"""Numbers that the data pool keeps as a smallint: groups of a batch, its parts, attempts."""
 Count = Annotated[int, Field(ge=0, le=INT4)]
 Context = Count  # tokens; 0: the model's own
 

@@ -6,10 +6,13 @@ from typing import Annotated, Any, Final
 from pydantic import Field, field_validator, model_validator
 
 from orchestrator.contracts.choices import BatchScaling, SignalSource, SignalSpan, ZeroSignal
+from orchestrator.contracts.numbers import INT2
 from orchestrator.settings.curriculum import Section
 from orchestrator.settings.timeouts import Seconds
 
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MOST_WEIGHT: Final = 1e6
+"""The heaviest that a part of a reward may be, next to a performance of 1: sums of rewards stay finite."""
+Weight = Annotated[float, Field(ge=0, le=MOST_WEIGHT, allow_inf_nan=False)]
 
 
 class ProcessSignal(Section):
@@ -40,7 +43,7 @@ class RewardSection(Section):
     """The process signals by name; what is given for one changes those keys of its default alone."""
     process_cap: Weight = 0.2
     """The most that process signals add to or take from one rollout, in absolute value."""
-    speed_weight: float = 0.1
+    speed_weight: Weight = 0.1
     """Beta: the most that speed adds to a rollout, for a performance of 1."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """The discount of rewards to go, per step."""
@@ -52,7 +55,7 @@ class RewardSection(Section):
     """Whether the trainer divides a batch's advantages by their spread (std), and centres them before (whiten)."""
     zero_signal: ZeroSignal = ZeroSignal.RETURNS
     """The value that must differ among the members of a group for it to train."""
-    noise_replays: Annotated[int, Field(ge=8)] = 8
+    noise_replays: Annotated[int, Field(ge=8, le=INT2)] = 8
     """How many replays of one recorded rollout measure the speed noise of a scaffold."""
     noise_interval_s: Seconds = 3600.0
     """Seconds after which the speed noise of a scaffold is measured again."""

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from orchestrator.contracts.choices import Aggregation, Anchor, MismatchMask, RateSchedule
 from orchestrator.contracts.quote import quoted
-from orchestrator.settings.curriculum import Count, Positive, Section
+from orchestrator.settings.curriculum import Count, Positive, Section, Small
 from orchestrator.settings.scope import PROCESS
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -59,7 +59,7 @@ class TrainerSection(Section):
     """The scale of low-rank adapters is alpha ÷ r."""
     lora_targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("all",)
     """The names of the linear layers that get adapters; all means every one."""
-    parts: Positive = 1
+    parts: Small = 1
     """U: the train steps of one batch."""
     loss: LossName = "cispo"
     """The policy loss (ops/guides/losses.md)."""

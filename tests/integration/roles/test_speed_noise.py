@@ -3,10 +3,11 @@
 import json
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from statistics import stdev
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus import subjects
@@ -16,6 +17,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool import speed_noise, tables
 from orchestrator.pool.leases import Lease
 from orchestrator.roles.speed_noise import LABEL
+from tests import builders
 from tests.integration.pool import rig as pool_rig
 from tests.integration.roles.rig import Runners, Stage, playing, staged
 
@@ -148,3 +150,21 @@ async def test_a_group_of_equal_performance_trains_on_its_times_where_they_diffe
         )
         train.apart = 30.0
         assert await concluded("beyond", "ready") is None
+
+
+async def test_a_measurement_that_cannot_begin_loses_only_itself(engine: AsyncEngine) -> None:
+    run = await builders.make_run(engine, pool_rig.small())
+    flow, author = pool_rig.flow_of(engine, run), builders.Author(turns=1)
+    reward = flow.config.reward.model_copy(update={"noise_replays": 100_000})  # of an older release
+    flow = replace(flow, config=flow.config.model_copy(update={"reward": reward}))
+    leases = await pool_rig.running(engine, run)
+    for lease, performance in zip(leases, (1.0, 0.0), strict=True):
+        written = author.trajectory(lease, run.name, author.ids(8, 9))
+        await pool_rig.record(engine, run, written)
+        assert await pool_rig.report(flow, pool_rig.ended(run.name, lease, written))
+        await pool_rig.verify(flow, lease.rollout_id, performance)
+    assert await pool_rig.group_state(engine, leases[0].group_id) == ("ready", None)
+    assert await pool_rig.counter(engine, run, "measurements_failed") == 1
+    async with engine.connect() as connection:
+        assert await connection.scalar(select(func.count()).select_from(tables.rewards)) == 2
+        assert await connection.scalar(select(func.count()).select_from(tables.groups)) == 1

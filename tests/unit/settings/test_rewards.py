@@ -1,13 +1,21 @@
-"""`[reward]`: signals next to their defaults, keys that were replaced, runs that started with them."""
+"""`[reward]`: signals next to their defaults, keys that were replaced, runs that started with them; numbers with the bounds of the data pool."""
 
+import math
 import tomllib
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from orchestrator.contracts.numbers import INT2
+from orchestrator.rewards.actions import ParsedAction, RecordedStep
+from orchestrator.rewards.comparison import compared
+from orchestrator.rewards.composite import VerifiedMember, group_rewards
+from orchestrator.rewards.returns import group_advantages
+from orchestrator.rewards.settings import RewardSettings
 from orchestrator.roles.complete import reward_settings
 from orchestrator.settings.config import Config
-from orchestrator.settings.reward import PROCESS
+from orchestrator.settings.reward import MOST_WEIGHT, PROCESS, ProcessSignal
 
 
 def read(toml: str) -> Config:
@@ -67,3 +75,44 @@ def test_a_signal_that_came_to_the_defaults_later_is_off_in_a_run_that_began_bef
     del stored["reward"]["process"]["repeated_calls"]
     assert Config.from_json(stored).reward.process["repeated_calls"].weight == 0
     assert Config.from_json(Config().to_json()) == Config()
+
+
+@pytest.mark.parametrize(
+    ("key", "most"),
+    [
+        ("reward.noise_replays", INT2),
+        ("reward.speed_weight", MOST_WEIGHT),
+        ("reward.process_cap", MOST_WEIGHT),
+        ("reward.process.language_mixing.weight", MOST_WEIGHT),
+        ("queue.group_size", INT2),
+        ("queue.batch_groups", INT2),
+        ("queue.max_attempts", INT2),
+        ("trainer.parts", INT2),
+    ],
+)
+def test_a_number_is_refused_that_the_data_pool_cannot_store_or_a_sum_cannot_hold(
+    key: str, most: float
+) -> None:
+    def with_value(value: float) -> dict[str, Any]:
+        nested: Any = value
+        for name in reversed(key.split(".")):
+            nested = {name: nested}
+        raw: dict[str, Any] = nested
+        raw.setdefault("queue", {}).setdefault("capacity", INT2)
+        return raw
+
+    Config.model_validate(with_value(most))
+    for value in (most + 1, 2 * most, -1):
+        with pytest.raises(ValidationError, match=key.replace(".", r"\.")):
+            Config.model_validate(with_value(value))
+
+
+def test_the_heaviest_signals_give_finite_rewards() -> None:
+    process = {name: ProcessSignal(weight=MOST_WEIGHT) for name in PROCESS}
+    settings = RewardSettings(process=process, process_cap=MOST_WEIGHT, speed_weight=MOST_WEIGHT)
+    steps = [RecordedStep(ParsedAction(content="7"))] * 1000
+    members = [VerifiedMember(member=i, performance=1.0, agent_s=10.0**i, steps=steps) for i in range(4)]
+    rewards = group_rewards(members, settings)
+    for member in group_advantages(rewards, settings):
+        assert all(math.isfinite(step.advantage) for step in member.steps)
+    assert math.isfinite(compared(rewards, settings, noise=0.1).sd_log_t or math.nan)
