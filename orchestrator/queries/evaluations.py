@@ -179,7 +179,7 @@ def _results(which: str) -> TextClause:
            count(*) as n, count(*) filter (where w.performance >= 1) as successes, avg(w.performance) as mean
       from newest g
       join rollouts r on r.group_id = g.group_id
-      left join lateral (select performance from rewards w where w.rollout_id = r.rollout_id and g.state = 'scored'
+      left join lateral (select performance from rewards w where w.rollout_id = r.rollout_id and g.state = 'scored' and r.state = 'verified'
                           order by w.revision desc limit 1) w on true
      group by 1, 2, 3, 4 order by 1, 2, 3, 4""")
 

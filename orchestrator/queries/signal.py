@@ -17,7 +17,7 @@ _NEWEST = text(
     SELECT count(DISTINCT n.group_id) AS groups, count(DISTINCT n.group_id) FILTER (WHERE n.state = 'filtered') AS alike,
            min(w.performance) AS lowest, max(w.performance) AS highest,
            EXISTS (SELECT FROM groups WHERE {_OVER} AND seq < (SELECT min(seq) FROM newest)) AS older
-      FROM newest n LEFT JOIN rollouts r ON r.group_id = n.group_id
+      FROM newest n LEFT JOIN rollouts r ON r.group_id = n.group_id AND r.state = 'verified'
       LEFT JOIN LATERAL (SELECT performance FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY revision DESC LIMIT 1) w ON true
     """
 )

@@ -1,7 +1,8 @@
 """Success of rollouts and the stages that took their time. A long run is sampled by group, so that the cost does not grow with its length.
 
 One group of every `stride` neighbours in the queue is drawn (`queries.downsample`), whole, so each rollout counts `stride` times. Rollouts of
-zero-signal groups count too, although batches leave them out.
+zero-signal, filtered and dead groups count too, although batches leave them out: a verified rollout by its newest verdict, a lost one among
+those left out. Groups that still run are in neither.
 """
 
 from collections import Counter
@@ -16,20 +17,20 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.states import RolloutState
 from orchestrator.queries.downsample import downsample
 
 SAMPLE = 1600  # rollouts, in groups of the newest one's size
 LEAST = 8  # rollouts of a bin
 LATELY = 64  # rollouts that give the current success
 Z = 1.96
+UNKNOWN = "unknown"  # the failure class of a lost rollout that has none
 UNSPLIT = "agent with its generation"  # of attempts recorded before the two were separated
 STAGES = ("generation", "tools and agent", UNSPLIT, "queueing", "sandbox and rest", "verification")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Success:
-    """Mean performance (0 to 1) of the rollouts of one domain ("all": every domain) rewarded around `at`; `low`, `high`: 95 % interval from
+    """Mean performance (0 to 1) of the rollouts of one domain ("all": every domain) judged around `at`; `low`, `high`: 95 % interval from
     the variation of groups, whose members try the same task."""
 
     domain: str
@@ -42,7 +43,7 @@ class Success:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """Mean performance of the last `n` rewarded rollouts, by queue position; `low`, `high`: 95 % interval. `left_out`: rollouts at these
+    """Mean performance of the last `n` judged rollouts, by queue position; `low`, `high`: 95 % interval. `left_out`: rollouts at these
     positions that have no verdict, by failure class."""
 
     mean: float
@@ -54,7 +55,8 @@ class Now:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds of one stage: mean per rollout or per train step (`per`), and the total over the whole run, estimated from the sample."""
+    """Seconds of one stage: mean per rollout, over all of its attempts, or per train step (`per`), and the total over the whole run, estimated
+    from the sample."""
 
     stage: str
     per: str
@@ -83,31 +85,41 @@ class Spending:
 _NEWEST = text(
     "SELECT seq, size FROM groups WHERE run_id = :run AND seq IS NOT NULL ORDER BY seq DESC LIMIT 1"
 )
+# A verdict of a group that still runs does not count yet: its fast members would count before its slow ones.
+_CONCLUDED = "g.state NOT IN ('accepted', 'dispatched')"
+# What a rescore lost keeps its earlier verdicts and rewards.
+_VERDICT = f"""LATERAL (SELECT reward AS performance, at FROM verdicts v WHERE v.rollout_id = r.rollout_id AND r.state = 'verified' AND {_CONCLUDED}
+                      ORDER BY revision DESC LIMIT 1) v ON true"""
 _ROWS = text(
-    """
-    SELECT g.group_id, g.domain, r.rollout_id, r.attempt, r.state, r.failure_class, extract(epoch FROM a.started)::float8 AS started,
-           extract(epoch FROM a.ended)::float8 AS ended, a.agent_s, a.queued_s, a.generation_s, a.waiting_s,
-           w.performance, extract(epoch FROM w.at)::float8 AS at, v.verify_s
+    f"""
+    SELECT g.group_id, g.domain, r.rollout_id, r.failure_class, r.state = 'lost' AND {_CONCLUDED} AS lost,
+           v.performance, extract(epoch FROM v.at)::float8 AS at,
+           (SELECT sum(verify_s) FROM verdicts v WHERE v.rollout_id = r.rollout_id)::float8 AS verify_s
     FROM unnest(cast(:positions AS bigint[])) AS wanted(seq)
     JOIN groups g ON g.run_id = :run AND g.seq = wanted.seq
     JOIN rollouts r ON r.group_id = g.group_id
-    LEFT JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt = r.attempt
-    LEFT JOIN LATERAL (SELECT performance, at FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY revision DESC LIMIT 1) w ON true
-    LEFT JOIN LATERAL (SELECT verify_s FROM verdicts v WHERE v.rollout_id = r.rollout_id ORDER BY revision DESC LIMIT 1) v ON true
+    LEFT JOIN {_VERDICT}
     ORDER BY r.rollout_id
     """
 )
-_LAST = text(
+_ATTEMPTS = text(
     """
-    SELECT g.seq, g.group_id, w.performance FROM groups g JOIN rollouts r ON r.group_id = g.group_id
-      JOIN LATERAL (SELECT performance FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY revision DESC LIMIT 1) w ON true
+    SELECT a.rollout_id, extract(epoch FROM a.started)::float8 AS started, extract(epoch FROM a.ended)::float8 AS ended,
+           a.agent_s, a.queued_s, a.generation_s, a.waiting_s
+    FROM unnest(cast(:rollouts AS bigint[])) AS wanted(rollout_id) JOIN attempts a ON a.rollout_id = wanted.rollout_id
+    WHERE a.ended IS NOT NULL
+    """
+)
+_LAST = text(
+    f"""
+    SELECT g.seq, g.group_id, v.performance FROM groups g JOIN rollouts r ON r.group_id = g.group_id JOIN {_VERDICT}
      WHERE g.run_id = :run AND g.seq IS NOT NULL ORDER BY g.seq DESC LIMIT :n
     """
 )
 _LOST = text(
-    """
-    SELECT coalesce(r.failure_class::text, 'unknown') AS reason, count(*) AS n FROM groups g JOIN rollouts r ON r.group_id = g.group_id
-     WHERE g.run_id = :run AND g.seq >= :first AND r.state = 'lost' GROUP BY 1 ORDER BY 2 DESC, 1
+    f"""
+    SELECT coalesce(r.failure_class::text, '{UNKNOWN}') AS reason, count(*) AS n FROM groups g JOIN rollouts r ON r.group_id = g.group_id
+     WHERE g.run_id = :run AND g.seq >= :first AND {_CONCLUDED} AND r.state = 'lost' GROUP BY 1 ORDER BY 2 DESC, 1
     """
 )
 
@@ -132,8 +144,8 @@ async def spending(connection: AsyncConnection, run_id: int, *, bins: int = 18) 
     rows = (await connection.execute(_ROWS, {"run": run_id, "positions": positions})).all()
     scored = sorted((row for row in rows if row.performance is not None), key=lambda row: float(row.at))
     failed = [row for row in rows if row.failure_class is not None]
-    busy_at, busy = _busy(rows, stride, bins * 2)
-    over = [row for row in rows if row.ended is not None]
+    attempts = (await connection.execute(_ATTEMPTS, {"rollouts": [row.rollout_id for row in rows]})).all()
+    busy_at, busy = _busy(attempts, stride, bins * 2)
     return Spending(
         stride=stride,
         rollouts=round(len(rows) * (newest.seq + 1) / len(positions)) if positions else 0,
@@ -143,8 +155,8 @@ async def spending(connection: AsyncConnection, run_id: int, *, bins: int = 18) 
         busy_at=busy_at,
         busy=busy,
         failures=_by_class(failed, stride),
-        left_out=_by_class([row for row in failed if row.state == RolloutState.LOST], stride),
-        costs=_costs(over, stride),
+        left_out=_by_class([row for row in rows if row.lost], stride),
+        costs=_costs(rows, attempts, stride),
     )
 
 
@@ -172,7 +184,7 @@ def _success(scored: Sequence[Any], bins: int) -> list[Success]:
 
 def _by_class(rows: Sequence[Any], stride: int) -> dict[str, int]:
     """Rollouts by failure class, most frequent first; each stands for `stride`."""
-    counted = Counter(row.failure_class for row in rows)
+    counted = Counter(row.failure_class or UNKNOWN for row in rows)
     return {failure: n * stride for failure, n in counted.most_common()}
 
 
@@ -204,9 +216,9 @@ def _interval(rows: Sequence[Any]) -> tuple[float, float]:
     return mean, Z * sqrt(squares) / len(rows)
 
 
-def _busy(rows: Sequence[Any], stride: int, bins: int) -> tuple[list[float], list[float]]:
+def _busy(attempts: Sequence[Any], stride: int, bins: int) -> tuple[list[float], list[float]]:
     """Mean number of attempts under way in equal stretches of time."""
-    spans = [(row.started, row.ended) for row in rows if row.started is not None and row.ended is not None]
+    spans = [(row.started, row.ended) for row in attempts]
     if not spans:
         return [], []
     first, last = min(start for start, _ in spans), max(end for _, end in spans)
@@ -223,17 +235,21 @@ def _busy(rows: Sequence[Any], stride: int, bins: int) -> tuple[list[float], lis
     return at, [stride * busy_s / width for busy_s in seconds]
 
 
-def _costs(over: Sequence[Any], stride: int) -> list[Cost]:
-    """Stages of a rollout, in order, each second of it in one; verification comes after them."""
-    if not over:
+def _costs(rows: Sequence[Any], attempts: Sequence[Any], stride: int) -> list[Cost]:
+    """Stages of the ended attempts of a rollout, in order, each second of them in one; verification comes after them. Attempts that were tried
+    again count, too: they held a slot."""
+    if not attempts:
         return []
-    each = [{**_stages(row), "verification": float(row.verify_s or 0.0)} for row in over]
-    means = {stage: fmean(stages.get(stage, 0.0) for stages in each) for stage in STAGES}
-    count = len(over) * stride
+    spent = dict.fromkeys(STAGES, 0.0)
+    for attempt in attempts:
+        for stage, seconds in _stages(attempt).items():
+            spent[stage] += seconds
+    spent["verification"] = sum(row.verify_s or 0.0 for row in rows)
+    rollouts = len({attempt.rollout_id for attempt in attempts})
     return [
-        Cost(stage=stage, per="rollout", mean_s=seconds, total_s=seconds * count)
-        for stage, seconds in means.items()
-        if seconds or stage != UNSPLIT
+        Cost(stage=stage, per="rollout", mean_s=spent[stage] / rollouts, total_s=spent[stage] * stride)
+        for stage in STAGES
+        if spent[stage] or stage != UNSPLIT
     ]
 
 

@@ -14,7 +14,7 @@ UNFINISHED = frozenset({GroupState.ACCEPTED, GroupState.DISPATCHED})
 """States in which rollouts of a group still have to end."""
 _OF_LABEL = text(
     "select g.done, g.state, count(*) as n, coalesce(sum((w.performance >= 1)::int), 0) as ok"
-    " from groups g join rollouts r on r.group_id = g.group_id left join latest_rewards w on w.rollout_id = r.rollout_id"
+    " from groups g join rollouts r on r.group_id = g.group_id left join latest_rewards w on w.rollout_id = r.rollout_id and r.state = 'verified'"
     " where g.run_id = :run and g.label = :label group by 1, 2"
 )
 

@@ -26,11 +26,9 @@ _DEALT = (
          FROM rollouts r JOIN groups g USING (group_id), LATERAL (SELECT now() - interval '1 day' + g.seq * interval '1 s' AS began) t
         WHERE r.run_id = :run""",
     "UPDATE rollouts SET attempt = 1 WHERE run_id = :run",
-    """INSERT INTO verdicts (run_id, rollout_id, revision, attempt, epoch, reward, tests)
-       SELECT :run, rollout_id, 1, 1, 1, 0, '[]' FROM rollouts WHERE run_id = :run""",
     # Each domain has its own share of successes: 10 %, 30 %, 50 %, 70 %.
-    """INSERT INTO rewards (run_id, rollout_id, revision, verdict_revision, attempt, performance, speed, process, alpha, beta, total, per_step, at)
-       SELECT :run, r.rollout_id, 1, 1, 1, p.performance, 0, 0, 0, 0, p.performance, '[]', now() - interval '1 day' + g.seq * interval '1 s'
+    """INSERT INTO verdicts (run_id, rollout_id, revision, attempt, epoch, reward, tests, at)
+       SELECT :run, r.rollout_id, 1, 1, 1, p.performance, '[]', now() - interval '1 day' + g.seq * interval '1 s'
          FROM rollouts r JOIN groups g USING (group_id),
               LATERAL (SELECT ((hashint8(r.rollout_id) & 1023) < 1024 * (0.1 + 0.2 * (g.seq % :domains)))::int AS performance) p
         WHERE r.run_id = :run""",
@@ -61,7 +59,7 @@ async def test_every_domain_of_a_long_run_is_in_its_sample_as_it_is_in_the_run(
             row.domain: (float(row.mean), row.n)
             for row in await connection.execute(
                 text(
-                    "SELECT g.domain, avg(w.performance) AS mean, count(*) AS n FROM rewards w JOIN rollouts r USING (rollout_id)"
+                    "SELECT g.domain, avg(w.reward) AS mean, count(*) AS n FROM verdicts w JOIN rollouts r USING (rollout_id)"
                     " JOIN groups g USING (group_id) WHERE g.run_id = :run GROUP BY GROUPING SETS ((g.domain), ())"
                 ),
                 {"run": run.run_id},
@@ -166,8 +164,8 @@ async def test_success_now_is_of_the_last_rollouts_and_no_stretch_is_a_few_of_th
     async with engine.begin() as connection:
         await connection.execute(
             text(
-                "INSERT INTO rewards (run_id, rollout_id, revision, verdict_revision, attempt, performance, speed, process, alpha, beta,"
-                " total, per_step) SELECT :run, r.rollout_id, 2, 1, 1, p.one, 0, 0, 0, 0, p.one, '[]'"
+                "INSERT INTO verdicts (run_id, rollout_id, revision, attempt, epoch, reward, tests)"
+                " SELECT :run, r.rollout_id, 2, 1, 1, p.one, '[]'"
                 "   FROM rollouts r JOIN groups g USING (group_id),"
                 "        LATERAL (SELECT (g.seq < 99 OR r.member > 0)::int AS one) p WHERE g.run_id = :run AND g.seq >= 80"
             ),
@@ -195,3 +193,61 @@ async def test_the_phases_of_a_train_step_add_up_to_the_whole(engine: AsyncEngin
         assert [sum(each) for each in zip(*lines.values(), strict=True)] == pytest.approx(whole)
         # Forward 0.5, and of 0.4 for a batch half.
         assert sum(whole) / len(whole) == pytest.approx(0.7, rel=0.02)
+
+
+_LOST = """UPDATE rollouts r SET state = 'lost', failure_class = 'verifier_failure' FROM groups g
+            WHERE g.group_id = r.group_id AND g.run_id = :run AND r.member >= :kept AND g.seq = :seq"""
+_REWARDED = """INSERT INTO rewards (run_id, rollout_id, revision, verdict_revision, attempt, performance, speed, process, alpha, beta, total,
+                                    per_step)
+               SELECT :run, r.rollout_id, 1, 1, 1, 1, 0, 0, 0, 0, 1, '[]' FROM rollouts r JOIN groups g USING (group_id)
+                WHERE g.run_id = :run AND g.seq = :seq"""
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "rewarded"),
+    [
+        ("filtered", "zero_signal", True),
+        ("filtered", "too_few", False),
+        ("dead", "its rewards could not be computed", False),
+        ("ready", None, True),  # after a rescore, which leaves rewards of the lost members
+    ],
+)
+async def test_every_rollout_of_a_concluded_group_is_judged_or_left_out_once(
+    engine: AsyncEngine, state: str, reason: str | None, rewarded: bool
+) -> None:
+    run = await dealt(engine, 1, 3)  # the last group still runs
+    values = {"run": run.run_id, "seq": 1}
+    async with engine.begin() as connection:
+        await connection.execute(text("SET LOCAL session_replication_role = replica"))
+        of_group = "UPDATE groups SET state = :state, reason = :reason WHERE run_id = :run AND seq = :seq"
+        await connection.execute(text(of_group), {**values, "state": state, "reason": reason})
+        await connection.execute(
+            text(of_group), {"run": run.run_id, "seq": 2, "state": "dispatched", "reason": None}
+        )
+        await connection.execute(text(_LOST), values | {"kept": 3})
+        await connection.execute(text(_LOST), {"run": run.run_id, "seq": 2, "kept": 3})
+        if rewarded:
+            await connection.execute(text(_REWARDED), values)
+    async with engine.connect() as connection:
+        found = await spending.spending(connection, run.run_id, bins=1)
+    assert found.now is not None
+    assert (found.now.n, found.now.left_out) == (7, {"verifier_failure": 1})
+    assert (found.success[0].n, found.left_out) == ([7], {"verifier_failure": 1})
+
+
+async def test_attempts_that_were_tried_again_are_a_cost_of_their_rollout(engine: AsyncEngine) -> None:
+    run = await dealt(engine, 1, 2)  # 8 rollouts
+    again = """INSERT INTO attempts (run_id, rollout_id, attempt, epoch, started, ended, failure_class, agent_s)
+               SELECT run_id, rollout_id, 2, 2, ended, ended + interval '80 s', 'completed', 40.0 FROM attempts WHERE run_id = :run"""
+    async with engine.begin() as connection:
+        await connection.execute(text(again), {"run": run.run_id})
+        await connection.execute(
+            text("UPDATE rollouts SET attempt = 2 WHERE run_id = :run"), {"run": run.run_id}
+        )
+        await connection.execute(text("SET LOCAL session_replication_role = replica"))
+        await connection.execute(text("UPDATE verdicts SET verify_s = 3.0"))
+    async with engine.connect() as connection:
+        found = await spending.spending(connection, run.run_id, bins=1)
+    assert sum(cost.mean_s for cost in found.costs) == pytest.approx(40 + 80 + 3)
+    assert sum(cost.total_s for cost in found.costs) == pytest.approx(8 * 123)
+    assert sum(found.busy) / len(found.busy) == pytest.approx(8 * 120 / 121, rel=0.02)

@@ -20,9 +20,9 @@ INSERT INTO attempts (run_id, rollout_id, attempt, epoch, runner, scaffold, star
 SELECT $run, rollout_id, 1, 1, 'runner', 'shell', created + interval '2 s', created + interval '30 s', failure_class, $per, $per - 1, 20.0, 2.0,
        'done' FROM rollouts WHERE run_id = $run
 --;
-INSERT INTO verdicts (run_id, rollout_id, revision, attempt, epoch, reward, tests, exit_code, log, verify_s)
+INSERT INTO verdicts (run_id, rollout_id, revision, attempt, epoch, reward, tests, exit_code, log, verify_s, at)
 SELECT $run, n, 1, 1, 2, (('x' || substr(md5('won' || n), 1, 6))::bit(24)::int / 16777216.0 < 0.3 + 0.5 * n / ($groups * $members))::int, '[{"name": "wool.dat", "passed": false, "message": "expected wolf wool rose"}]', 0,
-       'checked ' || n, 0.5 FROM generate_series(1, $groups * $members) n
+       'checked ' || n, 0.5, now() - make_interval(secs => ($groups - (n / $members)) * 0.9) + interval '50 s' FROM generate_series(1, $groups * $members) n
 --;
 INSERT INTO rewards (run_id, rollout_id, revision, verdict_revision, attempt, performance, speed, process, alpha, beta, total, baseline, divisor,
                      advantage, per_step, at)
