@@ -29,7 +29,7 @@ from orchestrator.rewards.speed import SHORTEST_S
 NOISE_FACTOR: Final = 3.0
 EQUAL: Final = 1e-9  # float sums closer than this are equal
 ALIKE: Final = 1e-3
-"""Performances closer than this count as equal if returns decide: below it, speed (up to β = 0.1) would rank the members without its gate."""
+"""Performances closer than this count as equal: below it, speed (up to β = 0.1) would rank the members without its gate."""
 SMALLEST_SPREAD: Final = 1e-4
 """A group with a smaller standard deviation of returns is silent if returns decide or divide: dividing by less would only amplify noise."""
 
@@ -90,7 +90,7 @@ def _silence(
     by_returns = settings.zero_signal == ZeroSignal.RETURNS
     performances = [reward.performance for reward in rewards]
     spread = max(performances) - min(performances) if performances else 0.0
-    if spread <= (ALIKE if by_returns else EQUAL):
+    if spread <= ALIKE:
         if not by_returns or settings.speed_weight == 0:
             return Silence.EQUAL_PERFORMANCE
         if sd_log_t is None:

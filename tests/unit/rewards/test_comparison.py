@@ -69,7 +69,11 @@ def test_unequal_performance_trains_whatever_is_known_of_the_noise() -> None:
 
 
 def test_performance_that_differs_by_less_than_a_thousandth_does_not_open_the_gate() -> None:
-    assert compared(group((1.0, 5.0), (0.9995, 500.0)), DEFAULT).silent is Silence.NOT_MEASURED
+    for better, worse in ((1.0, 0.9995), (0.500001, 0.5)):
+        near = group((worse, 5.0), (better, 500.0))
+        assert compared(near, DEFAULT).silent is Silence.NOT_MEASURED
+        assert compared(near, BY_PERFORMANCE, noise=0.01).silent is Silence.EQUAL_PERFORMANCE
+    assert compared(group((0.5, 5.0), (0.502, 500.0)), BY_PERFORMANCE).silent is None
 
 
 def test_where_returns_are_divided_by_their_spread_performance_that_differs_by_less_than_speed_passes_the_gate() -> (
