@@ -46,7 +46,7 @@ from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.key_values import REWARD
-from orchestrator.tasks.multi_step import TaskStep, missed, of_step, steps_of, together
+from orchestrator.tasks.multi_step import TaskStep, joined, missed, of_step, steps_of, together
 from sandboxes.base import (
     ImageRefused,
     MachineFault,
@@ -167,19 +167,24 @@ class VerifyRunner:
         )
 
     def _of_steps(self, graded: list[tuple[TaskStep, VerdictReached]]) -> VerdictReached:
-        """The verdict of the last graded step, with tests, logs and programs of all."""
+        """The verdict of the last graded step, with tests, process, logs and programs of all."""
         reasons = [f"{step.label}{found.reason}" for step, found in graded if found.reason is not None]
         tests = [
             msgspec.structs.replace(test, name=f"{step.name}/{test.name}")
             for step, found in graded
             for test in found.tests
         ]
+        process, notes = joined([(step.name or "", found.process) for step, found in graded])
+        noted = cut_to("".join(f"note: {note}\n" for note in notes), LONGEST_KEPT_LOG // 4)
         share = LONGEST_KEPT_LOG // len(graded)
         return _with(
             graded[-1][1],
             reason=reasons[-1] if reasons else None,
             tests=tests[:MAX_TESTS],
-            log="\n".join(f"{step.label}{found.log}"[:share] for step, found in graded)[:LONGEST_KEPT_LOG],
+            process=process,
+            log=(noted + "\n".join(f"{step.label}{found.log}"[:share] for step, found in graded))[
+                :LONGEST_KEPT_LOG
+            ],
             programs=sum(found.programs for _, found in graded),
         )
 

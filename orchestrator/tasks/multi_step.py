@@ -12,6 +12,7 @@ A step whose numbers miss its `min_reward` ends the task: later steps do not run
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +35,7 @@ from orchestrator.tasks.settings import (
     VerifierLimits,
     variables_of,
 )
-from orchestrator.tasks.verdict import MOST_NAME, MOST_SIGNALS, Scores
+from orchestrator.tasks.verdict import MOST_NAME, MOST_SIGNALS, MOST_STEPS, PROCESS_FILE, Process, Scores
 from sandboxes.artifacts import stays
 
 WORKDIR: Final = "workdir/"
@@ -207,6 +208,37 @@ def together(task: Task, numbers: Sequence[Mapping[str, float]]) -> Scores:
     if not 0.0 <= total[chosen] <= 1.0:
         raise ValueError(f"the steps together must give a reward from 0 to 1, got {total[chosen]:g}")
     return Scores(total[chosen], dict(_components(task, total, numbers, chosen)))
+
+
+def joined(graded: Sequence[tuple[str, Process | None]]) -> tuple[Process | None, list[str]]:
+    """The process values of a task from those of its graded steps, by their names in order: numbers as their mean over the steps that gave one,
+    lists one after the other, since completions are counted over all steps. Second: a note for each name that is left out.
+
+    >>> joined([("one", {"plan": [1.0, 0.0], "style": 1.0}), ("two", {"plan": [-1.0], "style": 0.0})])
+    ({'plan': [1.0, 0.0, -1.0], 'style': 0.5}, [])
+    """
+    found: Process = {}
+    notes: list[str] = []
+    for name in dict.fromkeys(name for _, each in graded for name in each or {}):
+        values = [(each or {}).get(name) for _, each in graded]
+        given = [value for value in values if value is not None]
+        numbers = [value for value in given if not isinstance(value, list)]
+        lists = [value for value in given if isinstance(value, list)]
+        parts = list(chain.from_iterable(lists))
+        if numbers and lists:
+            why = "is a number in one step and a list in another"
+        elif lists and None in values[: len(given)]:
+            missing, _ = graded[values.index(None)]
+            why = f"is missing in the step {missing}, so the numbers of later steps have no place"
+        elif len(parts) > MOST_STEPS:
+            why = f"has numbers of {len(parts)} steps, more than {MOST_STEPS}"
+        elif len(found) == MOST_SIGNALS:
+            why = f"is one name more than {MOST_SIGNALS}"
+        else:
+            found[name] = parts if lists else _mean(numbers)
+            continue
+        notes.append(f"{PROCESS_FILE}: {name} {why}: left out")
+    return found or None, notes
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -65,6 +65,26 @@ async def test_the_steps_share_a_sandbox_and_each_is_graded_over_what_was_left_a
         assert nothing.components == {"reward": 0.0, "one/reward": 0.0, "two/reward": 0.0}
 
 
+async def test_what_the_tests_of_every_step_say_of_the_process_is_in_the_verdict(
+    opens_at_work: Opens,
+) -> None:
+    def says_of_the_process(values: str) -> bytes:
+        return judges("true") + f"echo '{values}' > /logs/verifier/process.json\n".encode()
+
+    files = {
+        "steps/one/tests/test.sh": says_of_the_process('{"style": 1, "plan": [1, 0], "odd": 1}'),
+        "steps/two/tests/test.sh": says_of_the_process('{"style": 0, "plan": [-1], "odd": [1]}'),
+    }
+    async with opens_at_work() as rig:
+        found = await graded(rig, a_multi_step_task(files=files))
+        (verdict,) = await rig.rows(
+            "SELECT process, log FROM verdicts WHERE rollout_id = :id", id=found.rollout_id
+        )
+    assert verdict.process == {"style": 0.5, "plan": [1, 0, -1]}
+    note = "note: /logs/verifier/process.json: odd is a number in one step and a list in another: left out\n"
+    assert verdict.log.startswith(note)
+
+
 @pytest.mark.parametrize(
     ("settings", "reward", "steps"),
     [

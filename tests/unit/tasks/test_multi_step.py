@@ -10,7 +10,8 @@ from orchestrator.contracts.events import ArtifactFile
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.multi_step import as_step, missed, of_step, steps_of, together
+from orchestrator.tasks.multi_step import as_step, joined, missed, of_step, steps_of, together
+from orchestrator.tasks.verdict import MOST_SIGNALS, MOST_STEPS, Process
 from sandboxes.base import File
 
 TEST = b"echo 1 > /logs/verifier/reward.txt"
@@ -255,3 +256,40 @@ def test_steps_that_would_not_mean_what_they_say_are_refused_in_one_sentence(
             SandboxSection(),
         )
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("graded", "found", "notes"),
+    [
+        ([None, None], None, []),
+        ([{"style": 1.0}, {"style": 0.0}, {"style": 0.5}], {"style": 0.5}, []),
+        ([{"style": 1.0}, None], {"style": 1.0}, []),
+        ([{"plan": [1.0, 0.0]}, {"plan": []}, {"plan": [-1.0]}], {"plan": [1.0, 0.0, -1.0]}, []),
+        ([{"plan": [1.0]}, {"plan": [0.5]}, None], {"plan": [1.0, 0.5]}, []),
+        (
+            [{"plan": [1.0]}, {"style": 0.5}, {"plan": [0.5]}],
+            {"style": 0.5},
+            ["plan is missing in the step two, so the numbers of later steps have no place"],
+        ),
+        ([{"plan": [1.0]}, {"plan": 0.5}], None, ["plan is a number in one step and a list in another"]),
+        (
+            [{"plan": [0.0] * MOST_STEPS}, {"plan": [1.0]}],
+            None,
+            ["plan has numbers of 20001 steps, more than 20000"],
+        ),
+    ],
+)
+def test_the_process_values_of_the_steps_make_those_of_the_task_or_a_note_says_why_not(
+    graded: list[Process | None], found: Process | None, notes: list[str]
+) -> None:
+    names = ("one", "two", "three")
+    whole, noted = joined(list(zip(names, graded, strict=False)))
+    assert whole == found
+    assert noted == [f"/logs/verifier/process.json: {note}: left out" for note in notes]
+
+
+def test_the_steps_together_have_no_more_process_values_than_a_verdict() -> None:
+    one: Process = {f"a{number}": 1.0 for number in range(MOST_SIGNALS)}
+    whole, notes = joined([("one", one), ("two", {"late": 1.0, "a0": 0.0})])
+    assert whole == {**one, "a0": 0.5}
+    assert notes == ["/logs/verifier/process.json: late is one name more than 64: left out"]
