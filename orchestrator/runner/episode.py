@@ -25,7 +25,8 @@ from orchestrator.runner.collect import artifacts_of
 from orchestrator.runner.context_policies import policy_of
 from orchestrator.runner.gateways import KnownGateway
 from orchestrator.runner.judging import seed
-from orchestrator.runner.outcome import AttemptOutcome, captured
+from orchestrator.runner.metrics import WorkerMetrics
+from orchestrator.runner.outcome import AttemptOutcome, captured, leaves, root_cause
 from orchestrator.runner.prepare import prepare
 from orchestrator.runner.redact import redacted
 from orchestrator.runner.step_grades import grade_step, numbers_of, work_of
@@ -33,6 +34,7 @@ from orchestrator.runner.whitebox import run_white
 from orchestrator.runner.worker import Worker
 from orchestrator.runtime.liveness import current
 from orchestrator.runtime.log import get
+from orchestrator.runtime.metrics import measured
 from orchestrator.runtime.phase_timer import phase
 from orchestrator.tasks.artifacts import answer_of_output, limits_of, too_much_together
 from orchestrator.tasks.collected import with_convention
@@ -40,6 +42,7 @@ from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.multi_step import TaskStep, as_step, missed
 from orchestrator.trajectory.waiting import Served
 from sandboxes.base import ArtifactLimits, PathRefused, Sandbox, SandboxError
+from sandboxes.owner import WorkKind
 
 log = get(__name__)
 
@@ -193,10 +196,15 @@ class Episode:
             stored = await self.worker.files.left(left)
             work = work_of(step, outcome.answer or "", left, self.pristine, stored)
             found = await grade_step(self.worker, step, work, drawn, what)
-        except ServiceError:
-            raise
-        except Exception as error:  # noqa: BLE001 - what the agent left may cause any; the verifier meets it too, counts it and judges
-            log.warning("step.not_graded", step=step.name, error=f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - those that the agent's files may cause: another try of the attempt would be a reroll
+            for leaf in leaves(error):
+                if isinstance(leaf, ServiceError):
+                    raise leaf from None
+            cause = root_cause(error)
+            if not isinstance(cause, (PathRefused, ValueError, OSError, SandboxError)):
+                measured(WorkerMetrics).errors.labels(WorkKind.ATTEMPT).inc()
+                log.error("step.error", step=step.name, exc_info=error)
+            log.warning("step.not_graded", step=step.name, error=f"{type(cause).__name__}: {cause}")
             return False
         finally:
             self.between_s += time.monotonic() - started

@@ -8,6 +8,7 @@ import pytest
 from orchestrator.contracts.states import Purpose
 from orchestrator.queries.instructions import instruction_of
 from orchestrator.tasks.harbor import Task
+from sandboxes.base import PathRefused, RefusedReason, SandboxError
 from tests.integration.runner.rig import Opens, Rig, a_task, runs, says
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
@@ -118,6 +119,27 @@ async def test_a_step_below_its_least_reward_ends_the_task_and_later_steps_do_no
         found = await graded(rig, a_multi_step_task(f"{ONE}{least}\n{TWO}", files))
         assert (found.reward, found.steps, found.failure_class) == (0.0, [0], "completed"), found
         assert found.components == {"reward": 0.0, "one/reward": 0.0}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [KeyError("ours"), ExceptionGroup("", [SandboxError("broke"), PathRefused("x", RefusedReason.LINK)])],
+)
+async def test_an_attempt_goes_on_after_a_step_whose_tests_cannot_run(
+    opens_at_work: Opens, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("orchestrator.runner.episode.grade_step", fails)
+    async with opens_at_work() as rig:
+        found = await graded(rig, a_multi_step_task(f"{ONE}min_reward = 1.0\n{TWO}"))
+        (attempts,) = await rig.rows(
+            "SELECT count(*) AS n FROM attempts WHERE rollout_id = :id", id=found.rollout_id
+        )
+    assert (found.reward, found.failure_class, found.steps, attempts.n) == (1.0, "completed", [0, 1], 1), (
+        found
+    )
 
 
 async def test_files_and_setup_of_a_step_are_there_for_agent_and_tests_after_its_health_check(
