@@ -189,6 +189,7 @@ verify_slots = {verify_slots}
 timeout_s = 300
 completion_s = 300
 tool_timeout_s = 60
+observation_lines = 3
 
 [sandbox]
 provider = {sandbox}

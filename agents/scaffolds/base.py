@@ -21,6 +21,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from sandboxes.base import WORK, AnyFile, ExecResult, File, KilledBy, Sandbox
 from scaffolds.mcp import McpServer
+from scaffolds.observation import CHARACTERS
 
 Message = dict[str, Any]
 """OpenAI's chat form: role, content, and where applicable reasoning_content, tool_calls, tool_call_id."""
@@ -153,12 +154,15 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLimits:
-    """Budgets of one attempt. `turns` counts completions of all its agents together; the gateway enforces it as well."""
+    """Budgets of one attempt. `turns` counts completions of all its agents together; the gateway enforces it as well. `observation_characters` and
+    `observation_lines`: how much of a command's output its policy sees (`scaffolds.observation.observe`)."""
 
     turns: int
     context: int  # tokens: the longest state + action
     tool_timeout_s: float
     timeout_s: float
+    observation_characters: int = CHARACTERS
+    observation_lines: int = 0  # 0: no such limit
 
 
 class ToolCall(Protocol):

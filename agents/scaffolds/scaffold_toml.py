@@ -41,8 +41,9 @@
     write = ""                          # for a program without tools: a reply that makes it write the line `done` into the file `out`
 
 Placeholders: gateway.base_url (ends in /v1), gateway.root_url (the same without /v1), gateway.token, gateway.socket, task.instruction, task.name,
-task.domain, task.work_dir, limits.turns, limits.context, limits.tool_timeout_s, limits.timeout_s. In argv, stdin and
-[env], a near misspelling of one of them is refused. Every other pair of braces is unchanged.
+task.domain, task.work_dir, limits.turns, limits.context, limits.tool_timeout_s, limits.timeout_s,
+limits.observation_characters, limits.observation_lines. In argv, stdin and [env], a near misspelling of one of them is refused.
+Every other pair of braces is unchanged.
 """
 
 import re

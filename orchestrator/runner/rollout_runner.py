@@ -304,7 +304,12 @@ class RolloutRunner:
         turns = agent_settings.max_turns or stage.turns(lease.domain)
         tool_s = min(config.rollout.tool_timeout_s, timeout_s + 5)
         return AgentLimits(
-            turns=turns, context=stage.context(lease.domain), tool_timeout_s=tool_s, timeout_s=timeout_s
+            turns=turns,
+            context=stage.context(lease.domain),
+            tool_timeout_s=tool_s,
+            timeout_s=timeout_s,
+            observation_characters=config.rollout.observation_characters,
+            observation_lines=config.rollout.observation_lines,
         )
 
     def _timeout_s(self, task: Task, scaffold: Scaffold) -> float:

@@ -1,14 +1,18 @@
 """`[rollout]` and `[rollout.context.NAME]`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from scaffolds.observation import CHARACTERS
 
 from orchestrator.contracts.limits import LONGEST_PATH
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.curriculum import Count, Positive, Section
 from orchestrator.settings.scope import PROCESS
 from orchestrator.settings.timeouts import Seconds, Wait
+
+MOST_CHARACTERS: Final = 1 << 20
+"""Of an observation: a sandbox keeps no more of an output."""
 
 
 class ContextSection(BaseModel):
@@ -46,6 +50,10 @@ class RolloutSection(Section):
     """The most seconds of one completion; time for which the gateway holds the call does not count."""
     tool_timeout_s: Seconds = 600.0
     """The most seconds of one command of a white-box scaffold; then it is killed, and the policy gets a message about the timeout."""
+    observation_characters: Annotated[int, Field(ge=1, le=MOST_CHARACTERS)] = CHARACTERS
+    """The most characters of a command's output that the policy of `shell` or mini-swe-agent sees; of a longer one it sees the head and the tail."""
+    observation_lines: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)] = 0
+    """With 3, it sees only the first 3 lines, 80 characters each, and an exit code only where nothing was printed: for tiny policies; 0: as above."""
     stall_s: Seconds = 60.0
     """Seconds without completion, output or CPU time after which an attempt is stalled and ends; a task may set a smaller value."""
     retry_delay_s: Wait = 1.0

@@ -6,6 +6,7 @@ from sandboxes.base import Sandbox
 from scaffolds.at_once import at_once
 from scaffolds.base import Completion, Context, Llm, Message, PolicyFault, TaskView, Tool
 from scaffolds.declare import scaffold
+from scaffolds.seen import seen
 
 BASH: Tool = {
     "type": "function",
@@ -47,4 +48,4 @@ class Agent:
             command = str(call.arguments.get("command", ""))
             result = await sandbox.exec(["bash", "-c", command], timeout_s=ctx.limits.tool_timeout_s)
             timer.ended(result.exit_code, len(result.stdout))
-        return (result.stdout + result.stderr).decode(errors="replace") or f"exit {result.exit_code}"
+        return seen(result, ctx.limits)

@@ -5,7 +5,8 @@
     inside/*                        ─copy→ /home/agent/.mini               its three extension points:
                                              start.py                        its command line
                                              penstock_model.py               --model-class: the gateway's socket
-                                             penstock_bash.py                --environment-class: commands as in `shell`
+                                             penstock_bash.py                --environment-class: commands as in `shell`,
+                                             penstock_observation.py           and the view of them (scaffolds.observation)
                                              mini.yaml, attempt.yaml         its configuration: templates; task and limits
     harvest                         ←read─ /home/agent/.mini/trajectory.json
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from sandboxes.base import ExecResult, File, KilledBy, PathRefused, Sandbox
+from scaffolds import observation
 from scaffolds.base import AgentLimits, BlackBoxDefaults, Endpoint, Fault, Hints, Launch, Program, TaskView
 from scaffolds.declare import scaffold
 from scaffolds.programs import PYTHON, binds_of
@@ -36,6 +38,7 @@ TRAJECTORY: Final = f"{PLACE}/trajectory.json"
 SUBMIT: Final = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo "
 
 _INSIDE: Final = Path(__file__).with_name("inside")
+_OBSERVATION: Final = Path(observation.__file__)
 _PROGRAM: Final = Program(
     name="mini-swe-agent", kind="python", lock=Path(__file__).with_name("requirements.lock"), inside=PROGRAM
 )
@@ -80,10 +83,15 @@ class MiniSweAgent(BlackBoxDefaults):
         attempt = {
             "run": {"task": task.instruction},
             "agent": {"step_limit": limits.turns, "wall_time_limit_seconds": math.ceil(limits.timeout_s)},
-            "environment": {"timeout": math.ceil(limits.tool_timeout_s)},
+            "environment": {
+                "timeout": math.ceil(limits.tool_timeout_s),
+                "observation_characters": limits.observation_characters,
+                "observation_lines": limits.observation_lines,
+            },
         }
         return {
             **{f"{PLACE}/{path.name}": File(path.read_bytes()) for path in sorted(_INSIDE.glob("*.py"))},
+            f"{PLACE}/penstock_observation.py": File(_OBSERVATION.read_bytes()),
             f"{PLACE}/mini.yaml": File(self.config.read_bytes()),
             f"{PLACE}/attempt.yaml": File(as_yaml(attempt).encode()),
         }

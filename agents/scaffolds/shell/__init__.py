@@ -2,7 +2,7 @@
 
     user: the instruction                                  (no system prompt)
     assistant: reasoning, bash{"command": …}               reasoning stays in the history
-    tool: the command's result, shortened by `observe`
+    tool: the command's result, shortened by `seen`
     …
     assistant: reasoning, final answer                     the first message without tool calls
 
@@ -19,7 +19,7 @@ from sandboxes.base import Sandbox
 from scaffolds.at_once import at_once
 from scaffolds.base import Completion, Context, Llm, Message, PolicyFault, TaskView, Tool
 from scaffolds.declare import scaffold
-from scaffolds.observation import observe
+from scaffolds.seen import seen
 
 BASH: Final[Tool] = {
     "type": "function",
@@ -59,7 +59,7 @@ async def result_of(sandbox: Sandbox, ctx: Context, reply: Completion, call: int
     with ctx.tool_call(reply, call, "bash") as timer:
         result = await sandbox.exec(["bash", "-c", command], timeout_s=ctx.limits.tool_timeout_s)
         timer.ended(result.exit_code, len(result.stdout) + len(result.stderr))
-    return observe(result.stdout, result.stderr, result.exit_code)
+    return seen(result, ctx.limits)
 
 
 def commands_of(reply: Completion) -> list[str]:

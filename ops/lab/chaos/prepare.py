@@ -23,6 +23,7 @@ SETTINGS: Final[dict[str, Any]] = {
         "timeout_s": 300.0,
         "completion_s": 300.0,
         "tool_timeout_s": 60.0,
+        "observation_lines": 3,
     },
     "sandbox": {"memory_mb": 512, "processes": 64, "cpu_s": 60, "disk_mb": 64},
 }

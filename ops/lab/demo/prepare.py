@@ -47,6 +47,7 @@ scaffolds = {{ {scaffolds} }}
 timeout_s = 60
 completion_s = 60
 tool_timeout_s = 60
+observation_lines = 3
 stall_s = 30
 
 [sandbox]

@@ -12,8 +12,8 @@ import pytest
 from scaffolds import relay
 from scaffolds.base import AgentLimits, Fault, Launch, TaskView
 from scaffolds.mini_swe import PLACE, PROGRAM, MiniSweAgent, environment, submission
-from scaffolds.observation import observe
 from scaffolds.programs import PYTHON
+from scaffolds.seen import seen
 
 from ops.tiers import slowness
 from sandboxes.base import GATEWAY_SOCKET, ExecResult, File, Provider, SandboxSpec
@@ -129,6 +129,7 @@ COMMANDS = [
     "printf 'no end'; echo worse >&2",
     "oak",
     "printf '%0100d' 7",
+    "cat absent.txt; seq 3000; false",
     "printf '\\xff'",
     "env | grep -c -E 'MSWEA|OPENAI|PYTHON|GATEWAY'",
     "kill -9 $$",
@@ -136,15 +137,18 @@ COMMANDS = [
 ]
 
 
-async def test_commands_look_as_they_do_in_every_other_scaffold(root: Path) -> None:
+@pytest.mark.parametrize(
+    "shape", [{}, {"observation_characters": 60}, {"observation_lines": 3}], ids=["full", "short", "brief"]
+)
+async def test_commands_look_as_they_do_in_every_other_scaffold(root: Path, shape: dict[str, int]) -> None:
+    limits = replace(LIMITS, turns=20, **shape)
     replies = [bash(command) for command in COMMANDS]
     async with scripted_chat(root, [*replies, bash(submission("done"))]) as chat:
-        run = await play(chat, limits=replace(LIMITS, turns=20))
+        run = await play(chat, limits=limits)
     assert run.fault is None
     async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
         results = [await sandbox.exec(["bash", "-c", command]) for command in COMMANDS]
-    seen = [observe(result.stdout, result.stderr, result.exit_code) for result in results]
-    assert tool_results(chat.requests[-1][1]) == seen
+    assert tool_results(chat.requests[-1][1]) == [seen(result, limits) for result in results]
 
 
 async def test_a_command_that_does_not_end_is_killed_and_the_program_goes_on(root: Path) -> None:
@@ -152,7 +156,7 @@ async def test_a_command_that_does_not_end_is_killed_and_the_program_goes_on(roo
         root, [bash("echo a; sleep 60"), bash("sleep 60"), bash(submission("b"))]
     ) as chat:
         run = await play(chat, limits=replace(LIMITS, tool_timeout_s=1))
-    assert (run.answer, tool_results(chat.requests[-1][1])) == ("b", ["a", "exit 137"])
+    assert (run.answer, tool_results(chat.requests[-1][1])) == ("b", ["a\nexit 137", "exit 137"])
 
 
 async def test_a_request_is_sent_again_with_the_retry_header_until_it_is_answered(root: Path) -> None:
@@ -179,7 +183,7 @@ async def test_it_runs_in_the_sandbox_that_isolates_nothing(root: Path) -> None:
     async with scripted_chat(root, [bash("cat oak.txt"), bash(submission("elm"))]) as chat:
         with pytest.warns(NoIsolationWarning):
             run = await play(chat, provider=LocalProvider())
-    assert (run.answer, tool_results(chat.requests[-1][1])) == ("elm", ["elm\nfig\nplum"])
+    assert (run.answer, tool_results(chat.requests[-1][1])) == ("elm", ["elm\nfig\nplum\nrose"])
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def play(trajectory: Trajectory) -> Attempt:
         seen = ""
         for turn in trajectory.turns:
             ended = await sandbox.exec(["bash", "-c", turn.command])
-            seen = observe(ended.stdout, ended.stderr, ended.exit_code)
+            seen = observe(ended.stdout, ended.stderr, ended.exit_code, lines=3)
         return seen if trajectory.answer is None else trajectory.answer
 
     return attempt

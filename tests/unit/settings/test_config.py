@@ -376,11 +376,13 @@ def test_a_rate_of_the_experts_bias_means_balance_and_balance_has_a_rate() -> No
 
 
 def test_the_defaults_fit_a_real_run_and_the_demo_and_chaos_state_limits_of_their_own() -> None:
+    bounds = {"timeout_s", "completion_s", "tool_timeout_s", "observation_lines"}
+
     def limits(config: Config) -> dict[str, Any]:
         return {
             "stage": config.stage.model_dump(include={"max_turns", "max_context"}),
             "sampling": config.sampling.model_dump(include={"max_new_tokens"}),
-            "rollout": config.rollout.model_dump(include={"timeout_s", "completion_s", "tool_timeout_s"}),
+            "rollout": config.rollout.model_dump(include=bounds),
             "sandbox": config.sandbox.model_dump(include={"memory_mb", "cpu_s", "disk_mb", "processes"}),
         }
 
@@ -388,7 +390,12 @@ def test_the_defaults_fit_a_real_run_and_the_demo_and_chaos_state_limits_of_thei
     assert limits(real) == {
         "stage": {"max_turns": 200, "max_context": 0},
         "sampling": {"max_new_tokens": 32_768},
-        "rollout": {"timeout_s": 14_400.0, "completion_s": 7200.0, "tool_timeout_s": 600.0},
+        "rollout": {
+            "timeout_s": 14_400.0,
+            "completion_s": 7200.0,
+            "tool_timeout_s": 600.0,
+            "observation_lines": 0,
+        },
         "sandbox": {"memory_mb": 4096, "processes": 512, "cpu_s": 14_400, "disk_mb": 10_240},
     }
     assert real.gateway.session_ttl_s == 86_400.0
@@ -403,7 +410,7 @@ def test_the_defaults_fit_a_real_run_and_the_demo_and_chaos_state_limits_of_thei
         for section, keys in limits(real).items():
             assert keys.keys() <= given[section].keys(), section
         assert {key: given["sandbox"][key] for key in small} == small
-        assert given["rollout"]["tool_timeout_s"] == 60
+        assert (given["rollout"]["tool_timeout_s"], given["rollout"]["observation_lines"]) == (60, 3)
 
 
 def test_the_template_of_a_new_run_shows_the_defaults(tmp_path: Path) -> None:

@@ -144,7 +144,8 @@ OF_THE_RUN: dict[str, str] = {
     "stage": "name domains difficulties max_turns max_context limits end_train_steps end_batches end_seconds then",
     "tasks": "require max_mb max_file_mb max_entries domains",
     "sampling": "temperature top_p top_k max_new_tokens repetition_tokens repetition_probability",
-    "rollout": "scaffolds context lease_ttl_s timeout_s completion_s tool_timeout_s stall_s retry_delay_s reassign_after_s auxiliary_calls "
+    "rollout": "scaffolds context lease_ttl_s timeout_s completion_s tool_timeout_s observation_characters observation_lines "
+    "stall_s retry_delay_s reassign_after_s auxiliary_calls "
     "auxiliary_tokens max_resumes train_timeouts",
     "sandbox": "base_images memory_mb max_memory_mb processes cpu_s disk_mb max_disk_mb artifact_mb artifact_file_mb artifact_files "
     "egress egress_hosts egress_mb",

@@ -12,9 +12,16 @@ from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import Any, Final
 
-from minisweagent.environments.local import LocalEnvironment  # type: ignore[import-not-found]
+from minisweagent.environments.local import (  # type: ignore[import-not-found]
+    LocalEnvironment,
+    LocalEnvironmentConfig,
+)
+from penstock_observation import observe, shortened  # type: ignore[import-not-found]
 
-KEPT_BYTES: Final = 1 << 16
+SEEN_BYTES: Final = 1 << 20
+"""Of each stream: as many as a sandbox keeps."""
+KEPT_CHARACTERS: Final = 1 << 16
+"""Of both: the program stores them again after every command."""
 KILLED: Final = 128 + signal.SIGKILL
 OWN: Final = (
     "MSWEA_",
@@ -29,21 +36,44 @@ OWN: Final = (
 """Prefixes of the program's own variables (`mini_swe.environment`). All others are the task's."""
 
 
+class Settings(LocalEnvironmentConfig):
+    """The section `environment` of the program's configuration."""
+
+    observation_characters: int
+    observation_lines: int
+
+
 class Bash(LocalEnvironment):
-    """Runs commands with `bash -c`. The key `output` holds at most KEPT_BYTES of each stream."""
+    """Runs commands with `bash -c`. The key `observation` is the policy's view, `output` at most KEPT_CHARACTERS of both streams."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(config_class=Settings, **settings)
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
         """Run `action["command"]`; raises the program's own `Submitted` when it prints the marker and succeeds."""
         try:
-            text, code = _run(action["command"], cwd or os.getcwd(), timeout or self.config.timeout)
+            printed, failed, code = _run(
+                action["command"], cwd or os.getcwd(), timeout or self.config.timeout
+            )
         except (OSError, ValueError, TypeError) as error:  # a command that cannot be an argument of bash
-            text, code = f"bash: {error}\n", 126
-        output = {"output": text, "returncode": code, "exception_info": ""}
+            printed, failed, code = b"", f"bash: {error}\n".encode(errors="replace"), 126
+        text = printed.decode("utf-8", "replace")
+        separator = "\n" if text and not text.endswith("\n") else ""
+        text += separator + failed.decode("utf-8", "replace")
+        output = {"output": text[:KEPT_CHARACTERS], "returncode": code, "exception_info": ""}
         self._check_finished(output)
-        return output
+        observation = observe(
+            printed,
+            failed,
+            code,
+            characters=self.config.observation_characters,
+            lines=self.config.observation_lines,
+        )
+        return output | {"output": shortened(text, KEPT_CHARACTERS), "observation": observation}
 
 
-def _run(command: str, cwd: str, timeout: float) -> tuple[str, int]:
+def _run(command: str, cwd: str, timeout: float) -> tuple[bytes, bytes, int]:
+    """Standard output, standard error, exit code."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(OWN)}
     with TemporaryFile() as stdout, TemporaryFile() as stderr:
         process = subprocess.Popen(
@@ -63,12 +93,10 @@ def _run(command: str, cwd: str, timeout: float) -> tuple[str, int]:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        text = _head(stdout)
-        separator = "\n" if text and not text.endswith("\n") else ""
-        return text + separator + _head(stderr), code if code >= 0 else 128 - code
+        return _head(stdout), _head(stderr), code if code >= 0 else 128 - code
 
 
-def _head(file: Any) -> str:
+def _head(file: Any) -> bytes:
     file.seek(0)
-    text: str = file.read(KEPT_BYTES).decode("utf-8", "replace")
-    return text
+    head: bytes = file.read(SEEN_BYTES)
+    return head

@@ -67,6 +67,7 @@ scaffolds = {{ shell = 0.8, "{example}" = 0.2 }}
 timeout_s = 60
 completion_s = 60
 tool_timeout_s = 60
+observation_lines = 3
 
 [sandbox]
 memory_mb = 512
