@@ -14,11 +14,19 @@ _SHELL_PREFIX: Final = "bash: line 1: "
 
 
 def observe(
-    stdout: bytes, stderr: bytes, exit_code: int, *, characters: int = CHARACTERS, lines: int = 0
+    stdout: bytes,
+    stderr: bytes,
+    exit_code: int,
+    *,
+    killed: str = "",
+    truncated: bool = False,
+    characters: int = CHARACTERS,
+    lines: int = 0,
 ) -> str:
     """The observation of one `bash -c` command: standard output, then standard error without the shell's own prefix.
 
-    At most `characters` of them remain, the head and the tail, with a mark between them; an exit code other than 0 follows in a line of its own.
+    At most `characters` of them remain, the head and the tail, with a mark between them; an exit code other than 0 follows in a line of its own,
+    or `killed`: that and why the command was killed. `truncated`: the sandbox dropped more than these bytes; a line says so.
     Without output the observation is `ok` after exit 0. Bytes that are not UTF-8 become U+FFFD.
 
     With `lines` it is only the first `lines` lines, `MAX_LINE_CHARACTERS` each, and an exit code only where nothing was printed: for policies with a
@@ -32,6 +40,8 @@ def observe(
     'oak: command not found'
     >>> observe(b"", b"", 1)
     'exit 1'
+    >>> observe(b"partial\\n", b"", 137, killed="killed after 600 s")
+    'partial\\nkilled after 600 s'
     >>> observe(b"0123456789" * 3, b"", 0, characters=10)
     '01234\\n[20 characters left out]\\n56789'
     """
@@ -45,7 +55,8 @@ def observe(
         printed = [line.removeprefix(_SHELL_PREFIX)[:MAX_LINE_CHARACTERS] for line in printed[:lines]]
         return "\n".join(printed) or end or "ok"
     shown = shortened("\n".join(line.removeprefix(_SHELL_PREFIX) for line in printed), characters)
-    return "\n".join(filter(None, [shown, end])) or "ok"
+    dropped = "[more was printed, and dropped]" if truncated else ""
+    return "\n".join(filter(None, [shown, dropped, killed or end])) or "ok"
 
 
 def shortened(text: str, characters: int) -> str:

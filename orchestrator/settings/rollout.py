@@ -49,7 +49,7 @@ class RolloutSection(Section):
     completion_s: Seconds = 7200.0
     """The most seconds of one completion; time for which the gateway holds the call does not count."""
     tool_timeout_s: Seconds = 600.0
-    """The most seconds of one command of a white-box scaffold; then it is killed, and the policy gets a message about the timeout."""
+    """The most seconds of one command of a white-box scaffold or mini-swe-agent; then it is killed, and the policy sees `killed after 600 s`."""
     observation_characters: Annotated[int, Field(ge=1, le=MOST_CHARACTERS)] = CHARACTERS
     """The most characters of a command's output that the policy of `shell` or mini-swe-agent sees; of a longer one it sees the head and the tail."""
     observation_lines: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)] = 0

@@ -5,8 +5,10 @@ python3 agent.py INSTRUCTION        OPENAI_BASE_URL and OPENAI_API_KEY give the 
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -27,6 +29,8 @@ BASH = {
 }
 TRIES = 30
 AT_ONCE = 8  # tool calls of one message that run at the same time
+COMMAND_S = 60  # the most seconds of one command
+OBSERVATION = 10_000  # characters of an output that the policy sees
 
 
 def complete(messages: list[dict[str, Any]]) -> dict[str, Any]:
@@ -55,13 +59,33 @@ def complete(messages: list[dict[str, Any]]) -> dict[str, Any]:
 def run(call: dict[str, Any]) -> str:
     """The policy's view of one tool call."""
     try:
-        command = json.loads(call["function"]["arguments"])["command"]
-        result = subprocess.run(
-            ["bash", "-c", command], capture_output=True, text=True, errors="replace", timeout=60
-        )
-    except (ValueError, KeyError, TypeError, subprocess.TimeoutExpired) as error:
+        return shell(json.loads(call["function"]["arguments"])["command"])
+    except (ValueError, KeyError, TypeError, OSError) as error:
         return f"error: {error}"
-    return (result.stdout + result.stderr)[-8000:] or f"exit {result.returncode}"
+
+
+def shell(command: str) -> str:
+    """The head and the tail of a command's output, and how it ended. Its background processes live on, and hold a file open instead of a pipe."""
+    with tempfile.TemporaryFile() as file:
+        process = subprocess.Popen(
+            ["bash", "-c", command],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            end = f"exit {process.wait(COMMAND_S)}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            end = f"killed after {COMMAND_S} s"
+        printed = os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+    text = printed.decode(errors="replace").rstrip()
+    if len(text) > OBSERVATION:
+        half = OBSERVATION // 2
+        text = f"{text[:half]}\n[{len(text) - OBSERVATION:,} characters left out]\n{text[-half:]}"
+    return f"{text}\n{end}" if text and end != "exit 0" else text or end
 
 
 def main() -> None:

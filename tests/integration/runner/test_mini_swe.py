@@ -156,7 +156,10 @@ async def test_a_command_that_does_not_end_is_killed_and_the_program_goes_on(roo
         root, [bash("echo a; sleep 60"), bash("sleep 60"), bash(submission("b"))]
     ) as chat:
         run = await play(chat, limits=replace(LIMITS, tool_timeout_s=1))
-    assert (run.answer, tool_results(chat.requests[-1][1])) == ("b", ["a\nexit 137", "exit 137"])
+    assert (run.answer, tool_results(chat.requests[-1][1])) == (
+        "b",
+        ["a\nkilled after 1 s", "killed after 1 s"],
+    )
 
 
 async def test_a_request_is_sent_again_with_the_retry_header_until_it_is_answered(root: Path) -> None:

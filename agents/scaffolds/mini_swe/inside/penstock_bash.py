@@ -52,28 +52,31 @@ class Bash(LocalEnvironment):
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
         """Run `action["command"]`; raises the program's own `Submitted` when it prints the marker and succeeds."""
         try:
-            printed, failed, code = _run(
-                action["command"], cwd or os.getcwd(), timeout or self.config.timeout
-            )
+            limit_s = timeout or self.config.timeout
+            printed, failed, code = _run(action["command"], cwd or os.getcwd(), limit_s)
+            killed = f"killed after {limit_s:g} s" if code is None else ""
         except (OSError, ValueError, TypeError) as error:  # a command that cannot be an argument of bash
-            printed, failed, code = b"", f"bash: {error}\n".encode(errors="replace"), 126
+            printed, failed, code, killed = b"", f"bash: {error}\n".encode(errors="replace"), 126, ""
+        code = KILLED if code is None else code
         text = printed.decode("utf-8", "replace")
         separator = "\n" if text and not text.endswith("\n") else ""
         text += separator + failed.decode("utf-8", "replace")
-        output = {"output": text[:KEPT_CHARACTERS], "returncode": code, "exception_info": ""}
+        output = {"output": text[:KEPT_CHARACTERS], "returncode": code, "exception_info": killed}
         self._check_finished(output)
         observation = observe(
-            printed,
-            failed,
+            printed[:SEEN_BYTES],
+            failed[:SEEN_BYTES],
             code,
+            killed=killed,
+            truncated=max(len(printed), len(failed)) > SEEN_BYTES,
             characters=self.config.observation_characters,
             lines=self.config.observation_lines,
         )
         return output | {"output": shortened(text, KEPT_CHARACTERS), "observation": observation}
 
 
-def _run(command: str, cwd: str, timeout: float) -> tuple[bytes, bytes, int]:
-    """Standard output, standard error, exit code."""
+def _run(command: str, cwd: str, timeout: float) -> tuple[bytes, bytes, int | None]:
+    """Standard output, standard error, exit code; None: the time was up, and the command was killed with the programs that it started."""
     env = {key: value for key, value in os.environ.items() if not key.startswith(OWN)}
     with TemporaryFile() as stdout, TemporaryFile() as stderr:
         process = subprocess.Popen(
@@ -86,17 +89,17 @@ def _run(command: str, cwd: str, timeout: float) -> tuple[bytes, bytes, int]:
             start_new_session=True,
         )
         try:
-            code = process.wait(timeout)
+            code: int | None = process.wait(timeout)
         except subprocess.TimeoutExpired:
-            code = KILLED
+            code = None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        return _head(stdout), _head(stderr), code if code >= 0 else 128 - code
+        code = 128 - code if code is not None and code < 0 else code
+        return _head(stdout), _head(stderr), code
 
 
 def _head(file: Any) -> bytes:
-    file.seek(0)
-    head: bytes = file.read(SEEN_BYTES)
-    return head
+    # At no cost to the place where programs in the background go on to write.
+    return os.pread(file.fileno(), SEEN_BYTES + 1, 0)
