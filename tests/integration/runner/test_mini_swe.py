@@ -162,6 +162,20 @@ async def test_a_command_that_does_not_end_is_killed_and_the_program_goes_on(roo
     )
 
 
+async def test_background_processes_serve_later_commands_and_end_with_a_command_that_is_killed(
+    root: Path,
+) -> None:
+    serve = "(while sleep 0.1; do echo up >> log; done) & echo $! > pid"
+    ask = "n=$(wc -l < log); until [ $(wc -l < log) -gt $((n + 1)) ]; do sleep 0.1; done; kill $(cat pid) && echo served"
+    hang = "sleep 60 & echo $! > pid; sleep 60"
+    replies = [bash(each) for each in (serve, "sleep 1", ask, hang, "kill -0 $(cat pid)", submission("b"))]
+    async with scripted_chat(root, replies) as chat:
+        run = await play(chat, limits=replace(LIMITS, turns=9, tool_timeout_s=10))
+    seen_by_policy = tool_results(chat.requests[-1][1])
+    assert (run.answer, seen_by_policy[:4]) == ("b", ["ok", "ok", "served", "killed after 10 s"])
+    assert "No such process" in seen_by_policy[4]
+
+
 async def test_a_request_is_sent_again_with_the_retry_header_until_it_is_answered(root: Path) -> None:
     replies: list[dict[str, Any] | Failure] = [
         Failure(503),

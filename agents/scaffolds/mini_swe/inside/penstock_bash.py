@@ -2,13 +2,12 @@
 """mini-swe-agent's local environment, changed to run commands like our other scaffolds.
 
 The original runs `/bin/sh` and joins both outputs as they arrive. Here it is `bash -c`, standard output comes before standard error, only files
-persist from one command to the next, and commands do not see the program's own settings.
+and background processes persist from one command to the next, and commands do not see the program's own settings.
 """
 
 import os
 import signal
 import subprocess
-from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import Any, Final
 
@@ -92,10 +91,8 @@ def _run(command: str, cwd: str, timeout: float) -> tuple[bytes, bytes, int | No
             code: int | None = process.wait(timeout)
         except subprocess.TimeoutExpired:
             code = None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         code = 128 - code if code is not None and code < 0 else code
         return _head(stdout), _head(stderr), code
 
