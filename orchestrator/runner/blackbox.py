@@ -24,7 +24,9 @@ from sandboxes.base import GATEWAY_SOCKET, ExecResult, Sandbox
 
 log = get(__name__)
 
-IN_TIME = 0.9  # of its time limit: a program that reports a time-out earlier is not believed
+IN_TIME = (
+    0.9  # of its time limit: a program that reports a time-out after less time of its own is not believed
+)
 ASK_S = 1.0  # between two queries to the gateway, and the longest wait for an answer
 OWN_SHARE = 0.5  # of a gateway's silence: above this share of own requests, the session caused it
 _PATH = re.compile(r"/\S+")
@@ -79,8 +81,8 @@ async def run_black(
             failure=FailureClass.COMPLETED, answer=answer, log=_tail(result), reachable=True
         )
     failure = _class(fault)
-    if fault.kind == "timeout" and clocks.run_s + clocks.replayed_s < IN_TIME * limits.timeout_s:
-        # It died early: `judged` attributes the cause as for any other end.
+    if fault.kind == "timeout" and clocks.own_run_s < IN_TIME * limits.timeout_s:
+        # It died early, or while it waited for the platform: `judged` attributes the cause as for any other end.
         failure = FailureClass.INFRA_FAILURE
     return AttemptOutcome(
         failure=failure, reason=fault.reason, answer=answer, log=_tail(result), reachable=True

@@ -63,14 +63,15 @@ class GatewayReport:
 
 
 class Clocks:
-    """One attempt. Times are `time.monotonic()`; `timeout_s`, `stall_s` and `completion_s` are seconds. `started`: the start of the attempt, before
+    """One attempt. Times are `time.monotonic()`; `timeout_s`, `stall_s` and `completion_s` are seconds; `stall_s` None: as long as the
+    time limit, of several runs each one's. `started`: the start of the attempt, before
     its session and sandbox existed; for a resumed attempt, under an earlier lease."""
 
     def __init__(
         self,
         *,
         timeout_s: float,
-        stall_s: float,
+        stall_s: float | None,
         completion_s: float,
         held: Held | None = None,
         started: float | None = None,
@@ -79,7 +80,7 @@ class Clocks:
         self._held = held
         # Start of an open completion, and the seconds for which it was held.
         self._forgiven: tuple[float, float] = (0.0, 0.0)
-        self.stall_s = stall_s
+        self._stall_s = stall_s
         self._completion_s = completion_s
         self._began = self._moved = time.monotonic()
         self._started = self._began if started is None else started
@@ -101,6 +102,11 @@ class Clocks:
         self._used: dict[Process, float] = {}  # CPU seconds at the last look
 
     @property
+    def stall_s(self) -> float:
+        """Seconds without any movement that end the attempt."""
+        return self._timeout_s if self._stall_s is None else self._stall_s
+
+    @property
     def attempt_s(self) -> float:
         """Seconds since the attempt started."""
         return time.monotonic() - self._started
@@ -109,11 +115,6 @@ class Clocks:
     def elapsed_s(self) -> float:
         """Seconds between the start and the end of each `run`, plus those of replayed completions."""
         return self._past_s + (self._ended or time.monotonic()) - self._began + self.replayed_s
-
-    @property
-    def run_s(self) -> float:
-        """Seconds of the newest `run` alone."""
-        return (self._ended or time.monotonic()) - self._began
 
     @property
     def waiting_s(self) -> float:
@@ -137,6 +138,11 @@ class Clocks:
         if self._reported is None:
             return own
         return max(own, min(self.elapsed_s, max(self.generation_s, self._busy_s) + self.replayed_s))
+
+    @property
+    def own_run_s(self) -> float:
+        """The agent's own time in the newest `run` alone."""
+        return self.own_s - self._own_before_s
 
     @property
     def _least_own_s(self) -> float:

@@ -82,7 +82,8 @@ class MiniSweAgent(BlackBoxDefaults):
     def files(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Mapping[str, File]:
         attempt = {
             "run": {"task": task.instruction},
-            "agent": {"step_limit": limits.turns, "wall_time_limit_seconds": math.ceil(limits.timeout_s)},
+            # Its clock runs on while it waits for the platform. The attempt's own clocks end it.
+            "agent": {"step_limit": limits.turns, "wall_time_limit_seconds": 0},
             "environment": {
                 "timeout": math.ceil(limits.tool_timeout_s),
                 "observation_characters": limits.observation_characters,

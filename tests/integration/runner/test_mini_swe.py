@@ -176,6 +176,15 @@ async def test_background_processes_serve_later_commands_and_end_with_a_command_
     assert "No such process" in seen_by_policy[4]
 
 
+async def test_time_that_passes_while_it_runs_does_not_end_the_program_by_itself(root: Path) -> None:
+    """It cannot tell its own time from the platform's: the attempt's clocks end it."""
+    replies = [bash("sleep 2.5"), bash(submission("done"))]
+    async with scripted_chat(root, replies) as chat:
+        files = MiniSweAgent().files(TASK, chat.endpoint, replace(LIMITS, timeout_s=1))
+        run = await play(chat, files=dict(files))
+    assert (run.answer, run.fault) == ("done", None)
+
+
 async def test_a_request_is_sent_again_with_the_retry_header_until_it_is_answered(root: Path) -> None:
     replies: list[dict[str, Any] | Failure] = [
         Failure(503),
