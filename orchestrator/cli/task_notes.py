@@ -29,6 +29,7 @@ def notes(
     yield from _data(tasks, section)
     yield from _astray(tasks)
     yield from _downloads(tasks)
+    yield from _silence(tasks)
 
 
 def _cores(
@@ -78,6 +79,22 @@ def _downloads(tasks: "Iterable[Task]") -> Iterator[str]:
         yield (
             f"{tables.counted(len(found), 'task')} whose tests download, and have no network, so that right work may earn 0 ({task.name}: "
             f'{script} runs {command}): bring it in the environment, or write network_mode = "public" below [verifier], which sandbox.egress grants'
+        )
+
+
+def _silence(tasks: "Iterable[Task]") -> Iterator[str]:
+    """A time of silence that no attempt reaches."""
+    cut = [
+        (task, stall_s, longest)
+        for task in tasks
+        if (stall_s := task.settings.agent.stall_s) is not None
+        and stall_s > (longest := task.settings.longest_step_s)
+    ]
+    if cut:
+        task, stall_s, longest = cut[0]
+        yield (
+            f"{tables.counted(len(cut), 'task')} whose [agent].stall_s is longer than the time limit, which ends the attempt first "
+            f"(first {quoted(task.name)}: {stall_s:g} s of {longest:g} s): raise timeout_sec, or lower stall_s"
         )
 
 

@@ -255,8 +255,8 @@ class RolloutRunner:
     def _clocks(
         self, lease: Lease, admin: GatewayAdmin, task: Task, scaffold: Scaffold, limits: AgentLimits
     ) -> Clocks:
-        section = self._worker.config.rollout
-        stall_s = min(task.settings.agent.stall_s, section.stall_s)
+        section, own_s = self._worker.config.rollout, task.settings.agent.stall_s
+        stall_s = section.stall_s if own_s is None else own_s
         return Clocks(
             timeout_s=limits.timeout_s,
             # A solution may wait in silence: it has its time, as when it is vetted.

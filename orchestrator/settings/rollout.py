@@ -55,7 +55,7 @@ class RolloutSection(Section):
     observation_lines: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)] = 0
     """With 3, it sees only the first 3 lines, 80 characters each, and an exit code only where nothing was printed: for tiny policies; 0: as above."""
     stall_s: Seconds = 60.0
-    """Seconds without completion, output or CPU time after which an attempt is stalled and ends; a task may set a smaller value."""
+    """Seconds without completion, output or CPU time after which an attempt is stalled and ends, unless its task states [agent].stall_s."""
     retry_delay_s: Wait = 1.0
     """Seconds before a failed attempt is tried again or a lost one resumed; the wait doubles each time."""
     reassign_after_s: Seconds = 300.0

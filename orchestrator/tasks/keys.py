@@ -273,7 +273,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "task.keywords": _no_effect(),
     "agent.timeout_sec": _honoured(says="wall clock of one rollout, in seconds (900)"),
     "agent.stall_s": _honoured(
-        says="ours: no completion open, no output, no CPU time for so long ends the attempt (60)"
+        says="ours: no completion open, no output, no CPU time for so long ends the attempt (`rollout.stall_s`)"
     ),
     "agent.max_turns": _honoured(says="ours: completions (the stage's)"),
     "agent.reference_sec": _honoured(

@@ -148,14 +148,14 @@ class _Networked(_Table):
 
 
 class AgentLimits(_Networked):
-    """Budgets of one rollout; `max_turns` None leaves it to the run's configuration. Seconds.
+    """Budgets of one rollout; `max_turns` and `stall_s` None leave it to the run's configuration. Seconds.
 
     `reference_sec`: T_base of the speed bonus, the agent's own time without the platform's queues; None: the median of the successful siblings.
     `user`: who runs the agent, empty: the sandbox's own user.
     """
 
     timeout_sec: Seconds = 900.0
-    stall_s: Seconds = 60.0
+    stall_s: Seconds | None = None
     max_turns: Count | None = None
     reference_sec: Seconds | None = None
     user: User = ""
@@ -260,6 +260,12 @@ class TaskSettings(_Table):
         """Who runs the agent, in the steps of the task; admission refuses several."""
         named = [_user(step.agent.get("user")) or self.agent.user for step in self.steps]
         return tuple(dict.fromkeys(named or [self.agent.user]))
+
+    @property
+    def longest_step_s(self) -> float:
+        """The longest time limit that the agent has at once: that of a step, where there are steps."""
+        whole = self.agent.timeout_sec
+        return max((float(step.agent.get("timeout_sec", whole)) for step in self.steps), default=whole)
 
     @property
     def healthcheck(self) -> Healthcheck | None:

@@ -111,7 +111,6 @@ tags = {json.dumps(tags)}
 
 [agent]
 timeout_sec = 120.0
-stall_s = 60.0
 max_turns = 4
 
 [verifier]

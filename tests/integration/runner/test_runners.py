@@ -373,6 +373,21 @@ async def test_a_program_declared_in_toml_reaches_the_gateway_through_the_socket
         assert attempt.failure_class == "timeout" and attempt.reason.startswith("stall: ")
 
 
+async def test_a_task_that_waits_in_silence_longer_than_the_run_allows_has_the_time_that_it_states(
+    opens: Opens,
+) -> None:
+    async with opens(stall_s=1) as rig:
+        rig.start_runner()
+        waits = (runs("sleep 4"), says("done"))
+        own, silent = [
+            await rig.submit(a_task(*waits, settings=settings)) for settings in ("[agent]\nstall_s = 30", "")
+        ]
+        for rollout, failure in ((own, "completed"), (silent, "timeout")):
+            await rig.state(rollout, "finished")
+            (attempt,) = await rig.attempts(rollout)
+            assert attempt.failure_class == failure, attempt.reason
+
+
 async def test_a_program_that_its_own_commands_end_is_graded_and_not_run_again(opens: Opens) -> None:
     """Else a policy could end every attempt that goes badly and get another."""
     async with opens() as rig:

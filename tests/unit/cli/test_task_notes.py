@@ -56,6 +56,25 @@ def test_a_machine_is_looked_at_only_for_tasks_that_name_cores() -> None:
     assert list(notes([task()], SandboxSection(), looked)) == []
 
 
+STEPS = '[[steps]]\nname = "a"\nagent.timeout_sec = 700\n[[steps]]\nname = "b"\n'
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("[agent]\nstall_s = 900", ""),
+        ("[agent]\nstall_s = 901", "901 s of 900 s"),
+        ("[agent]\ntimeout_sec = 20\nstall_s = 600", "600 s of 20 s"),
+        ("[agent]\ntimeout_sec = 20", ""),
+        (f"{STEPS}[agent]\ntimeout_sec = 20\nstall_s = 600", ""),
+        (f"{STEPS}[agent]\ntimeout_sec = 20\nstall_s = 800", "800 s of 700 s"),
+    ],
+)
+def test_a_silence_that_no_attempt_reaches_is_named(toml: str, words: str) -> None:
+    found = list(notes([task(toml), task()], SandboxSection()))
+    assert len(found) == bool(words) and all(f": {words}): raise" in each for each in found), found
+
+
 OUT = {"solution": "echo 1 > /data/out"}
 USERS = {"instruction": "Serve the route /api/users."}
 

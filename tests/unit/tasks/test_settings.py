@@ -12,7 +12,7 @@ def test_an_empty_file_means_the_defaults() -> None:
     assert settings.metadata.domain == "general"
     assert (settings.agent.timeout_sec, settings.agent.stall_s, settings.agent.max_turns) == (
         900.0,
-        60.0,
+        None,
         None,
     )
     assert settings.verifier.timeout_sec == 600.0
