@@ -247,7 +247,7 @@ class RolloutRunner:
                     solution=solution,
                     mcp_servers=mcp_servers(declared) if scaffold.manifest.mcp else (),
                 ),
-                limits=replace(limits, timeout_s=self._timeout_s(step.task, scaffold)),
+                limits=self._of_step(limits, self._timeout_s(step.task, scaffold)),
             )
             for step, solution in zip(steps_of(task), solutions, strict=True)
         ]
@@ -260,7 +260,7 @@ class RolloutRunner:
         return Clocks(
             timeout_s=limits.timeout_s,
             # A solution may wait in silence: it has its time, as when it is vetted.
-            stall_s=limits.timeout_s if scaffold.manifest.solution else stall_s,
+            stall_s=None if scaffold.manifest.solution else stall_s,
             completion_s=section.completion_s,
             held=partial(self._held, admin, lease),
             started=lease.began,
@@ -302,15 +302,20 @@ class RolloutRunner:
         timeout_s = self._timeout_s(task, scaffold)
         stage = config.stage.all[lease.stage]
         turns = agent_settings.max_turns or stage.turns(lease.domain)
-        tool_s = min(config.rollout.tool_timeout_s, timeout_s + 5)
-        return AgentLimits(
+        limits = AgentLimits(
             turns=turns,
             context=stage.context(lease.domain),
-            tool_timeout_s=tool_s,
+            tool_timeout_s=config.rollout.tool_timeout_s,
             timeout_s=timeout_s,
             observation_characters=config.rollout.observation_characters,
             observation_lines=config.rollout.observation_lines,
         )
+        return self._of_step(limits, timeout_s)
+
+    def _of_step(self, limits: AgentLimits, timeout_s: float) -> AgentLimits:
+        """The limits of a step with its own time: no command needs more."""
+        tool_s = min(self._worker.config.rollout.tool_timeout_s, timeout_s + 5)
+        return replace(limits, timeout_s=timeout_s, tool_timeout_s=tool_s)
 
     def _timeout_s(self, task: Task, scaffold: Scaffold) -> float:
         timeout_s = task.settings.agent.timeout_sec

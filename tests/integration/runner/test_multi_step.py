@@ -208,6 +208,19 @@ env = {{ WANTED = "two" }}
         assert found.reason == "step one: wall clock: the limit of 1 s" and found.steps == [0, 1]
 
 
+async def test_the_limits_of_a_step_with_its_own_time_are_those_of_that_time(opens_at_work: Opens) -> None:
+    settings = f"{ONE}{TWO}[steps.agent]\ntimeout_sec = 30\n[agent]\ntimeout_sec = 2\n"
+    silent = {"steps/two/solution/solve.sh": b"sleep 5; echo two >> out\n"}
+    bounded = "tests.integration.runner.scaffolds_at_work:Bounded"
+    async with opens_at_work() as rig:
+        task = a_multi_step_task(settings, silent)
+        found = await graded(rig, task)
+        assert (found.reward, found.failure_class) == (1.0, "completed"), found
+        task = a_multi_step_task(settings, script=(says(""), says("")))
+        found = await graded(rig, task, bounded, Purpose.RECORD)
+        assert found.answer.split()[2:] == ["35", "30"], found
+
+
 async def test_steps_that_together_leave_too_much_count_as_0(opens_at_work: Opens) -> None:
     big = b"head -c 600000 /dev/urandom > $RANDOM"
     files = {"steps/one/solution/solve.sh": big, "steps/two/solution/solve.sh": b"true"}
