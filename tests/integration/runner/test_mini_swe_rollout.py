@@ -28,7 +28,7 @@ async def test_good_demonstrations_pass_and_are_one_conversation_each(
     answered = next(item for item, copy in zip(drawn, copies, strict=True) if not copy and item.good)
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         Path(name).chmod(0o711)
-        async with open_rig(database_url, nats_server.url, Path(name), model) as rig:
+        async with open_rig(database_url, nats_server.url, Path(name), model, observation_lines=3) as rig:
             rig.start_runner()
             rig.start_verifier()
             rollouts = [await rig.submit(item.task, scaffold=SCAFFOLD) for item in (copied, answered)]
