@@ -315,7 +315,7 @@ async def _finish_rollout(
     performance: float,
     marked: Sequence[int],
 ) -> None:
-    lease = await leases.lease(connection, rollout_id, 1, OWNER, 60.0)
+    lease = await leases.lease(connection, run.run_id, rollout_id, 1, OWNER, 60.0)
     assert lease is not None
     written = author.trajectory(lease, run.name, prompt)
     ingested = await ingest(connection, run.run_id, [_decoded(event) for event in written])
@@ -338,7 +338,10 @@ async def _finish_rollout(
     assert arrived.arrived == arrived.announced and arrived.digest_matches
     epoch = await results.finish(connection, rollout_id, lease.epoch, arrived.failure_class)
     assert epoch is not None
-    assert await leases.lease(connection, rollout_id, epoch, OWNER, 60.0, before=RolloutState.FINISHED)
+    verifying = await leases.lease(
+        connection, run.run_id, rollout_id, epoch, OWNER, 60.0, before=RolloutState.FINISHED
+    )
+    assert verifying is not None
     reached = VerdictReached(
         run=run.name,
         rollout=rollout_id,

@@ -44,14 +44,14 @@ _SETTLED = text(
     FROM unnest(CAST(:rollouts AS bigint[]), CAST(:epochs AS int[]), CAST(:idxs AS int[]), CAST(:kinds AS text[]),
                 CAST(:msg_ids AS text[]))
          WITH ORDINALITY AS k(rollout_id, epoch, idx, kind, msg_id, n)
-    LEFT JOIN rollouts r ON r.rollout_id = k.rollout_id
+    LEFT JOIN rollouts r ON r.rollout_id = k.rollout_id AND r.run_id = :run
     WHERE r.rollout_id IS NULL
        OR r.lease_epoch <> k.epoch
        OR NOT (CASE k.kind WHEN 'step' THEN r.state IN ('running', 'reported')
                            WHEN 'result' THEN r.state = 'running'
                            ELSE r.state = 'verifying' END)
        OR (k.kind = 'step' AND EXISTS (
-            SELECT 1 FROM steps s WHERE s.run_id = r.run_id AND s.run_id = :run AND s.rollout_id = k.rollout_id
+            SELECT 1 FROM steps s WHERE s.run_id = :run AND s.rollout_id = k.rollout_id
                                     AND s.attempt = r.attempt AND s.idx = k.idx))
        OR k.msg_id IN (SELECT d.msg_id FROM dead_letters d WHERE d.run_id = :run AND d.stream IN ('STEPS', 'RESULTS')
                                                              AND d.msg_id IS NOT NULL)
@@ -60,7 +60,8 @@ _SETTLED = text(
 
 
 async def settled(connection: AsyncConnection, run_id: int, keys: Sequence[MessageKey]) -> set[MessageKey]:
-    """The subset of `keys` that the data pool has stored, has refused (a dead letter), or will refuse (its lease epoch is over).
+    """The subset of `keys` that the data pool has stored, has refused (a dead letter), or will refuse (its lease epoch is over,
+    or the run has no such rollout).
 
     The runner no longer renews the lease of a refused result: it expires, and the rollout runs again.
     """

@@ -59,14 +59,19 @@ class Lease:
 
 async def lease(
     connection: AsyncConnection,
+    run_id: int,
     rollout_id: int,
     epoch: int,
     owner: str,
     ttl_s: float,
     *,
+    attempt: int | None = None,
     before: RolloutState = RolloutState.QUEUED,
 ) -> Lease | None:
-    """Take the lease of `epoch` (QUEUED → RUNNING, or FINISHED → VERIFYING); None when it is stale or taken."""
+    """Take the lease of `epoch` (QUEUED → RUNNING, or FINISHED → VERIFYING); None when it is stale or taken, or the rollout is of another run.
+
+    `attempt`, if given, must be the rollout's: an assignment names it.
+    """
     new_state = RolloutState.RUNNING if before is RolloutState.QUEUED else RolloutState.VERIFYING
     expires = func.clock_timestamp() + timedelta(seconds=ttl_s)
     if not await transitions.move_rollout(
@@ -74,34 +79,13 @@ async def lease(
         rollout_id,
         before,
         new_state,
+        run_id=run_id,
+        attempt=attempt,
         epoch=epoch,
         values={"lease_owner": owner, "lease_until": expires},
     ):
         return None
-    row = (
-        await connection.execute(
-            select(
-                rollouts.c.run_id,
-                rollouts.c.rollout_id,
-                rollouts.c.group_id,
-                rollouts.c.member,
-                rollouts.c.attempt,
-                rollouts.c.seed,
-                groups.c.purpose,
-                groups.c.scaffold,
-                groups.c.pinned_version,
-                groups.c.domain,
-                groups.c.label,
-                groups.c.sampling,
-                tasks.c.name.label("task_name"),
-                WITHOUT_SOLUTION,
-                groups.c.stage,
-            )
-            .join(groups, groups.c.group_id == rollouts.c.group_id)
-            .join(tasks, tasks.c.task_id == groups.c.task_id)
-            .where(rollouts.c.rollout_id == rollout_id)
-        )
-    ).one()
+    row = await _work_of(connection, rollout_id)
     age_s = 0.0
     if new_state is RolloutState.RUNNING:
         age_s = await _start_attempt(connection, rollout_id, row, epoch=epoch, owner=owner)
@@ -113,6 +97,33 @@ async def lease(
         stage=row.stage or 0,
         began=time.monotonic() - age_s,
     )
+
+
+async def _work_of(connection: AsyncConnection, rollout_id: int) -> Any:
+    """The row of a rollout with its group and its task."""
+    query = (
+        select(
+            rollouts.c.run_id,
+            rollouts.c.rollout_id,
+            rollouts.c.group_id,
+            rollouts.c.member,
+            rollouts.c.attempt,
+            rollouts.c.seed,
+            groups.c.purpose,
+            groups.c.scaffold,
+            groups.c.pinned_version,
+            groups.c.domain,
+            groups.c.label,
+            groups.c.sampling,
+            tasks.c.name.label("task_name"),
+            WITHOUT_SOLUTION,
+            groups.c.stage,
+        )
+        .join(groups, groups.c.group_id == rollouts.c.group_id)
+        .join(tasks, tasks.c.task_id == groups.c.task_id)
+        .where(rollouts.c.rollout_id == rollout_id)
+    )
+    return (await connection.execute(query)).one()
 
 
 async def _start_attempt(
@@ -150,9 +161,9 @@ async def whole_task(connection: AsyncConnection, rollout_id: int) -> dict[str, 
 
 
 async def heartbeat(
-    connection: AsyncConnection, owner: str, epochs: dict[int, int], ttl_s: float
+    connection: AsyncConnection, run_id: int, owner: str, epochs: dict[int, int], ttl_s: float
 ) -> set[int]:
-    """Extend the leases {rollout_id: epoch} of `owner`. Return those that are still held. The others are lost: stop their work."""
+    """Extend the leases {rollout_id: epoch} of `owner` in the run. Return those that are still held. The others are lost: stop their work."""
     if not epochs:
         return set()
     rows = await connection.execute(
@@ -160,18 +171,24 @@ async def heartbeat(
             "WITH held AS (SELECT r.rollout_id FROM rollouts r "
             "JOIN unnest(CAST(:ids AS bigint[]), CAST(:epochs AS int[])) AS k(id, epoch) "
             "ON r.rollout_id = k.id AND r.lease_epoch = k.epoch "
-            "WHERE r.lease_owner = :owner AND r.state IN ('running', 'verifying') "
+            "WHERE r.run_id = :run AND r.lease_owner = :owner AND r.state IN ('running', 'verifying') "
             "ORDER BY r.rollout_id FOR UPDATE OF r) "
             "UPDATE rollouts r SET lease_until = clock_timestamp() + make_interval(secs => :ttl) "
             "FROM held WHERE r.rollout_id = held.rollout_id RETURNING r.rollout_id"
         ),
-        {"ttl": ttl_s, "ids": list(epochs), "epochs": list(epochs.values()), "owner": owner},
+        {
+            "ttl": ttl_s,
+            "run": run_id,
+            "ids": list(epochs),
+            "epochs": list(epochs.values()),
+            "owner": owner,
+        },
     )
     return {row.rollout_id for row in rows}
 
 
-async def give_back(connection: AsyncConnection, owner: str, epochs: dict[int, int]) -> int:
-    """End the leases {rollout_id: epoch} of an `owner` that stops. They expire at once, so the reaper need not wait. Returns how many.
+async def give_back(connection: AsyncConnection, run_id: int, owner: str, epochs: dict[int, int]) -> int:
+    """End the leases {rollout_id: epoch} in the run of an `owner` that stops. They expire at once, so the reaper need not wait. Returns how many.
 
     Their attempts are cancelled, which does not count as a failure.
     """
@@ -180,14 +197,14 @@ async def give_back(connection: AsyncConnection, owner: str, epochs: dict[int, i
             "WITH held AS (SELECT r.rollout_id, r.attempt, r.state FROM rollouts r "
             "JOIN unnest(CAST(:ids AS bigint[]), CAST(:epochs AS int[])) AS k(id, epoch) "
             "ON r.rollout_id = k.id AND r.lease_epoch = k.epoch "
-            "WHERE r.lease_owner = :owner AND r.state IN ('running', 'verifying') "
+            "WHERE r.run_id = :run AND r.lease_owner = :owner AND r.state IN ('running', 'verifying') "
             "ORDER BY r.rollout_id FOR UPDATE OF r), "
             "cancelled AS (UPDATE attempts a SET ended = clock_timestamp(), failure_class = 'cancelled', reason = 'the runner gave it back' "
             "FROM held WHERE held.state = 'running' AND a.rollout_id = held.rollout_id AND a.attempt = held.attempt) "
             "UPDATE rollouts r SET lease_until = clock_timestamp(), lease_owner = NULL "
             "FROM held WHERE r.rollout_id = held.rollout_id RETURNING r.rollout_id"
         ),
-        {"ids": list(epochs), "epochs": list(epochs.values()), "owner": owner},
+        {"run": run_id, "ids": list(epochs), "epochs": list(epochs.values()), "owner": owner},
     )
     return len(rows.all())
 

@@ -236,6 +236,7 @@ async def verify_again(
     connection: AsyncConnection,
     run_id: int,
     rollout_id: int,
+    attempt: int,
     epoch: int,
     *,
     reason: str,
@@ -249,6 +250,7 @@ async def verify_again(
         RolloutState.VERIFYING,
         RolloutState.FINISHED,
         run_id=run_id,
+        attempt=attempt,
         epoch=epoch,
         reason=reason,
         values={

@@ -259,6 +259,7 @@ async def verify_again(
         connection,
         flow.run_id,
         rollout_id,
+        attempt,
         epoch,
         reason=reason,
         delay_s=delay_s,

@@ -154,7 +154,7 @@ class Assignments:
         held: Lease | None = None
         try:
             if may := not self._orders.drains and await self._door.shut() is None and not self._orders.drains:
-                held = await self._lease(event.rollout, event.epoch)
+                held = await self._lease(event)
         except BaseException:
             self._slots.release()
             raise
@@ -196,19 +196,29 @@ class Assignments:
             await delivery.in_progress()
         return False
 
-    async def _lease(self, rollout_id: int, epoch: int) -> Lease | None:
+    async def _lease(self, event: RolloutAssigned | VerifyAssigned) -> Lease | None:
         worker = self._worker
 
         async def take(connection: AsyncConnection) -> Lease | None:
             ttl_s = worker.config.rollout.lease_ttl_s
-            held = await lease(connection, rollout_id, epoch, worker.owner, ttl_s, before=self._before)
+            # Every claim of the message is a condition: a rollout may be another run's in the same database.
+            held = await lease(
+                connection,
+                worker.run_id,
+                event.rollout,
+                event.epoch,
+                worker.owner,
+                ttl_s,
+                attempt=event.attempt,
+                before=self._before,
+            )
             if held is None:
                 await transitions.count(connection, worker.run_id, "assignments_stale")
             return held
 
         held = await transact(worker.engine, take, at="lease.taken")
         if held is None:
-            log.info("assignment.stale", rollout=rollout_id, epoch=epoch)
+            log.info("assignment.stale", rollout=event.rollout, epoch=event.epoch)
         return held
 
     async def _hold(self, held: Lease) -> None:

@@ -31,8 +31,11 @@ TRIES_PER_TTL = 6  # for a beat that Postgres does not answer
 class Heart:
     """Beats while `run` runs."""
 
-    def __init__(self, engine: AsyncEngine, owner: str, *, ttl_s: float, journal: Journal) -> None:
+    def __init__(
+        self, engine: AsyncEngine, owner: str, *, run_id: int, ttl_s: float, journal: Journal
+    ) -> None:
         self._engine = engine
+        self._run_id = run_id
         self._owner = owner
         self._ttl_s = ttl_s
         self._journal = journal
@@ -58,7 +61,7 @@ class Heart:
         self._left[rollout_id] = epoch  # also if this worker is stopped in between
         await transact(
             self._engine,
-            lambda connection: leases.give_back(connection, self._owner, {rollout_id: epoch}),
+            lambda connection: leases.give_back(connection, self._run_id, self._owner, {rollout_id: epoch}),
             at="lease.ended",
         )
         del self._left[rollout_id]
@@ -67,7 +70,7 @@ class Heart:
         """Return the unfinished work of a stopping worker, so that it need not wait for lease expiry. Best effort, within `timeouts.give_back_s`."""
 
         async def work(connection: AsyncConnection) -> int:
-            return await leases.give_back(connection, self._owner, self._left)
+            return await leases.give_back(connection, self._run_id, self._owner, self._left)
 
         if self._left:
             with anyio.move_on_after(timeouts().give_back_s, shield=True):
@@ -87,7 +90,7 @@ class Heart:
         epochs = dict(sorted([*requested, *((key.rollout_id, key.epoch) for key in waiting)]))
 
         async def renew(connection: AsyncConnection) -> set[int]:
-            return await leases.heartbeat(connection, self._owner, epochs, self._ttl_s)
+            return await leases.heartbeat(connection, self._run_id, self._owner, epochs, self._ttl_s)
 
         if not epochs:
             return

@@ -107,7 +107,9 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
         measured(WorkerMetrics).journal.set_function(lambda: journal.held_bytes)
         if pending := len(journal.pending()):
             log.info("journal.resent", entries=pending)
-        heart = Heart(engine, settings.owner, ttl_s=config.rollout.lease_ttl_s, journal=journal)
+        heart = Heart(
+            engine, settings.owner, run_id=run.run_id, ttl_s=config.rollout.lease_ttl_s, journal=journal
+        )
         stack.push_async_callback(heart.give_back)
         # Before the bus, which may be away for long: the journal's work is finished and must not be repeated in between.
         await stack.enter_async_context(in_background(partial(restartable, "heartbeat", heart.run)))

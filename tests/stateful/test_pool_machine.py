@@ -132,7 +132,9 @@ class PoolMachine(RuleBasedStateMachine):
                 self.leased(row, before)
 
     def leased(self, row: Any, before: RolloutState) -> None:
-        taken = lambda c: leases.lease(c, row.rollout_id, row.lease_epoch, OWNER, 60.0, before=before)
+        taken = lambda c: leases.lease(
+            c, self.run.run_id, row.rollout_id, row.lease_epoch, OWNER, 60.0, before=before
+        )
         assert self.transaction(taken) is not None
         assert self.transaction(taken) is None, "an epoch is leased once"
 

@@ -116,7 +116,7 @@ async def _fail_once_and_run_on(
     flow = flow_of(engine, run)
     async with engine.begin() as connection:
         held = [
-            await leases.lease(connection, id, 1, "runner", TTL_S)
+            await leases.lease(connection, run.run_id, id, 1, "runner", TTL_S)
             for id in await rollouts_of(connection, group_id)
         ]
     lease = held[0]
@@ -125,7 +125,7 @@ async def _fail_once_and_run_on(
     await record(engine, run, written[1:])  # the step that they continue never arrived
     assert await report(flow, ended(run.name, lease, written, failure_class=FailureClass.INFRA_FAILURE))
     async with engine.begin() as connection:
-        assert await leases.lease(connection, lease.rollout_id, 2, "runner", TTL_S)
+        assert await leases.lease(connection, run.run_id, lease.rollout_id, 2, "runner", TTL_S)
     other = held[1]
     assert other is not None
     written = author.trajectory(other, run.name, author.ids(8, 9))
@@ -147,7 +147,7 @@ async def _fail_once_and_run_on(
             most=3,
             retry_delay_s=0.0,
         )
-        assert await leases.lease(connection, other.rollout_id, 2, "runner", TTL_S)
+        assert await leases.lease(connection, run.run_id, other.rollout_id, 2, "runner", TTL_S)
     await record(engine, run, [msgspec.structs.replace(written[2], epoch=2)])
 
 
@@ -161,7 +161,7 @@ async def _evaluate(engine: AsyncEngine, run: StoredRun, author: builders.Author
         ids = await rollouts_of(connection, group_id)
     for rollout_id in ids:
         async with engine.begin() as connection:
-            lease = await leases.lease(connection, rollout_id, 1, "runner", TTL_S)
+            lease = await leases.lease(connection, run.run_id, rollout_id, 1, "runner", TTL_S)
         assert lease is not None
         written = author.trajectory(lease, run.name, author.ids(8, 9))
         await record(engine, run, written)

@@ -54,7 +54,7 @@ async def test_waiting_rollouts_count_for_every_pool_and_held_ones_for_the_pool_
         for number, rollout in enumerate(await rollouts_of(connection, group)):
             pool = "short" if number < 3 else "long"
             owner = f"scaled-runner-{pool}-7d9f-{number}:/penstock:runner-{pool}"
-            held.append(await leases.lease(connection, rollout, 1, owner, 60.0))
+            held.append(await leases.lease(connection, run.run_id, rollout, 1, owner, 60.0))
     assert await counts() == (3, 1, 0)  # none waits, and both are as busy as they were
     flow = flow_of(engine, run)
     assert held[0] is not None
@@ -62,6 +62,12 @@ async def test_waiting_rollouts_count_for_every_pool_and_held_ones_for_the_pool_
     assert await counts() == (2, 1, 1)
     async with engine.begin() as connection:
         await leases.lease(
-            connection, held[0].rollout_id, 1, "v-1:/penstock:verifier", 60.0, before=RolloutState.FINISHED
+            connection,
+            run.run_id,
+            held[0].rollout_id,
+            1,
+            "v-1:/penstock:verifier",
+            60.0,
+            before=RolloutState.FINISHED,
         )
     assert await counts() == (2, 1, 1)

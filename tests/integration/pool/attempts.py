@@ -54,7 +54,7 @@ async def requeue(flow: Flow, rollout_id: int) -> Lease:
     row = await rollout_row(flow.engine, rollout_id)
     assert row.state == RolloutState.QUEUED
     async with flow.engine.begin() as connection:
-        lease = await leases.lease(connection, rollout_id, row.lease_epoch, OWNER, 60.0)
+        lease = await leases.lease(connection, flow.run_id, rollout_id, row.lease_epoch, OWNER, 60.0)
     assert lease is not None
     return lease
 

@@ -155,7 +155,10 @@ async def running(engine: AsyncEngine, run: StoredRun, members: int = 2, name: s
 
 async def take(connection: AsyncConnection, rollout_id: int, ttl_s: float = 60.0) -> Lease | None:
     """The first lease of a rollout."""
-    return await leases.lease(connection, rollout_id, 1, OWNER, ttl_s)
+    run_id = await connection.scalar(
+        select(tables.rollouts.c.run_id).where(tables.rollouts.c.rollout_id == rollout_id)
+    )
+    return await leases.lease(connection, run_id or 0, rollout_id, 1, OWNER, ttl_s)
 
 
 async def rollouts_of(connection: AsyncConnection, group_id: int) -> list[int]:
@@ -283,7 +286,7 @@ async def verify(flow: Flow, rollout_id: int, reward: float | None, *, ttl_s: fl
     row = await rollout_row(flow.engine, rollout_id)
     async with flow.engine.begin() as connection:
         held = await leases.lease(
-            connection, rollout_id, row.lease_epoch, OWNER, ttl_s, before=RolloutState.FINISHED
+            connection, flow.run_id, rollout_id, row.lease_epoch, OWNER, ttl_s, before=RolloutState.FINISHED
         )
         assert held is not None
     async with flow.engine.begin() as connection:

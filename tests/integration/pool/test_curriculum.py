@@ -127,7 +127,7 @@ async def test_a_group_keeps_its_stage_when_the_batches_before_its_dispatch_are_
         await rewind(connection, run.run_id, -1, "p", "a test", lambda version: True)
         again = await retry(connection, first, RolloutState.RUNNING, 1, reason="lost", delay_s=0.0)
         assert held is not None and again == (2, 2)
-        lease_again = await lease(connection, first, 2, "builder", 60.0)
+        lease_again = await lease(connection, run.run_id, first, 2, "builder", 60.0)
         assert lease_again is not None
         assert [config.stage.all[one.stage].name for one in (held, lease_again)] == ["hard", "hard"]
     # The first stage is active once more, and nothing of the second is dispatched in it.

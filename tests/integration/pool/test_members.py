@@ -72,7 +72,9 @@ async def test_a_verifiers_lease_that_runs_out_is_a_try(engine: AsyncEngine) -> 
     run, flow, [held, _] = await started(engine)
     assert await report(flow, ended(run.name, held, [], digest=""))
     async with engine.begin() as connection:
-        assert await leases.lease(connection, held.rollout_id, 2, OWNER, 60.0, before=RolloutState.FINISHED)
+        assert await leases.lease(
+            connection, run.run_id, held.rollout_id, 2, OWNER, 60.0, before=RolloutState.FINISHED
+        )
     await expire(engine, held.rollout_id)
     await reaped(flow)
     row = await rollout_row(engine, held.rollout_id)
@@ -160,7 +162,7 @@ async def test_two_last_members_that_end_at_once_conclude_their_group_exactly_on
         assert await report(flow, ended(run.name, lease, [], digest=""))
         async with engine.begin() as connection:
             assert await leases.lease(
-                connection, lease.rollout_id, 2, OWNER, 60.0, before=RolloutState.FINISHED
+                connection, run.run_id, lease.rollout_id, 2, OWNER, 60.0, before=RolloutState.FINISHED
             )
         verdicts_of.append(
             VerdictReached(

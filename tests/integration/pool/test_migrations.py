@@ -459,9 +459,11 @@ async def test_each_process_can_do_its_work_with_its_role(
     await builders.dispatch(engine, run)
     async with roles[Role.RUNNER].begin() as runner:
         rollout_id = (await rollouts_of(runner, group_id))[0]
-        held = await leases.lease(runner, rollout_id, 1, "r", 30.0)
-        assert held is not None and await leases.heartbeat(runner, "r", {rollout_id: 1}, 30.0) == {rollout_id}
-        assert not await leases.lease(runner, rollout_id, 1, "r", 30.0, before=RolloutState.FINISHED)
+        id = run.run_id
+        held = await leases.lease(runner, id, rollout_id, 1, "r", 30.0)
+        assert held is not None
+        assert await leases.heartbeat(runner, id, "r", {rollout_id: 1}, 30.0) == {rollout_id}
+        assert not await leases.lease(runner, id, rollout_id, 1, "r", 30.0, before=RolloutState.FINISHED)
         assert not await settled(
             runner, run.run_id, [MessageKey(rollout_id=rollout_id, epoch=1, idx=0, kind=MessageKind.STEP)]
         )

@@ -148,7 +148,9 @@ async def test_the_chosen_groups_keep_their_position_and_a_repeat_supersedes_wha
     [first, _] = await scene.do(lambda c: rollouts_of(c, scene.ids["d"]))
     row = await rollout_row(scene.engine, first)
     held = await scene.do(
-        lambda c: leases.lease(c, first, row.lease_epoch, "old", 60.0, before=RolloutState.FINISHED)
+        lambda c: leases.lease(
+            c, scene.run.run_id, first, row.lease_epoch, "old", 60.0, before=RolloutState.FINISHED
+        )
     )
     assert held is not None
     assert (await scene.rescore(Chosen(tasks=("d",)))).rollouts == 1
@@ -254,7 +256,9 @@ async def test_mended_tests_judge_what_is_open_and_what_begins_later(scene: Scen
     [first, _] = await scene.do(lambda c: rollouts_of(c, done))
     epoch = (await rollout_row(scene.engine, first)).lease_epoch
     lease = await scene.do(
-        lambda c: leases.lease(c, first, epoch, "verifier", 60.0, before=RolloutState.FINISHED)
+        lambda c: leases.lease(
+            c, scene.run.run_id, first, epoch, "verifier", 60.0, before=RolloutState.FINISHED
+        )
     )
     assert lease.body == now.to_message()
     assigned = [

@@ -70,7 +70,8 @@ async def lost(flow: Flow, rollout_id: int, *, given_back: bool = False) -> Any:
     async with flow.engine.begin() as connection:
         if given_back:
             row = await rollout_row(flow.engine, rollout_id)
-            assert await leases.give_back(connection, OWNER, {rollout_id: row.lease_epoch}) == 1
+            epochs = {rollout_id: row.lease_epoch}
+            assert await leases.give_back(connection, flow.run_id, OWNER, epochs) == 1
         else:
             await connection.execute(
                 text("UPDATE rollouts SET lease_until = now() - interval '1 s' WHERE rollout_id = :id"),
@@ -84,7 +85,7 @@ async def lost(flow: Flow, rollout_id: int, *, given_back: bool = False) -> Any:
 async def leased(flow: Flow, rollout_id: int) -> Lease:
     row = await rollout_row(flow.engine, rollout_id)
     async with flow.engine.begin() as connection:
-        lease = await leases.lease(connection, rollout_id, row.lease_epoch, OWNER, 60.0)
+        lease = await leases.lease(connection, flow.run_id, rollout_id, row.lease_epoch, OWNER, 60.0)
     assert lease is not None
     return lease
 

@@ -72,7 +72,7 @@ async def test_one_of_many_that_want_a_lease_gets_it(engine: AsyncEngine) -> Non
     assert len(won) == 1
     async with engine.begin() as connection:
         for epoch in (0, 2):
-            assert await leases.lease(connection, rollout_id, epoch, "other", 60.0) is None
+            assert await leases.lease(connection, run.run_id, rollout_id, epoch, "other", 60.0) is None
 
 
 async def test_a_heartbeat_extends_what_its_owner_holds_and_nothing_else(engine: AsyncEngine) -> None:
@@ -82,10 +82,10 @@ async def test_a_heartbeat_extends_what_its_owner_holds_and_nothing_else(engine:
         await leases.retry(connection, lost.rollout_id, RolloutState.RUNNING, 1, reason="test", delay_s=0)
     epochs = {mine.rollout_id: 1, lost.rollout_id: 1}
     async with engine.begin() as connection:
-        assert await leases.heartbeat(connection, OWNER, epochs, 600.0) == {mine.rollout_id}
-        assert await leases.heartbeat(connection, "other", epochs, 600.0) == set()
-        assert await leases.heartbeat(connection, OWNER, {mine.rollout_id: 2}, 600.0) == set()
-        assert await leases.heartbeat(connection, OWNER, {}, 600.0) == set()
+        assert await leases.heartbeat(connection, flow.run_id, OWNER, epochs, 600.0) == {mine.rollout_id}
+        assert await leases.heartbeat(connection, flow.run_id, "other", epochs, 600.0) == set()
+        assert await leases.heartbeat(connection, flow.run_id, OWNER, {mine.rollout_id: 2}, 600.0) == set()
+        assert await leases.heartbeat(connection, flow.run_id, OWNER, {}, 600.0) == set()
     assert (await rollout_row(engine, mine.rollout_id)).lease_until > before
     await reaped(flow)
     assert (await rollout_row(engine, mine.rollout_id)).state == RolloutState.RUNNING
@@ -142,7 +142,9 @@ async def test_a_lease_that_was_not_renewed_since_its_extension_is_not_extended_
         lost = await leases.expired(connection, run.run_id)
     assert [lease.rollout_id for lease in lost] == [dead.rollout_id]
     async with engine.begin() as connection:
-        assert await leases.heartbeat(connection, OWNER, {dead.rollout_id: 1}, 0.0) == {dead.rollout_id}
+        assert await leases.heartbeat(connection, run.run_id, OWNER, {dead.rollout_id: 1}, 0.0) == {
+            dead.rollout_id
+        }
         await leases.grace(connection, run.run_id, 30.0)
         assert await leases.expired(connection, run.run_id) == [], "its owner has renewed it"
 
@@ -267,8 +269,8 @@ async def test_an_attempt_that_a_stopping_runner_gives_back_is_not_a_failure(eng
     for attempt in (2, 3):  # however often it is stopped
         async with engine.begin() as connection:
             held = {lease.rollout_id: lease.epoch}
-            assert await leases.give_back(connection, "another owner", held) == 0
-            assert await leases.give_back(connection, OWNER, held) == 1
+            assert await leases.give_back(connection, flow.run_id, "another owner", held) == 0
+            assert await leases.give_back(connection, flow.run_id, OWNER, held) == 1
         await reaped(flow)
         lease = await requeue(flow, lease.rollout_id)
         assert lease.attempt == attempt
@@ -314,7 +316,7 @@ async def test_roles_at_work_together_never_deadlock(engine: AsyncEngine) -> Non
     async def beat(epochs: dict[int, int]) -> None:
         for _ in range(12):
             async with engine.begin() as connection:
-                await leases.heartbeat(connection, OWNER, epochs, 60.0)
+                await leases.heartbeat(connection, run.run_id, OWNER, epochs, 60.0)
 
     async def work(mine: list[Lease]) -> None:
         for lease in mine:

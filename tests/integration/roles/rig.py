@@ -279,7 +279,9 @@ class Runners:
     async def _lease(self, rollout: int, epoch: int, before: RolloutState) -> Lease | None:
         return await transact(
             self._stage.flow.engine,
-            lambda connection: leases.lease(connection, rollout, epoch, OWNER, 60.0, before=before),
+            lambda connection: leases.lease(
+                connection, self._stage.run.run_id, rollout, epoch, OWNER, 60.0, before=before
+            ),
             at="tests",
         )
 

@@ -83,7 +83,7 @@ async def leased(stage: Stage, rollout: int, owner: str, before: RolloutState = 
     epoch = (await rollout_row(stage.flow.engine, rollout)).lease_epoch
 
     async def take(connection: AsyncConnection) -> Lease | None:
-        return await leases.lease(connection, rollout, epoch, owner, TTL_S, before=before)
+        return await leases.lease(connection, stage.run.run_id, rollout, epoch, owner, TTL_S, before=before)
 
     held = await transact(stage.flow.engine, take, at="lease.taken")
     assert held is not None
@@ -183,7 +183,7 @@ async def test_a_renewal_that_is_committed_after_the_time_that_it_gives_revives_
 
     async with Journal.open(tmp_path / "journal") as journal, playing([partial(reaper, stage.flow)]):
         await until(graced)  # the reaper gives no second grace
-        heart = Heart(engine, "late", ttl_s=RENEWED_S, journal=journal)
+        heart = Heart(engine, "late", run_id=stage.run.run_id, ttl_s=RENEWED_S, journal=journal)
         delay = delayed("lease.renewed.before")
         with heart.holding(late.rollout_id, late.epoch) as scope:
             async with playing([heart.beat]):

@@ -243,7 +243,13 @@ async def test_a_verdict_with_any_text_anywhere_is_taken_or_refused_and_the_next
         async with stage.flow.engine.begin() as connection:
             for lease in held:
                 assert await leases.lease(
-                    connection, lease.rollout_id, 2, OWNER, 600.0, before=RolloutState.FINISHED
+                    connection,
+                    stage.run.run_id,
+                    lease.rollout_id,
+                    2,
+                    OWNER,
+                    600.0,
+                    before=RolloutState.FINISHED,
                 )
         for i, lease in enumerate(held[:-1]):
             await send(stage, subject, verdict(lease.rollout_id), about(sample[i], 10**12, lease))

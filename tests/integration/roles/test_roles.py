@@ -418,11 +418,11 @@ async def test_verdicts_that_come_in_any_order_lock_rows_as_heartbeats_do(stage:
 
     async with engine.begin() as beating:
         await beating.execute(text("SET LOCAL deadlock_timeout = '10ms'"))  # we would be the victim
-        assert await leases.heartbeat(beating, OWNER, {held[0].rollout_id: 1}, 60.0)
+        assert await leases.heartbeat(beating, run.run_id, OWNER, {held[0].rollout_id: 1}, 60.0)
         async with playing([partial(ingest_verdicts, stage.flow)]):
             await until(ingest_waits)
             epochs = {lease.rollout_id: 1 for lease in held}
-            assert await leases.heartbeat(beating, OWNER, epochs, 60.0) == set(epochs)
+            assert await leases.heartbeat(beating, run.run_id, OWNER, epochs, 60.0) == set(epochs)
             await beating.commit()
             await stage.reaches(2, "verdicts")
 
@@ -448,7 +448,8 @@ async def test_a_new_reaper_gives_every_lease_one_full_time_to_live_before_it_re
         async with playing([partial(reaper, stage.flow)]):
             await until(lambda: _lease_is_ahead(engine, rollout_id))
             async with engine.begin() as connection:
-                assert await leases.heartbeat(connection, OWNER, {rollout_id: 1}, -1.0) == {rollout_id}
+                kept = await leases.heartbeat(connection, stage.run.run_id, OWNER, {rollout_id: 1}, -1.0)
+                assert kept == {rollout_id}
             await until(lambda: _reaped(engine, rollout_id))
     assert await counter(engine, stage.run, "leases_expired") == 1
 

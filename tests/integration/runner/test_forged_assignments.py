@@ -13,6 +13,8 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.roles.dead_letters import store_dead_letters
 from orchestrator.runner import assignments
 from orchestrator.tasks.validate_results import check_assignment
+from tests import builders
+from tests.integration.pool.rig import ended, flow_of, report, running, small
 from tests.integration.runner.rig import a_task, open_rig, runs, says
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -82,6 +84,44 @@ async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_do
         await rig.counted("work_refused")
         (counted,) = await rig.rows("SELECT count(*) AS n FROM attempts")
         assert counted.n == 1, "forged work was leased"
+
+
+async def test_work_that_names_a_rollout_of_another_run_is_stale_and_changes_nothing(
+    database_url: str, nats_server: EmbeddedNats, directory: Path, model: Path
+) -> None:
+    async with open_rig(database_url, nats_server.url, directory, model, lease_ttl_s=15.0) as rig:
+        run, engine = rig.flow.run, rig.flow.engine
+        theirs = await builders.make_run(engine, small("theirs"))
+        [reported, _] = await running(engine, theirs, name="to verify")
+        assert await report(flow_of(engine, theirs), ended("theirs", reported, [], digest=""))
+        [group] = await builders.accepted(engine, theirs, ["to run"], size=1)
+        await builders.dispatch(engine, theirs)
+        state = "SELECT r::text FROM rollouts r WHERE run_id = :run ORDER BY rollout_id"
+        before = await rig.rows(state, run=theirs.run_id)
+        queued = await rig.rows("SELECT rollout_id FROM rollouts WHERE group_id = :id", id=group)
+        for where, event in (
+            (
+                subjects.work_rollout(run, subjects.POOL_DEFAULT),
+                RolloutAssigned(run=run, rollout=queued[0].rollout_id, attempt=1, epoch=1),
+            ),
+            (
+                subjects.work_verify(run, subjects.POOL_DEFAULT),
+                VerifyAssigned(run=run, rollout=reported.rollout_id, attempt=1, epoch=2),
+            ),
+        ):
+            await rig.flow.bus.publish(
+                Outgoing(
+                    subject=where, msg_id=secrets.token_hex(8), schema=event.schema(), body=encode(event)
+                )
+            )
+        rig.start_runner()
+        rig.start_verifier()
+        await rig.until(
+            "SELECT coalesce(sum(value), 0) AS n FROM counters WHERE run_id = :run AND name = 'assignments_stale'",
+            lambda row: row.n == 2,
+            run=rig.flow.run_id,
+        )
+        assert await rig.rows(state, run=theirs.run_id) == before
 
 
 async def test_work_whose_dead_letter_barely_fits_or_that_our_code_cannot_handle_ends_only_itself(

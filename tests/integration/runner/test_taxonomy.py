@@ -41,7 +41,7 @@ async def leased_to_verify(engine: AsyncEngine, rollout_id: int) -> Lease:
     row = await rollout_row(engine, rollout_id)
     async with engine.begin() as connection:
         lease = await leases.lease(
-            connection, rollout_id, row.lease_epoch, OWNER, 60.0, before=RolloutState.FINISHED
+            connection, row.run_id, rollout_id, row.lease_epoch, OWNER, 60.0, before=RolloutState.FINISHED
         )
     assert lease is not None
     return lease
@@ -57,7 +57,7 @@ async def test_a_verification_that_a_stopping_verifier_runner_gives_back_does_no
     for _ in range(3):  # however often it is stopped
         held = await leased_to_verify(engine, lease.rollout_id)
         async with engine.begin() as connection:
-            assert await leases.give_back(connection, OWNER, {held.rollout_id: held.epoch}) == 1
+            assert await leases.give_back(connection, run.run_id, OWNER, {held.rollout_id: held.epoch}) == 1
         await reaped(flow)
         row = await rollout_row(engine, lease.rollout_id)
         assert (row.state, row.verify_tries, row.lease_epoch) == ("finished", 0, held.epoch + 1)
@@ -131,7 +131,7 @@ async def test_a_run_ends_once_what_it_accepted_to_evaluate_is_evaluated(engine:
     assert (await group_state(engine, trained))[0] is GroupState.FILTERED
     async with engine.begin() as connection:
         assert await dispatch_other(connection, run.run_id, 4), "an ending run still dispatches it"
-        lease = await leases.lease(connection, rollout_id, 1, OWNER, 60.0)
+        lease = await leases.lease(connection, run.run_id, rollout_id, 1, OWNER, 60.0)
     assert lease is not None
     steps = AUTHOR.trajectory(lease, run.name, AUTHOR.ids(5, 5))
     await record(engine, run, steps)

@@ -114,7 +114,8 @@ async def test_a_cancelled_group_is_filtered_and_its_rollouts_lose_their_leases(
             "reason": "a bad task",
         }
         async with engine.begin() as connection:
-            kept = await heartbeat(connection, OWNER, {one.rollout_id: one.epoch for one in held}, 60.0)
+            epochs = {one.rollout_id: one.epoch for one in held}
+            kept = await heartbeat(connection, run.run_id, OWNER, epochs, 60.0)
         assert kept == set()
         for one in held:
             row = await rollout_row(engine, one.rollout_id)

@@ -109,7 +109,7 @@ async def _life(rig: Rig, run_id: int, ids: Sequence[int]) -> None:
     await transact(rig.engine, leased, at="lease.taken")
     for _ in range(BEATS):
         renewed = await transact(
-            rig.engine, lambda c: leases.heartbeat(c, "bench", epochs, 60.0), at="lease.renewed"
+            rig.engine, lambda c: leases.heartbeat(c, run_id, "bench", epochs, 60.0), at="lease.renewed"
         )
         assert len(renewed) == len(ids)
     await transact(rig.engine, requeue, at="reaper.commit")
