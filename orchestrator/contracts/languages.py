@@ -8,6 +8,7 @@ A `$` or `%` of ours that the other language has to expand is written as `VARIAB
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Final, TypeVar
 
 from orchestrator.contracts.quote import quoted
@@ -82,6 +83,21 @@ def systemd_argument(text: str) -> str:
     5$$
     """
     return systemd_word(text.replace("$", "$$"))
+
+
+def systemd_command(argv: Sequence[str]) -> str:
+    """A command line. systemd expands no variables in the path of the program, and leaves `$$` there as it is. ValueError for a line break, and
+    for a quote or a backslash in the path, which systemd refuses.
+
+    >>> print(systemd_command(["/opt/a$b/run", "5$"]))
+    /opt/a$b/run 5$$
+    """
+    program, *arguments = argv
+    if any(letter in "\\\"'" for letter in program):
+        raise ValueError(
+            f"{quoted(program)} cannot be the program of a unit of systemd: remove the quotes and backslashes from its path"
+        )
+    return " ".join([systemd_word(program), *map(systemd_argument, arguments)])
 
 
 def sbatch_value(text: str) -> str:

@@ -25,6 +25,7 @@ from orchestrator.contracts.languages import (
     sbatch_value,
     shell_word,
     systemd_argument,
+    systemd_command,
     systemd_value,
     systemd_word,
     toml_text,
@@ -279,12 +280,12 @@ def test_a_text_of_toml_is_read_back(text: str) -> None:
 
 def of_systemd(value: str, *, command: bool) -> list[str]:
     """The words of a setting, as systemd.syntax(7), systemd.unit(5) and systemd.service(5) say that they are read."""
-    words = []
+    words: list[str] = []
     for found in re.finditer(r'"((?:[^"\\]|\\.)*)"|(\S+)', value):
         word = re.sub(r"\\(.)", r"\1", found[1]) if found[1] is not None else found[2]
         assert not re.search(r"(?<!%)(?:%%)*%(?!%)", word), f"a specifier in {word!r}"
         word = word.replace("%%", "%")
-        if command:
+        if command and words:  # in the path of the program, systemd expands no variables
             assert not re.search(r"(?<!\$)(?:\$\$)*\$(?!\$)", word), f"a variable in {word!r}"
             word = word.replace("$$", "$")
         words.append(word)
@@ -298,7 +299,7 @@ def of_systemd(value: str, *, command: bool) -> list[str]:
 )
 @settings(max_examples=200)
 def test_systemd_reads_the_words_that_were_quoted(words: list[str]) -> None:
-    assert of_systemd(" ".join(map(systemd_argument, words)), command=True) == words
+    assert of_systemd(systemd_command(["/a $b", *words]), command=True) == ["/a $b", *words]
     assert of_systemd(" ".join(map(systemd_word, words)), command=False) == words
     if words[0] == words[0].strip(" ") and not words[0].endswith("\\"):
         assert systemd_value(words[0]).replace("%%", "%") == words[0]
@@ -313,12 +314,22 @@ def test_a_line_break_is_refused_before_it_begins_another_setting() -> None:
             write("a\nExecStart=/bin/sh")
 
 
+@pytest.mark.parametrize("path", ["/opt/it's/run", '/opt/"a"/run', "/opt/a\\b/run"])
+def test_a_path_that_systemd_takes_for_no_program_is_refused(path: str) -> None:
+    with pytest.raises(ValueError, match="remove the quotes and backslashes from its path"):
+        systemd_command([path, "it's"])
+
+
 @wants("systemd-analyze")
 def test_systemd_itself_accepts_units_with_odd_places(tmp_path: Path) -> None:
-    words = ["/bin/echo", 'a "b"', "50%", "$HOME", "${x}", "back\\slash", "it's", "", ";", "#"]
+    program = tmp_path / "a$b $HOME ${x} $$ 50%" / "echo"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    words = [str(program), 'a "b"', "50%", "$HOME", "${x}", "back\\slash", "it's", "", ";", "#"]
     unit, variable = tmp_path / "odd.service", systemd_word('A=50% of "it"')
     unit.write_text(
-        f"[Service]\nType=oneshot\nExecStart={' '.join(map(systemd_argument, words))}\n"
+        f"[Service]\nType=oneshot\nExecStart={systemd_command(words)}\n"
         f"Environment={variable}\nWorkingDirectory={systemd_value('/tmp/50%')}\n"
         f"ReadOnlyPaths={systemd_word('/srv/a b')}\n"
     )
@@ -335,12 +346,19 @@ def test_the_marks_of_our_own_variables_are_refused_in_a_topology(mark: str) -> 
         read(raw)
 
 
+def odd_hosts() -> Topology:
+    """`odd`, with an installation that systemd can start programs from."""
+    topology = odd()
+    bare = topology.bare.model_copy(update={"install": "/opt/my $(id) %h"})
+    return topology.model_copy(update={"bare": bare})
+
+
 def test_the_units_of_odd_places_name_these_places() -> None:
-    units = {name: text for name, text in render(odd(), "systemd").items() if name.endswith(".service")}
+    units = {name: text for name, text in render(odd_hosts(), "systemd").items() if name.endswith(".service")}
     served = next(text for name, text in units.items() if "rollout-server" in name)
     (starts,) = re.findall(r"^ExecStart=(.*)$", served, re.MULTILINE)
     words = of_systemd(starts, command=True)
-    assert words[0].startswith("/opt/my $(id) \\ %h/bin/") and '{"a": "$(POD_IP) ${X} %h `id`"}' in words
+    assert words[0].startswith("/opt/my $(id) %h/bin/") and '{"a": "$(POD_IP) ${X} %h `id`"}' in words
     (place,) = re.findall(r"^ReadOnlyPaths=(.*)$", served, re.MULTILINE)
     assert of_systemd(place, command=False) == ["/srv/it's $HOME 50% `id`"]
     gateway = next(text for name, text in units.items() if "-gateway-" in name)
@@ -420,7 +438,7 @@ def test_the_file_of_a_stack_that_records_names_every_model(name: str, tmp_path:
 
 
 def test_nats_reads_the_places_of_its_configuration(tmp_path: Path) -> None:
-    (text,) = {each for name, each in render(odd(), "systemd").items() if name.endswith("nats-0.conf")}
+    (text,) = {each for name, each in render(odd_hosts(), "systemd").items() if name.endswith("nats-0.conf")}
     conf = tmp_path / "nats.conf"
     conf.write_text(
         re.sub(

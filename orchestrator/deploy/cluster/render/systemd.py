@@ -1,12 +1,12 @@
 """Units for hosts that people run themselves: one directory per host, one unit per process, each with only the permissions that it needs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from posixpath import relpath
 
 from orchestrator.contracts.languages import (
     SPECIFIER,
     markdown_code,
-    systemd_argument,
+    systemd_command,
     systemd_value,
     systemd_word,
 )
@@ -102,10 +102,6 @@ def site(topology: Topology) -> HostSite:
     )
 
 
-def _exec(argv: Sequence[str]) -> str:
-    return " ".join(map(systemd_argument, argv))
-
-
 def _loads(topology: Topology, key: SecretKey) -> str:
     path = below(topology.secrets.directory, key.name, key.key)
     return f"LoadCredential={_credential(key)}:{systemd_value(path)}"
@@ -142,11 +138,13 @@ def _unit(here: HostSite, process: PlacedProcess) -> str:
     if owned:
         settings = f"/etc/penstock/{topology.name}/penstock.toml"
         copied = ["/usr/bin/install", "-m", "0600", settings, f"{home}/penstock.toml"]
-        lines.append(f"ExecStartPre={_exec(copied)}")
-        lines.append(f"ExecStartPre={_exec(wait(location, run=process.role != ProcessRole.ORCHESTRATOR))}")
+        lines.append(f"ExecStartPre={systemd_command(copied)}")
+        lines.append(
+            f"ExecStartPre={systemd_command(wait(location, run=process.role != ProcessRole.ORCHESTRATOR))}"
+        )
         lines.append("TimeoutStartSec=660")
     lines += [
-        f"ExecStart={_exec(start_command.argv)}",
+        f"ExecStart={systemd_command(start_command.argv)}",
         f"Restart={'on-failure' if process.role == ProcessRole.TRAINER else 'always'}",
         "RestartSec=2",
         "KillMode=mixed",
@@ -188,7 +186,7 @@ def _migrate(here: HostSite, process: PlacedProcess) -> str:
         f"WorkingDirectory={systemd_value(topology.bare.install)}",
         f"Environment=DATABASE_URL_FILE=%d/{_credential(key)}",
         _loads(topology, key),
-        f"ExecStart={_exec(migrate(here.where(process)))}",
+        f"ExecStart={systemd_command(migrate(here.where(process)))}",
         "",
         *HARDENED.splitlines(),
         *APART.splitlines(),
@@ -218,7 +216,7 @@ def _nats(here: HostSite, process: PlacedProcess) -> str:
         f"StateDirectory=penstock/{topology.name}/{process.name}",
         "StateDirectoryMode=0700",
         *([_loads(topology, login)] if login is not None else []),
-        f"ExecStart={_exec([f'{topology.bare.install}/bin/nats-server', '--config', conf])}",
+        f"ExecStart={systemd_command([f'{topology.bare.install}/bin/nats-server', '--config', conf])}",
         "ExecReload=/bin/kill -HUP $MAINPID",
         "Restart=always",
         "RestartSec=2",
