@@ -16,6 +16,7 @@ from orchestrator.pool import transitions
 from orchestrator.pool.columns import among
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import attempts, resumes, rollouts, sessions, steps
+from orchestrator.runtime.backoff import doubled
 
 _NOTHING = {
     "ended": None,
@@ -58,7 +59,7 @@ async def resume(
     most: int,
     retry_delay_s: float,
 ) -> Resumed | None:
-    """Back to QUEUED in the same attempt with a new epoch; `retry_delay_s` doubles with every resume.
+    """Back to QUEUED in the same attempt with a new epoch; `retry_delay_s` doubles with every resume (`backoff.doubled`).
 
     None, without any change: no step is stored, or a step between them is missing, the scaffold is not replayable, the rollout was resumed
     `most` times already (after a stopping runner gave it back it is resumed beyond that, unless `most` is 0), or the race was lost.
@@ -74,7 +75,7 @@ async def resume(
     so_far = await _resumes(connection, rollout_id)
     if so_far >= most and not (given_back and most):
         return None
-    delay_s = 0.0 if given_back else retry_delay_s * 2**so_far
+    delay_s = 0.0 if given_back else doubled(retry_delay_s, so_far)
     moved = await transitions.move_rollout(
         connection,
         rollout_id,

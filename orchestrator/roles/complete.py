@@ -31,6 +31,7 @@ from orchestrator.roles.dispatcher import assignment
 from orchestrator.roles.metrics import ordered_again
 from orchestrator.roles.reward import reward_group
 from orchestrator.roles.speed_noise import conclude_measurement, measure
+from orchestrator.runtime.backoff import doubled
 from orchestrator.runtime.log import get
 from orchestrator.scheduling.completion import Member, conclude
 from orchestrator.settings.config import Config
@@ -134,7 +135,7 @@ async def run_again(
     given_back: bool = False,
 ) -> None:
     """Resume the attempt if possible, otherwise start a new one. With all attempts used up, the rollout is lost as poison. Retries get a new epoch
-    and a delay that doubles. Returned leases do not count as failures."""
+    and a delay that doubles (`backoff.doubled`). Returned leases do not count as failures."""
     if resumable and await _resume(connection, flow, rollout_id, epoch, before, reason, given_back):
         return
     failed = await leases.failures(connection, rollout_id)
@@ -143,7 +144,7 @@ async def run_again(
         if await leases.lose(connection, rollout_id, before, epoch, FailureClass.POISON, lost):
             await conclude_group(connection, flow, await leases.group_of(connection, rollout_id))
         return
-    delay_s = flow.config.rollout.retry_delay_s * 2 ** max(0, failed - 1)
+    delay_s = doubled(flow.config.rollout.retry_delay_s, failed - 1)
     retried = await leases.retry(connection, rollout_id, before, epoch, reason=reason, delay_s=delay_s)
     if retried is None:
         return

@@ -30,6 +30,7 @@ from orchestrator.roles.context import Flow
 from orchestrator.roles.listed_artifacts import with_listed
 from orchestrator.roles.metrics import Ended, ordered_again
 from orchestrator.roles.stale_log import Stale
+from orchestrator.runtime.backoff import doubled
 from orchestrator.settings.config import Config
 from orchestrator.tasks.artifacts import limits_of
 from orchestrator.tasks.validate_results import check_result, check_verdict
@@ -279,6 +280,6 @@ async def verify_again(
     ordered_again("verification", FailureClass.VERIFIER_FAILURE)
     purpose = await leases.purpose_of(connection, rollout_id)
     await assign_verification(
-        connection, flow, rollout_id, attempt, new_epoch, purpose, delay_s=delay_s * 2**tries
+        connection, flow, rollout_id, attempt, new_epoch, purpose, delay_s=doubled(delay_s, tries)
     )
     return True

@@ -2,6 +2,20 @@
 
 import random
 from collections.abc import Iterator
+from typing import Final
+
+LONGEST_DELAY_S: Final = 300.0
+
+
+def doubled(first_s: float, times: int) -> float:
+    """Seconds to wait before work that others share is tried again: `first_s`, doubled `times` times up to five minutes, or `first_s` if that is
+    longer.
+
+    >>> doubled(1.0, 0), doubled(1.0, 3), doubled(1.0, 5000), doubled(400.0, 2), doubled(0.0, 9)
+    (1.0, 8.0, 300.0, 400.0, 0.0)
+    """
+    # 2**30 is more than the limit for every wait that a clock can tell; larger powers do not fit a float.
+    return min(first_s * 2.0 ** min(max(0, times), 30), max(first_s, LONGEST_DELAY_S))
 
 
 def backoff(first_s: float, longest_s: float) -> Iterator[float]:

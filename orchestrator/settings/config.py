@@ -92,7 +92,7 @@ class QueueSection(Section):
     """The share of `capacity` that the window has, so how far a fast group may pass a slow one."""
     group_size: Annotated[int, Field(ge=2, le=MOST_MEMBERS)] = 4
     """G: rollouts of a group."""
-    max_attempts: Small = 3
+    max_attempts: Annotated[int, Field(ge=1, le=1000)] = 3
     """How many attempts a rollout, and tries a verification, may fail for the platform's sake before it is given up."""
     min_batch_groups: Count = 0
     """P_min: the fewest groups of a last, short batch; 0 is half of `batch_groups`, rounded up."""

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from orchestrator.contracts.choices import UnprovenTemplate, WeightTransport
 from orchestrator.contracts.http_urls import check_http_urls
+from orchestrator.contracts.numbers import INT4
 from orchestrator.settings.curriculum import Count, Positive, Section
 from orchestrator.settings.timeouts import Seconds, Wait
 
@@ -30,9 +31,9 @@ class GatewaySection(Section):
     """The URLs of the gateways that runners use; empty: the gateway on the same host."""
     body_limit_mb: Positive = 64
     """The largest request body in MiB; a larger one is refused with status 413."""
-    spool_mb: Annotated[float, Field(gt=0)] = 512.0
+    spool_mb: Annotated[float, Field(gt=0, le=INT4)] = 512.0
     """MiB of recorded steps that the gateway keeps until Postgres has them; above it new completions wait."""
-    routes_mb: Annotated[float, Field(gt=0)] = 6.0
+    routes_mb: Annotated[float, Field(gt=0, le=INT4)] = 6.0
     """The largest message in MiB of a step with recorded experts; a larger step is recorded with fewer routes or none."""
     session_ttl_s: Seconds = 86_400.0
     """Seconds that a session lives; more than rollout.timeout_s."""

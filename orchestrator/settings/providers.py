@@ -8,8 +8,10 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from orchestrator.contracts.numbers import INT4
 from orchestrator.settings.curriculum import Section
 from orchestrator.settings.scope import RUN
+from orchestrator.settings.timeouts import LONGEST_S
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.images.settings import ImageSettings
 from sandboxes.kubernetes.settings import KubernetesSettings
@@ -44,9 +46,9 @@ class ImagesSection(Section):
 
     directory: str = ""
     """Where images are kept, relative to this file, such as .penstock/images; empty: tasks that need an image are refused."""
-    most_mb: Annotated[int, Field(ge=1)] = 32_768
+    most_mb: Annotated[int, Field(ge=1, le=INT4)] = 32_768
     """Megabytes of one image, unpacked."""
-    most_files: Annotated[int, Field(ge=1)] = 1_000_000
+    most_files: Annotated[int, Field(ge=1, le=INT4)] = 1_000_000
     """Files and directories of one image."""
     bases: Annotated[Mapping[str, str], RUN] = Field(default_factory=dict)
     """Name in FROM → the image that stands for it, such as "python:3.11" = "debian:12"; images record it."""
@@ -56,9 +58,9 @@ class ImagesSection(Section):
     """Name → path on this machine, which RUN finds at /run/penstock-build/NAME and no image keeps."""
     build_networks: tuple[str, ...] = ()
     """Private networks that builds may reach, such as 10.1.2.0/24; all others are closed to them."""
-    build_s: Annotated[float, Field(gt=0)] = 1800.0
+    build_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = 1800.0
     """Seconds that a build may take."""
-    build_mb: Annotated[int, Field(ge=1)] = 32_768
+    build_mb: Annotated[int, Field(ge=1, le=INT4)] = 32_768
     """Megabytes of disk space that a build may take."""
 
     @model_validator(mode="after")
@@ -88,9 +90,9 @@ class KubernetesSection(Section):
     """The host:port of the gateway as sandboxes reach it; empty: as runners know it, else through the API server."""
     cpu: float = 1.0
     """Cores per sandbox."""
-    memory_headroom_mb: Annotated[int, Field(ge=32)] = 128
+    memory_headroom_mb: Annotated[int, Field(ge=32, le=INT4)] = 128
     """Megabytes that a pod may use above sandbox.memory_mb."""
-    copy_mb: Annotated[int, Field(ge=0)] = 64
+    copy_mb: Annotated[int, Field(ge=0, le=INT4)] = 64
     """Megabytes of agent programs that may be copied into each pod."""
     baked: tuple[str, ...] = ()
     """Paths of agent programs that the image already has; others are copied into each pod."""
@@ -100,11 +102,11 @@ class KubernetesSection(Section):
     """The names of secrets with which the image is pulled."""
     labels: Mapping[str, str] = Field(default_factory=dict)
     """More labels of every pod."""
-    ttl_s: float = 60.0
+    ttl_s: Annotated[float, Field(le=LONGEST_S)] = 60.0
     """Seconds after which a pod without its owner ends."""
-    start_s: float = 300.0
+    start_s: Annotated[float, Field(le=LONGEST_S)] = 300.0
     """Seconds that a pod may take to start."""
-    active_s: float = 86_400.0
+    active_s: Annotated[float, Field(le=LONGEST_S)] = 86_400.0
     """Seconds after which the cluster itself ends a pod, whether its owner lives or not."""
 
     @model_validator(mode="after")

@@ -57,7 +57,7 @@ class RolloutSection(Section):
     stall_s: Seconds = 60.0
     """Seconds without completion, output or CPU time after which an attempt is stalled and ends, unless its task states [agent].stall_s."""
     retry_delay_s: Wait = 1.0
-    """Seconds before a failed attempt is tried again or a lost one resumed; the wait doubles each time."""
+    """Seconds before a failed attempt is tried again or a lost one resumed; the wait doubles each time, up to five minutes."""
     reassign_after_s: Seconds = 300.0
     """Seconds without a taker after which an assignment is published again."""
     auxiliary_calls: Positive = 64

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from orchestrator.contracts.hosts import HostList
 from orchestrator.contracts.network import Grant
+from orchestrator.contracts.numbers import INT4
 from orchestrator.settings.curriculum import Positive, Section
 from orchestrator.settings.providers import ContainerSection, ImagesSection, KubernetesSection
 from orchestrator.settings.scope import PROCESS
@@ -31,7 +32,7 @@ class SandboxSection(Section):
     """Base images that a Dockerfile may name where no image is built; this machine's system replaces them."""
     memory_mb: Positive = 4096
     """Megabytes of memory of one sandbox, unless its task asks for other ones."""
-    max_memory_mb: Annotated[int, Field(ge=0, strict=True)] = 0
+    max_memory_mb: Annotated[int, Field(ge=0, le=INT4, strict=True)] = 0
     """The most megabytes of memory that a task may ask for; below sandbox.memory_mb: that many."""
     processes: Positive = 512
     """Processes of one sandbox at a time."""
@@ -39,7 +40,7 @@ class SandboxSection(Section):
     """CPU seconds of one program of a sandbox with its descendants."""
     disk_mb: Positive = 10_240
     """Megabytes on disk of one sandbox, unless its task asks for other ones."""
-    max_disk_mb: Annotated[int, Field(ge=0, strict=True)] = 0
+    max_disk_mb: Annotated[int, Field(ge=0, le=INT4, strict=True)] = 0
     """The most megabytes on disk that a task may ask for; below sandbox.disk_mb: that many."""
     artifact_mb: Positive = 256
     """Megabytes of all files that an attempt may leave for its tests."""

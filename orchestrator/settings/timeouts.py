@@ -15,9 +15,15 @@ from pydantic_core import CoreSchema
 from orchestrator.contracts.numbers import as_written
 
 SCALED: Final = "a duration: divided by the time scale"
-Seconds = Annotated[float, Field(gt=0), SCALED]
-Wait = Annotated[float, Field(ge=0), SCALED]
+LONGEST_S: Final = 10 * 365 * 86_400
+"""Ten years in seconds, the longest duration: times of the data pool are added to it."""
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_S), SCALED]
+Wait = Annotated[float, Field(ge=0, le=LONGEST_S), SCALED]
 """Seconds, also none."""
+_Idle = Annotated[
+    float, Field(gt=0, le=2_000_000), SCALED
+]  # PostgreSQL counts them in milliseconds of 31 bits
+_Silence = Annotated[float, Field(gt=0, le=80_000), SCALED]  # the kernel takes 32,767 s before a first probe
 
 
 class Timeouts(BaseModel):
@@ -63,9 +69,9 @@ class Timeouts(BaseModel):
     """Seconds that a starting process waits for a Postgres that is away."""
     pool_retry_s: Seconds = 5.0
     """The longest wait in seconds between two tries of a transaction."""
-    pool_silence_s: Seconds = 25.0
+    pool_silence_s: _Silence = 25.0
     """Seconds without a sign of life from the other machine after which a connection is broken."""
-    pool_idle_s: Seconds = 10.0
+    pool_idle_s: _Idle = 10.0
     """Seconds that a process that stops in the middle of a transaction may hold its locks."""
     pool_reader_s: Seconds = 3600.0
     """Seconds after which a transaction of a login that only reads is ended, whatever its session has set."""

@@ -48,6 +48,8 @@ EXEMPT = {
     "orchestrator/blobs/send.py:ANSWER_S": "without an answer everything is sent",
     "orchestrator/blobs/send.py:FULL_WAIT_S": POLL,
     "orchestrator/roles/intake.py:BLOB_WAIT_S": "bounds the growing pause of one message, whose tries are counted",
+    "orchestrator/runtime/backoff.py:LONGEST_DELAY_S": "bounds the growing pause of one piece of work, whose tries are counted",
+    "orchestrator/settings/timeouts.py:LONGEST_S": "the bound of every setting in seconds",
     "orchestrator/bus/courier.py:REFUSED_AGAIN_S": POLL,
     "orchestrator/bus/link.py:FIRST_WAIT_S": FIRST,
     "orchestrator/runtime/peer.py:_POLL_INTERVAL_S": POLL,
