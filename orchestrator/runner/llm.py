@@ -156,8 +156,11 @@ class AgentLlm:
     async def _length(self, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
         """Tokens of the state for `messages`. If the gateway refuses the state for its size: one more than the limit."""
         try:
-            with self._recorder.clocks.completion():
-                return await self._recorder.native.count(messages, tools, agent=self._context.agent)
+            with self._recorder.clocks.completion() as counting:
+                try:
+                    return await self._recorder.native.count(messages, tools, agent=self._context.agent)
+                finally:
+                    counting.generated()  # nothing: the whole time is the gateway's
         except (BudgetExhausted, GatewayRefused) as refused:
             if isinstance(refused, GatewayRefused) and refused.status != TOO_LARGE:
                 raise

@@ -6,11 +6,14 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from scaffolds.base import AgentLimits
+from scaffolds.context.drop_replies import DropReplies
 
 from orchestrator.contracts.errors import AgentTimeout, InfraFailure
-from orchestrator.gateway_client import Activity, Seal
+from orchestrator.gateway_client import Activity, BudgetExhausted, NativeLlm, Seal
 from orchestrator.runner import clocks as clocks_module
 from orchestrator.runner.clocks import Clocks
+from orchestrator.runner.llm import AgentLlm, Recorder
 from sandboxes.base import Process
 from tests import virtual_time
 from tests.virtual_time import passes
@@ -300,6 +303,26 @@ async def test_programs_that_work_on_many_cores_at_once_take_no_more_than_the_ti
     await watch.run(work)
     watch.sealed(seal(0.7, 0.0))
     assert watch.own_s == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_the_time_of_a_token_count_is_the_platforms(refused: bool) -> None:
+    """A count generates nothing, however slow the gateway is."""
+
+    class Slow:
+        async def count(self, *_: object, **__: object) -> int:
+            await passes(5.0)
+            if refused:
+                raise BudgetExhausted("context", "no")
+            return 1
+
+    watch = clocks()
+    limits = AgentLimits(turns=9, context=100, tool_timeout_s=1, timeout_s=30)
+    recorder = Recorder(native=cast(NativeLlm, Slow()), clocks=watch, limits=limits, policy=DropReplies())
+    model = cast(AgentLlm, recorder.agent("main").llm)
+    assert await model._length([{"role": "user", "content": "x"}], ()) == (101 if refused else 1)
+    assert (watch.waiting_s, watch.generation_s) == (pytest.approx(5.0, abs=0.1), 0.0)
+    assert watch.own_s == pytest.approx(0.0, abs=0.1)
 
 
 async def test_a_black_box_that_works_while_its_calls_queue_meets_its_deadline() -> None:
