@@ -61,9 +61,9 @@ from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.server_leases import ServerRows
 from orchestrator.pool.transact import transact
+from orchestrator.runtime.descriptors import raise_descriptor_limit
 from orchestrator.runtime.failpoints import boundary_sync
 from orchestrator.runtime.gc_tuning import keep_loaded
-from orchestrator.runtime.http_connections import raise_descriptor_limit
 from orchestrator.runtime.liveness import restartable, track_loop
 from orchestrator.runtime.log import bind, get
 from orchestrator.runtime.metrics import joined

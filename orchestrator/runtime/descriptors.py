@@ -4,7 +4,8 @@ import resource
 from typing import Final
 
 WANTED: Final = 65_536
-"""Every program of a sandbox costs its runner up to ten descriptors, and a sandbox has 128 processes by default."""
+"""Every program of a sandbox costs its runner up to ten descriptors, and a sandbox has 128 processes by default. A gateway has
+thousands of clients."""
 
 
 def raise_descriptor_limit(wanted: int = WANTED) -> int:

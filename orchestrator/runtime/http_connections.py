@@ -97,14 +97,6 @@ class BoundedConnection(RequestHandler):
         return response
 
 
-def raise_descriptor_limit() -> None:
-    """Let this process open as many files as its connections may need, if it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 4 * CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, 4 * CONNECTIONS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def most_connections() -> int:
     """The limit of one listener's connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

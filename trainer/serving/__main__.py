@@ -125,7 +125,8 @@ async def _listen(app: "Application", listener: socket.socket, head_s: float) ->
     """Serve `app` on `listener`, until the runner that it returns is cleaned up."""
     from aiohttp import web
 
-    from orchestrator.runtime.http_connections import BoundedRunner, raise_descriptor_limit
+    from orchestrator.runtime.descriptors import raise_descriptor_limit
+    from orchestrator.runtime.http_connections import BoundedRunner
 
     raise_descriptor_limit()
     runner = BoundedRunner(
