@@ -12,8 +12,8 @@ from aiohttp import web
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
 from orchestrator.contracts.languages import url_host
 from orchestrator.deploy.embedded.layout import RunLayout
-from orchestrator.runtime.gc_tuning import keep_loaded
 from orchestrator.runtime.descriptors import raise_descriptor_limit
+from orchestrator.runtime.gc_tuning import keep_loaded
 from orchestrator.runtime.http_connections import BoundedRunner
 from orchestrator.runtime.inherited import inherited
 from orchestrator.runtime.liveness import restartable
