@@ -2,7 +2,8 @@
 
 | a part | is |
 |---|---|
-| with `text`, `refusal`, a `content` or a text `source` of parts, a `transcript`, a `tool_name` | its text, a `title` and a `context` before it |
+| with `text`, `refusal`, a `content` or a text `source` of parts, a `transcript`, a `tool_name` | its text |
+| with a `title`, a `context`, or a `source` that is a string, in addition | these before the text, and all of it on lines of its own |
 | of reasoning, or made by a provider's own tools (`…_tool_use`, `…_tool_result`) | left out, counted |
 | any other (an image, audio, a file, an unknown type), in the opening of a conversation | refused: the policy reads text only |
 | the same, in the past | left out, counted; the policy sees a note in its place |
@@ -11,6 +12,8 @@ Past are tool results, messages of the assistant, and all messages after the ass
 such parts into a history on their own and send them with every later request, so a refusal would repeat forever.
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.contracts.quote import quoted
@@ -37,6 +40,15 @@ _UNREADABLE = {
 LeftOut = tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PartText:
+    """The text of a part, None if it has none. `complete`: that is the whole part; `apart`: it has a heading, so no text shares its lines."""
+
+    text: str | None
+    complete: bool
+    apart: bool = False
+
+
 def flatten(
     content: Any, where: str = "messages", *, past: bool = False, shown: bool = True
 ) -> tuple[str, LeftOut]:
@@ -52,28 +64,42 @@ def flatten(
                 f"{where}: the content of a message must be a string, a list of parts or null", "messages"
             )
         content = [content]
-    texts: list[str] = []
+    texts: list[PartText] = []
     left_out: list[str] = []
     for part in content:
         if isinstance(part, str):
-            texts.append(part)
+            texts.append(PartText(part, True))
             continue
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and (kind in _PROVIDER_PARTS or kind.endswith(_PROVIDER_ENDINGS)):
             left_out.append(kind[:64])
             continue
-        text, complete = readable(part)
-        if text is not None:
-            texts.append(text)
-        if complete:
+        read = readable(part)
+        texts.append(read)
+        if read.complete:
             continue
         if not past:
             raise unreadable(kind, where)
         name = clean(kind)[:64] if isinstance(kind, str) and kind else "unknown"
         left_out.append(name)
-        if shown and text is None:
-            texts.append(f"[{name} left out: only text is read]")
-    return clean("".join(texts)), tuple(left_out)
+        if shown and read.text is None:
+            texts.append(PartText(f"[{name} left out: only text is read]", False))
+    return clean(_joined(texts)), tuple(left_out)
+
+
+def _joined(parts: Iterable[PartText]) -> str:
+    """The texts one after the other; a part with a heading begins and ends a line."""
+    texts: list[str] = []
+    apart = False
+    for part in parts:
+        if not part.text:
+            continue
+        touches = texts and not (texts[-1].endswith("\n") or part.text.startswith("\n"))
+        if touches and (apart or part.apart):
+            texts.append("\n")
+        texts.append(part.text)
+        apart = part.apart
+    return "".join(texts)
 
 
 def of_unknown_role(role: Any, text: str) -> tuple[str, LeftOut]:
@@ -82,33 +108,50 @@ def of_unknown_role(role: Any, text: str) -> tuple[str, LeftOut]:
     return f"{name}: {text}", (f"role {name}",)
 
 
-def readable(part: Any, depth: int = 0) -> tuple[str | None, bool]:
-    """(the text of a part, whether that is the whole part); the text is None if it has none."""
+def unknown_role(role: Any, where: str, known: Iterable[str], param: str) -> Problem:
+    """400: a message of the opening whose role its wire does not know."""
+    wrong = "has no role" if role is None else f"has the unknown role {quoted(role)}"
+    return bad_request(f"{where} {wrong}: use {', '.join(known)}", param)
+
+
+def readable(part: Any, depth: int = 0) -> PartText:
+    """The text of a part, or of a list of parts."""
     if isinstance(part, str):
-        return part, True
+        return PartText(part, True)
     if depth > DEEPEST:
-        return None, False
+        return PartText(None, False)
     if isinstance(part, list):
         found = [readable(member, depth + 1) for member in part]
-        texts = [text for text, _ in found if text is not None]
-        return ("".join(texts) if texts or not part else None), all(complete for _, complete in found)
+        complete, apart = all(each.complete for each in found), any(each.apart for each in found)
+        readable_here = not part or any(each.text is not None for each in found)
+        return PartText(_joined(found) if readable_here else None, complete, apart)
     if not isinstance(part, dict):
-        return None, False
+        return PartText(None, False)
     text = part.get("refusal" if part.get("type") == "refusal" else "text")
     if isinstance(text, str):
-        return text, True
-    headings = [part.get("title"), part.get("context")]
-    heading = "\n".join(each for each in headings if isinstance(each, str) and each) or None
+        return PartText(text, True)
     for inner in (
         part.get("content"),
         _source(part.get("source")),
         part.get("transcript"),
         part.get("tool_name"),
     ):
-        text, complete = readable(inner, depth + 1) if inner is not None else (None, False)
-        if text is not None:
-            return "\n".join(each for each in (heading, text) if each is not None), complete
-    return heading, heading is not None and not any(isinstance(value, dict | list) for value in part.values())
+        read = readable(inner, depth + 1) if inner is not None else PartText(None, False)
+        if read.text is not None:
+            heading = _heading(part, within=True)
+            text = "\n".join(each for each in (heading, read.text) if each)
+            return PartText(text, read.complete, read.apart or heading is not None)
+    heading = _heading(part, within=False)
+    whole = heading is not None and not any(isinstance(value, dict | list) for value in part.values())
+    return PartText(heading, whole, heading is not None)
+
+
+def _heading(part: dict[str, Any], *, within: bool) -> str | None:
+    """The title, the source and the context of a part. `within`: it has a text. A source alone may belong to a picture, so it does not count as text."""
+    title, source, context = (part.get(key) for key in ("title", "source", "context"))
+    if not (within or title or context) or (isinstance(source, str) and source.startswith("data:")):
+        source = None
+    return "\n".join(each for each in (title, source, context) if isinstance(each, str) and each) or None
 
 
 def _source(source: Any) -> Any:
@@ -125,6 +168,5 @@ def unreadable(kind: object, where: str) -> Problem:
             f"{where} holds {_UNREADABLE[kind]} ({kind}), and this policy reads text only: send text instead",
             "messages",
         )
-    return bad_request(
-        f"{where} holds content of the unsupported type {quoted(kind)}: send text parts", "messages"
-    )
+    wrong = "without a type" if kind is None else f"of the unsupported type {quoted(kind)}"
+    return bad_request(f"{where} holds content {wrong}: send text parts", "messages")

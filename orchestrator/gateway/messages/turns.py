@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.messages.answers import UNKNOWN, Answers, Calls
-from orchestrator.gateway.messages.content import LEFT_KEY, flatten, of_unknown_role
+from orchestrator.gateway.messages.content import LEFT_KEY, flatten, of_unknown_role, unknown_role
 from orchestrator.gateway.messages.foreign_keys import ARGUMENTS, CONTENTS, RESULT_IDS, check_key
 from orchestrator.gateway.problems import bad_request
 from orchestrator.pool.sanitize import clean, clean_json
@@ -24,6 +24,7 @@ DEEPEST = 64  # levels of objects and arrays in a call or a tool: their readers 
 STEP_KEY = "penstock_step"  # key of a chat-form assistant message: the step that a dialect recognised in the wire's own ids
 INSTRUCTIONS_KEY = "penstock_instructions"  # key of the first message: it applies to this request only
 _RESULTS = ("tool", "function")  # roles of tool results
+_ROLES = ("system", "developer", "user", "assistant", *_RESULTS)
 _MINTED = re.compile(r"(?:call|fc|ctc|lsh|sh|apc|msg|rs)_s([0-9]{1,9})(?:_[0-9]+)?")
 _WHOLE = re.compile(r"[0-9](?:\.0|[eE])")  # a place where a number may be an integer in another spelling
 
@@ -253,7 +254,7 @@ def read_messages(raw: Any, *, past: bool = False) -> tuple[list[Turn], int]:
                 text, mark = of_unknown_role(role, text)
                 turns.append(Turn(role="user", text=text, left_out=(*left_out, *mark)))
             case _:
-                raise bad_request(f"messages[{i}] has the unknown role {quoted(role)}", "messages")
+                raise unknown_role(role, f"messages[{i}]", _ROLES, "messages")
     return turns, sum(len(turn.left_out) for turn in turns)
 
 
@@ -272,13 +273,20 @@ def _text_of(message: dict[str, Any], where: str, *, past: bool) -> tuple[str, t
         raise bad_request(
             f"{where}.tool_calls is not read: only a message of the assistant has calls", "messages"
         )
-    if from_assistant and not text and isinstance(refusal := message.get("refusal"), str):
-        text = clean(refusal)
+    if from_assistant and isinstance(refusal := message.get("refusal"), str):
+        text = _with_refusal(text, clean(refusal))
+    elif from_assistant and refusal is not None:
+        left_out += ("refusal",)
     if from_assistant and isinstance(message.get("audio"), dict):  # the provider keeps the spoken audio
         left_out += ("audio",)
     if LEFT_KEY in message:
         left_out += _noted(message[LEFT_KEY])
     return text, left_out
+
+
+def _with_refusal(text: str, refusal: str) -> str:
+    """An answer's text and its refusal. Some programs write one sentence into both fields."""
+    return text if refusal in text else f"{text}\n{refusal}" if text else refusal
 
 
 def _noted(kinds: Any) -> tuple[str, ...]:
@@ -307,7 +315,9 @@ def _assistant(
     """(the turn, the ids of its calls)."""
     raw_calls = message.get("tool_calls") or []
     if not isinstance(raw_calls, list):
-        raise bad_request("tool_calls must be a list", "messages")
+        if not past:
+            raise bad_request("tool_calls must be a list", "messages")
+        raw_calls = [raw_calls]
     # OpenAI's legacy form: one call without an id.
     if not raw_calls and message.get("function_call") is not None:
         raw_calls = [message["function_call"]]

@@ -109,13 +109,19 @@ async def test_items_that_were_served_may_stand_as_references(rig: Rig) -> None:
         first = await client.responses.create(model="m", input=[user("how many?")], tools=[TOOL])
         call = first.output[-1]
         assert call.type == "function_call"
+        bare: Any = [{"id": first.output[0].id}, {"id": call.id, "type": None}]
         refer: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
         output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "oak oak"}
         second = await client.responses.create(
-            model="m", input=[user("how many?"), *refer, output], tools=[TOOL]
+            model="m", input=[user("how many?"), *bare, output], tools=[TOOL]
         )
         assert second.output_text == "two oaks"
-    assert await stored(rig, rollout, 2) == [("root", None), ("continues", 0)]
+        last: Any = {"id": second.output[0].id}
+        third = await client.responses.create(
+            model="m", input=[user("how many?"), *refer, output, last, user("elms?")], tools=[TOOL]
+        )
+        assert third.output_text == "and one elm"
+    assert await stored(rig, rollout, 3) == [("root", None), ("continues", 0), ("continues", 1)]
 
 
 async def test_responses_served_before_a_restart_of_the_gateway_can_be_referred_to_after_it(rig: Rig) -> None:
@@ -166,6 +172,7 @@ async def test_a_response_that_this_session_never_served_is_refused_by_name(rig:
         ({"previous_response_id": 3, "input": "?"}, "previous_response_id must be"),
         ({"input": [user("?"), {"type": "item_reference", "id": "msg_s7"}]}, "input[1] refers to 'msg_s7'"),
         ({"input": [user("?"), {"type": "item_reference", "id": "msg_123"}]}, "input[1] refers to 'msg_123'"),
+        ({"input": [user("?"), {"id": "msg_123"}]}, "input[1] refers to 'msg_123'"),
         ({"input": [user("?"), {"type": "item_reference"}]}, "without an id"),
     ):
         status, answer, _ = await ask(rig, url, body)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.gateway.http.dialects.base import Known
 from orchestrator.gateway.problems import Problem
 from tests.unit.gateway.dialect_rig import ANTHROPIC, CHAT, COMMAND, RESPONSES
 
@@ -98,6 +99,7 @@ def test_two_choices_in_one_request_are_refused() -> None:
     ("wire", "choice", "words"),
     [
         ("anthropic", {"type": "auto", "name": "f"}, "^tool_choice of the type 'auto' has no 'name'"),
+        ("anthropic", {"name": "f"}, "^tool_choice must be auto, none, required or name a tool of this request$"),
         ("anthropic", {"type": "any", "function": {"name": "f"}}, "^tool_choice of the type 'any' has no 'function'"),
         ("chat", {"type": "function", "function": {"name": "f"}, "mode": "auto"}, "^tool_choice of the type 'function' has no 'mode'"),
         ("chat", {"type": "auto", "disable_parallel_tool_use": "yes"}, r"^tool_choice\.disable_parallel_tool_use must be true or false$"),
@@ -139,6 +141,7 @@ MADE: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "f", "a
         ("anthropic", [used(arguments="{}")], "arguments is not read: use input"),
         ("responses", [{**ANSWER, "content": "x"}], r"^input\[1\]\.tool_calls is not read: use function_call items on this wire$"),
         ("responses", [{"role": "user", "tool_call_id": "c", "content": "r"}], "use a function_call_output item"),
+        ("responses", [MADE, {"role": "tool", "tool_call_id": "c", "content": "r"}], "use a function_call_output item"),
         ("responses", [MADE, {"type": "function_call_output", "tool_call_id": "c", "output": "r"}], "tool_call_id is not read: use call_id"),
         ("responses", [MADE, {"type": "function_call_output", "call_id": "c", "content": "r"}], "content is not read: use output"),
         ("responses", [{**MADE, "arguments": None, "input": {}}], "input is not read: use arguments"),
@@ -160,9 +163,11 @@ MADE: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "f", "a
 def test_a_part_of_the_conversation_under_another_wires_key_is_refused_with_the_own_key(
     wire: str, history: list[Any], words: str
 ) -> None:
-    with pytest.raises(Problem, match=words) as problem:
-        read(wire, *history)
-    assert problem.value.param == ("input" if wire == "responses" else "messages")
+    conversation = {"input" if wire == "responses" else "messages": [USER, *history]}
+    for past in (False, True):
+        with pytest.raises(Problem, match=words) as problem:
+            WIRES[wire].dialect.read(conversation, {}, Known(past=past))
+        assert problem.value.param == ("input" if wire == "responses" else "messages")
 
 
 @pytest.mark.parametrize(

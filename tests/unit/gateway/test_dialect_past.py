@@ -16,7 +16,11 @@ TEXT = {"type": "text", "text": "an oak"}
 # (a part, its remaining text, how many parts count as left out)
 PARTS: list[tuple[dict[str, Any], str, int]] = [
     ({"type": "tool_reference", "tool_name": "fetch"}, "fetch", 0),
-    ({"type": "search_result", "source": "notes/1", "title": "t", "content": [TEXT]}, "t\nan oak", 0),
+    ({"type": "search_result", "source": "notes/1", "title": "t", "content": [TEXT]}, "t\nnotes/1\nan oak", 0),
+    ({"type": "search_result", "source": "notes/1", "content": [TEXT]}, "notes/1\nan oak", 0),
+    ({"type": "search_result", "source": "notes/1", "title": "t", "content": []}, "t\nnotes/1", 0),
+    ({"type": "hologram", "source": "data:AAAA", "content": [TEXT]}, "an oak", 0),
+    ({"type": "image", "source": "https://example.org/oak.png"}, "[image left out: only text is read]", 1),
     ({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "an oak"}}, "an oak", 0),
     ({"type": "document", "title": "t", "source": {"type": "content", "content": [TEXT]}}, "t\nan oak", 0),
     ({"type": "document", "title": "t", "context": "c", "source": {"type": "text", "data": "an oak"}}, "t\nc\nan oak", 0),
@@ -65,6 +69,13 @@ def result(wire: Wire, part: Mapping[str, Any]) -> dict[str, Any]:
     }[wire.dialect.name]
 
 
+def headed(part: Mapping[str, Any]) -> bool:
+    source = part.get("source")
+    return "title" in part or (
+        isinstance(source, str) and "content" in part and not source.startswith("data:")
+    )
+
+
 def user(content: Any) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
@@ -93,8 +104,9 @@ def test_a_reply_put_into_the_assistants_mouth_is_never_refused_and_gets_no_note
 ) -> None:
     spoken = {"role": "assistant", "content": [{"type": "text", "text": "so "}, part]}
     request = read(wire, user("go"), spoken, user("on"))
-    noted = text.startswith("[")
-    assert request.turns[1].text == "so " + ("" if noted else text) and request.left_out == left_out
+    shown = "" if text.startswith("[") else text
+    between = "\n" if headed(part) else ""
+    assert request.turns[1].text == f"so {between}{shown}" and request.left_out == left_out
 
 
 @pytest.mark.parametrize("wire", [CHAT, RESPONSES, ANTHROPIC], ids=lambda wire: wire.dialect.name)
@@ -103,7 +115,8 @@ def test_a_question_that_cannot_be_read_is_refused_by_its_type(
     wire: Wire, part: dict[str, Any], text: str, left_out: int
 ) -> None:
     if left_out and text:
-        with pytest.raises(Problem, match=f"{part.get('type')!s}.*send text") as problem:
+        named = str(part["type"]) if "type" in part else "without a type"
+        with pytest.raises(Problem, match=f"{named}.*send text") as problem:
             read(wire, user([{"type": "text", "text": "see "}, part]))
         assert problem.value.status == 400
     else:
@@ -117,7 +130,7 @@ def test_a_tools_result_of_another_shape_is_never_refused(content: Any) -> None:
         [user("go"), call, {"role": "tool", "tool_call_id": "c", "content": content}]
     )
     assert turns[-1].role == "tool" and left_out >= 1
-    with pytest.raises(Problem, match=r"must be a string|unsupported type"):
+    with pytest.raises(Problem, match=r"must be a string|without a type"):
         flatten(content)
 
 
@@ -162,6 +175,49 @@ def test_a_call_of_an_unknown_type_is_left_out_of_a_history_and_counted() -> Non
     assert [turn.text for turn in alone.turns] == ["go", "", "k", "on"] and alone.left_out == 1
 
 
+DOCUMENT = {"type": "document", "title": "T", "source": {"type": "text", "data": "body."}}
+FOUND = {
+    "type": "search_result",
+    "source": "https://s",
+    "title": "T",
+    "content": [{"type": "text", "text": "body."}],
+}
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([FOUND, "Which URL?"], "T\nhttps://s\nbody.\nWhich URL?"),
+        (["See:", DOCUMENT, FOUND, "so"], "See:\nT\nbody.\nT\nhttps://s\nbody.\nso"),
+        (["See:\n", DOCUMENT, "\nso", TEXT], "See:\nT\nbody.\nsoan oak"),
+        ([{"type": "hologram", "content": ["a", DOCUMENT, "b"]}, "c"], "a\nT\nbody.\nb\nc"),
+        ([{"type": "document", "source": {"type": "text", "data": "a"}}, "b", TEXT], "aban oak"),
+    ],
+)
+def test_a_part_with_a_heading_shares_no_line_with_its_neighbours(parts: list[Any], text: str) -> None:
+    assert flatten(parts) == (text, ())
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    for wire in (CHAT, RESPONSES, ANTHROPIC):
+        assert read(wire, user(parts)).turns[0].text == text
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "left_out"),
+    [
+        ({"content": "So far.", "refusal": "I will not."}, "So far.\nI will not.", ()),
+        ({"content": "I will not.", "refusal": "I will not."}, "I will not.", ()),
+        ({"content": [{"type": "refusal", "refusal": "No."}], "refusal": "No."}, "No.", ()),
+        ({"content": "So far.", "refusal": {"text": "No."}}, "So far.", ("refusal",)),
+        ({"content": "So far.", "refusal": None}, "So far.", ()),
+    ],
+)
+def test_a_refusal_next_to_an_answer_is_kept_or_counted(
+    answer: dict[str, Any], text: str, left_out: tuple[str, ...]
+) -> None:
+    turn = read(CHAT, user("go"), {"role": "assistant", **answer}, user("on")).turns[1]
+    assert (turn.text, turn.left_out) == (text, left_out)
+
+
 def test_what_the_assistant_refused_is_its_text_and_what_it_spoke_is_counted() -> None:
     refused = {"role": "assistant", "content": None, "refusal": "I will not."}
     spoke = {"role": "assistant", "content": None, "audio": {"id": "audio_1"}}
@@ -180,6 +236,8 @@ LATER: list[tuple[Wire, dict[str, Any], str | None, int]] = [
     (CHAT, {"role": ["user"], "content": "4"}, "unknown: 4", 1),
     (CHAT, {"role": "assistant", "content": "so", "tool_calls": [{"id": "k", "function": {"name": ""}}]}, "so", 1),
     (CHAT, {"role": "assistant", "content": "so", "tool_calls": [{"id": "k", "function": {}}, 5]}, "so", 2),
+    (CHAT, {"role": "assistant", "content": "so", "tool_calls": "x"}, "so", 1),
+    (CHAT, {"role": "assistant", "content": "so", "tool_calls": {"id": "k"}}, "so", 1),
     (CHAT, {"role": "assistant", "content": "so", "function_call": {"name": "", "arguments": "{}"}}, "so", 1),
     (ANTHROPIC, {"role": "critic", "content": "4"}, "critic: 4", 1),
     (ANTHROPIC, {"role": "tool", "content": ["4", "2"]}, "tool: 42", 1),
@@ -233,7 +291,7 @@ def test_a_message_of_an_unknown_shape_is_kept_or_counted_once_the_assistant_has
 def test_a_message_of_an_unknown_shape_is_refused_in_the_opening(wire: Wire, message: dict[str, Any]) -> None:
     with pytest.raises(Problem) as problem:
         read(wire, user("go"), message, user("on"))
-    assert problem.value.status == 400
+    assert problem.value.status == 400 and "None" not in problem.value.message
 
 
 def test_a_null_type_with_a_role_is_a_message_in_an_opening_too() -> None:

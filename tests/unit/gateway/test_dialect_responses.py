@@ -7,6 +7,7 @@ import pytest
 from openai.types.responses import Response
 
 from orchestrator.contracts.marks import Finish
+from orchestrator.gateway.http.dialects.base import Known
 from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.problems import Problem, session_over, unavailable
 from tests.unit.gateway.dialect_rig import (
@@ -165,6 +166,49 @@ def test_two_tools_that_the_policy_could_not_tell_apart_are_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("kind", [{"type": "item_reference"}, {"type": None}, {}], ids=str)
+def test_an_item_with_an_id_and_nothing_else_is_the_stored_one(kind: dict[str, Any]) -> None:
+    made, said = (
+        {"type": "function_call", "call_id": "call_s0_0", "name": "look", "arguments": "{}"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+    )
+    known = Known(past=True, stored={"msg_s0": said, "fc_s0_0": made})
+    items = [USER, {"id": "msg_s0", **kind}, {"id": "fc_s0_0", **kind}, output("call_s0_0", "an oak")]
+    request = RESPONSES.dialect.read({"input": items}, {}, known).request
+    assert [(turn.role, turn.text) for turn in request.turns[1:]] == [
+        ("assistant", "I look."),
+        ("tool", "an oak"),
+    ]
+    assert [call.name for call in request.turns[1].calls] == ["look"] and request.left_out == 0
+
+
+SCHEMA = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ({"format": SCHEMA}, r"^input\[1\]\.text\.format is not supported: .*ask for the form in the prompt"),
+        ({"schema": {"type": "object"}}, r"^input\[1\]\.text\.schema is not supported"),
+        ("json", r"^input\[1\]\.text must be an object"),
+    ],
+)
+def test_an_update_that_wants_a_form_is_refused_until_the_session_has_a_step(text: Any, words: str) -> None:
+    update = {"type": "configuration_update", "text": text}
+    with pytest.raises(Problem, match=words):
+        read(USER, update)
+    request = RESPONSES.dialect.read({"input": [USER, update]}, {}, Known(past=True)).request
+    assert request.left_out == 1 and len(request.turns) == 1
+
+
+@pytest.mark.parametrize(
+    "more", [{"reasoning": {"effort": "high"}}, {"text": {"format": {"type": "text"}}}, {"text": None}, {}]
+)
+def test_an_update_that_wants_no_form_has_no_effect(more: dict[str, Any]) -> None:
+    request = read(USER, {"type": "configuration_update", **more})
+    assert request.left_out == 1 and len(request.turns) == 1
+
+
 def test_tools_that_come_as_an_item_are_tools() -> None:
     item = {"type": "additional_tools", "role": "developer", "tools": [{"type": "function", "name": "late"}]}
     request = read(USER, item)
@@ -219,6 +263,19 @@ def test_reasoning_of_another_provider_is_kept_as_far_as_it_is_readable() -> Non
         ([], {"conversation": "conv_1"}, "conversation is not supported"),
         ([], {"background": True}, "background is not supported: .*stream the reply instead"),
         ([{"type": "item_reference", "id": "rs_1"}], {}, r"input\[0\] refers to 'rs_1'.*not of this session"),
+        ([{"id": "rs_1"}], {}, r"input\[0\] refers to 'rs_1'.*not of this session"),
+        ([{"id": "rs_1", "type": None}], {}, r"input\[0\] refers to 'rs_1'.*not of this session"),
+        (
+            [USER, {"id": "rs_1", "content": "x"}],
+            {},
+            r"input\[1\] has no type: send messages, function calls",
+        ),
+        ([USER, {"id": 1}], {}, r"input\[1\] has no type"),
+        (
+            [USER, {"type": "message", "content": "x"}],
+            {},
+            r"input\[1\] has no role: use system, developer, user",
+        ),
         ([USER, {"type": "telepathy"}], {}, r"input\[1\] is of the unknown type 'telepathy'"),
         ([USER, 3], {}, r"input\[1\] is not an object"),
         ([{"role": "wizard", "content": "x"}], {}, "unknown role 'wizard'"),

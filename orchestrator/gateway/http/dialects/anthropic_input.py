@@ -7,30 +7,28 @@
 | redacted_thinking, …_tool_use and …_tool_result of a provider's tools | nothing, counted |
 | tool_use | a tool call |
 | tool_result | a tool message, before the rest of its user message |
+| tool_addition, tool_removal | nothing: they change the tools (`anthropic_tools.py`) |
 | any other | by `content.py`: its text; or refused in the opening of a conversation, left out and counted in a history |
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.contracts.quote import quoted
+from orchestrator.gateway.http.dialects.anthropic_tools import CHANGES, OfferedTools
 from orchestrator.gateway.http.dialects.base import ChatRequest
 from orchestrator.gateway.http.dialects.opaque_reasoning import signed_step
-from orchestrator.gateway.http.dialects.tools import anthropic_tool, of_provider
-from orchestrator.gateway.messages.content import LEFT_KEY, flatten, of_unknown_role
+from orchestrator.gateway.messages.content import LEFT_KEY, flatten, of_unknown_role, unknown_role
 from orchestrator.gateway.messages.foreign_keys import (
     ARGUMENTS,
     RESULT_IDS,
-    Form,
     check_key,
-    check_keys,
     check_message,
 )
-from orchestrator.gateway.messages.requests import function_tool, tool_list
 from orchestrator.gateway.messages.turns import STEP_KEY
 from orchestrator.gateway.problems import bad_request
 
 PSEUDO_HEADER = "x-anthropic-"
+_ROLES = ("system", "user", "assistant")
 
 
 def read_request(body: Mapping[str, Any], *, past: bool = False) -> ChatRequest:
@@ -41,13 +39,25 @@ def read_request(body: Mapping[str, Any], *, past: bool = False) -> ChatRequest:
     messages: list[dict[str, Any]] = []
     if system := system_text(body.get("system")):
         messages.append({"role": "system", "content": system})
+    prompt = len(messages)
+    tools = OfferedTools(body.get("tools"))
     for i, message in enumerate(raw):
         if not isinstance(message, dict):
             raise bad_request(f"messages[{i}] is not an object", "messages")
-        _message(message, f"messages[{i}]", messages, past)
-        past = past or message.get("role") == "assistant"
-    tools, stripped = _tools(body.get("tools"))
-    return ChatRequest(messages=messages, tools=tools, left_out=stripped)
+        spoken = past or message.get("role") == "assistant"
+        kept = _without_changes(message, tools, f"messages[{i}]", past=spoken)
+        if kept is not None:
+            _message(kept, f"messages[{i}]", messages, past)
+        past = spoken
+    if len(messages) == prompt:
+        raise bad_request("messages only change the tools: send a message of the user as well", "messages")
+    shown = tools.shown()
+    return ChatRequest(
+        messages=messages,
+        tools=shown,
+        left_out=tools.left_out,
+        all_removed=tools.any_removed and not shown,
+    )
 
 
 def system_text(system: Any) -> str:
@@ -66,28 +76,30 @@ def _without_pseudo_headers(text: str) -> str:
     return text
 
 
-def _tools(raw: Any) -> tuple[Sequence[Mapping[str, Any]], int]:
-    """(function tools, tools left out because they run on a provider's servers)."""
-    declared = tool_list(raw)
-    tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(declared) if not of_provider(tool)]
-    return tools, len(declared) - len(tools)
-
-
-def _tool(tool: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    if tool.get("type") in (None, "custom"):
-        check_keys(tool, Form.ANTHROPIC, where)
-        if tool.get("input_schema") is None:
-            raise bad_request(f"{where} has no input_schema: send the JSON schema of its input", "tools")
-        return function_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), where)
-    return anthropic_tool(tool, where)
+def _without_changes(
+    message: Mapping[str, Any], tools: OfferedTools, where: str, *, past: bool
+) -> Mapping[str, Any] | None:
+    """A message without its blocks that change the tools, after their effect on `tools`; None if it has no other block."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    rest = []
+    for block in content:
+        if isinstance(block, dict) and block.get("type") in CHANGES:
+            tools.change(block, where, past=past)
+        else:
+            rest.append(block)
+    if len(rest) == len(content):
+        return message
+    return {**message, "content": rest} if rest else None
 
 
 def _message(message: Mapping[str, Any], where: str, messages: list[dict[str, Any]], past: bool) -> None:
     """Convert one message and append the result."""
     role = message.get("role")
-    known = role in ("user", "assistant", "system")
+    known = role in _ROLES
     if not known and not past:
-        raise bad_request(f"{where} has the unknown role {quoted(role)}", "messages")
+        raise unknown_role(role, where, _ROLES, "messages")
     check_message("anthropic", message, where, "messages")
     blocks = _blocks(message.get("content"), where, past=past or role == "assistant")
     if role == "assistant":

@@ -16,6 +16,7 @@ from orchestrator.gateway.http.dialects.choice import read_choice
 from orchestrator.gateway.http.dialects.fields import check_fields, stripped, unknown
 from orchestrator.gateway.http.dialects.tool_names import ToolNames
 from orchestrator.gateway.messages.requests import (
+    CallRule,
     CompletionRequest,
     Reply,
     body_digest,
@@ -108,12 +109,13 @@ class Dialect(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
     """A request's conversation in chat form. `left_out` counts stripped provider-side items and tools; `names`: the tools by their names on a
-    wire with namespaces."""
+    wire with namespaces; `all_removed`: the conversation has removed every tool, so no call may be made."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     left_out: int = 0
     names: ToolNames | None = None
+    all_removed: bool = False
 
 
 def request_of(
@@ -131,6 +133,7 @@ def request_of(
     """The gateway's request. `limits` and `stop` name the body's keys for token limits and stop strings."""
     turns, parts_out = read_messages(chat_request.messages, past=past)
     names = ToolNames.plain(chat_request.tools) if chat_request.names is None else chat_request.names
+    rule = read_choice(body, names)
     limits_sent = [limit for key in limits if (limit := read_limit(body.get(key), key)) is not None]
     return CompletionRequest(
         turns=tuple(turns),
@@ -140,7 +143,7 @@ def request_of(
         model=str(body.get("model") or ""),
         max_tokens=min(limits_sent) if limits_sent else None,
         stop=read_stop(body.get(stop), stop),
-        rule=read_choice(body, names),
+        rule=CallRule(most=0) if chat_request.all_removed else rule,
         retries=retries_of(headers),
         reason=reason,
         left_out=parts_out + chat_request.left_out + stripped(wire, body),

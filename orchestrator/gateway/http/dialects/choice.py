@@ -72,7 +72,7 @@ def _rule(choice: Any, key: str, names: ToolNames, offered: Sequence[Any]) -> Ca
         raise bad_request(
             f"{key} names a namespace, which is not a tool: name its tools as allowed_tools", key
         )
-    if isinstance(choice, dict) and (of_provider(choice) or kind in offered):
+    if isinstance(choice, dict) and (of_provider(choice) or (kind is not None and kind in offered)):
         raise bad_request(
             f"{key} names {quoted(str(kind))}, a tool of a provider's, which is left out here: let it be auto, or name a function tool",
             key,
@@ -108,7 +108,7 @@ def _allowed(tools: Sequence[Mapping[str, Any]], key: str, names: ToolNames) -> 
     """The policy's names of allowed tools, each once. A provider's own tools are left out, as in the list of tools."""
     found = []
     for tool in tools:
-        kind = tool.get("type", "function")
+        kind = tool.get("type") or "function"
         if isinstance(kind, str) and kind in names.typed:
             found.append(names.typed[kind])
         elif kind in _NAMED:

@@ -243,18 +243,19 @@ def unknown(wire: str, body: Mapping[str, Any]) -> list[str]:
     return [name for name, value in body.items() if name not in known and value not in _NOTHING]
 
 
-def check_fields(wire: str, body: Mapping[str, Any]) -> None:
-    """Raise Problem 400 naming a field that cannot be honoured, or that has a value of the wrong type."""
+def check_fields(wire: str, body: Mapping[str, Any], place: str = "") -> None:
+    """Raise Problem 400 naming a field that cannot be honoured, or that has a value of the wrong type. `place`: it precedes the names of
+    the fields, if `body` is not the whole body."""
     if wire == "native" and (names := unknown(wire, body)):
         raise bad_request(f"{names[0]} is not a field of this route: it takes {', '.join(NATIVE)}", names[0])
     for name, kind in _BODIES.items():
         honoured = name in FIELDS[wire] and FIELDS[wire][name].treatment is Treatment.HONOURED
         if honoured and not isinstance(body.get(name), kind | None):
-            raise bad_request(f"{name} must be {_KINDS[kind]}", name)
+            raise bad_request(f"{place}{name} must be {_KINDS[kind]}", f"{place}{name}")
     _check_inner(wire, body)
     for name, field in _CHECKED[wire].items():
         if field.treatment is Treatment.REFUSED and not _asks_nothing(_value(name, body), field):
-            raise bad_request(f"{name} is not supported: {field.why}", name)
+            raise bad_request(f"{place}{name} is not supported: {field.why}", f"{place}{name}")
 
 
 def _check_inner(wire: str, body: Mapping[str, Any]) -> None:

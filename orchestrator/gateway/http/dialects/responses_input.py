@@ -8,7 +8,8 @@
 | function_call_output, custom_tool_call_output, outputs of typed tools | a tool message |
 | any other with a `call_id` and an `output`, once a call has that id | a tool message |
 | additional_tools | tools |
-| item_reference, previous_response_id | the object that was served under that id |
+| item_reference (also an id alone), previous_response_id | the object that was served under that id |
+| configuration_update | nothing, counted; refused in a session without a step if it wants a form of the reply |
 | items of a provider's own tools, any other item and calls without a name once the assistant has spoken | nothing, counted |
 | a message of an unknown role once the assistant has spoken | a user's message that begins with the role, counted |
 | any other item in the opening of a conversation | refused |
@@ -24,10 +25,11 @@ from orchestrator.gateway.http.dialects.base import (
     Known,
     Wanted,
 )
+from orchestrator.gateway.http.dialects.fields import check_fields
 from orchestrator.gateway.http.dialects.opaque_reasoning import kept_reasoning
 from orchestrator.gateway.http.dialects.responses_tools import read_tools, tools_of_the_past
 from orchestrator.gateway.http.dialects.tool_names import ToolNames
-from orchestrator.gateway.messages.content import LEFT_KEY, flatten, of_unknown_role
+from orchestrator.gateway.messages.content import LEFT_KEY, flatten, of_unknown_role, unknown_role
 from orchestrator.gateway.messages.foreign_keys import (
     ARGUMENTS,
     CONTENTS,
@@ -47,8 +49,9 @@ from orchestrator.gateway.messages.typed_calls import (
     arguments_of,
     result_of,
 )
-from orchestrator.gateway.problems import bad_request
+from orchestrator.gateway.problems import Problem, bad_request
 
+_ROLES = ("system", "developer", "user", "assistant")
 # Created and answered by a provider's servers, or in a form that only its models know. The gateway never serves such an item.
 _PROVIDER_ENDINGS = ("_call", "_call_output")
 _PROVIDER_ITEMS = frozenset(
@@ -74,6 +77,8 @@ def read_request(body: Mapping[str, Any], known: Known = NOTHING) -> tuple[ChatR
     if not isinstance(items, list) or (not items and not before):
         raise bad_request("input must be a non-empty string or list of items", "input")
     _check_references(items, known)
+    if not known.past and not before:
+        _check_updates(items)
     items = [_object(item, f"input[{i}]", known) for i, item in enumerate(items)]
     names = ToolNames()
     tools = list(
@@ -106,8 +111,22 @@ def _object(item: Any, where: str, known: Known) -> Mapping[str, Any]:
     """An item, or the stored one that it refers to."""
     if not isinstance(item, dict):
         raise bad_request(f"{where} is not an object", "input")
-    stored: Mapping[str, Any] = known.stored[item["id"]] if item.get("type") == "item_reference" else item
+    stored: Mapping[str, Any] = known.stored[item["id"]] if _refers(item) else item
     return stored
+
+
+def _refers(item: Mapping[str, Any]) -> bool:
+    """Whether an item stands for a stored one. Its type may be absent or null if it has an id and nothing else."""
+    if item.get("type") is not None:
+        return bool(item["type"] == "item_reference")
+    return isinstance(item.get("id"), str) and all(
+        value is None for key, value in item.items() if key not in ("id", "type")
+    )
+
+
+def _unknown(kind: object, where: str) -> Problem:
+    wrong = "has no type" if kind is None else f"is of the unknown type {quoted(kind)}"
+    return bad_request(f"{where} {wrong}: send messages, function calls and their outputs", "input")
 
 
 def _before(previous: Any, known: Known) -> list[dict[str, Any]]:
@@ -126,7 +145,7 @@ def _before(previous: Any, known: Known) -> list[dict[str, Any]]:
 def _check_references(items: Sequence[Any], known: Known) -> None:
     unresolved = []
     for i, item in enumerate(items):
-        if isinstance(item, dict) and item.get("type") == "item_reference":
+        if isinstance(item, dict) and _refers(item):
             identifier = item.get("id")
             if not isinstance(identifier, str):
                 raise bad_request(f"input[{i}] refers to a stored item without an id", "input")
@@ -135,6 +154,13 @@ def _check_references(items: Sequence[Any], known: Known) -> None:
     if unresolved:
         missing = next((reference for reference in unresolved if reference[1] in known.stored), unresolved[0])
         raise Wanted([missing[1], *(identifier for _, identifier in unresolved)], f"input[{missing[0]}]")
+
+
+def _check_updates(items: Sequence[Any]) -> None:
+    """Raise Problem 400 naming a form of the reply that a configuration update wants, as for the body's own `text`."""
+    for i, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "configuration_update":
+            check_fields("responses", {"text": item.get("text")}, f"input[{i}].")
 
 
 class _Conversation:
@@ -169,13 +195,13 @@ class _Conversation:
             case kind if self._past or kind.endswith(_PROVIDER_ENDINGS) or kind in _PROVIDER_ITEMS:
                 self.left_out += 1
             case _:
-                raise bad_request(f"{where} is of the unknown type {quoted(item.get('type'))}", "input")
+                raise _unknown(item.get("type"), where)
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role = item.get("role")
-        known = role in ("assistant", "user", "system", "developer")
+        known = role in _ROLES
         if not known and not self._past:
-            raise bad_request(f"{where} has the unknown role {quoted(role)}", "input")
+            raise unknown_role(role, where, _ROLES, "input")
         check_message("responses", item, where, "input")
         check_key(item, "content", CONTENTS, where, "input")
         from_assistant = role == "assistant"
