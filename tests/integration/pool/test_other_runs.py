@@ -31,7 +31,7 @@ EVERYTHING = text(
 
 Row = Any
 Claim = Callable[[AsyncConnection, StoredRun, Row], Awaitable[Any]]
-"""What a message makes the run do with the rollout of a row; true or not empty: it changed something."""
+"""The effect of a message on the rollout of a row; true or not empty: it changed something."""
 
 
 def _key(row: Row, kind: MessageKind) -> MessageKey:
