@@ -147,7 +147,7 @@ def readable(part: Any, depth: int = 0) -> PartText:
 
 
 def _heading(part: dict[str, Any], *, within: bool) -> str | None:
-    """The title, the source and the context of a part. `within`: it has a text. A source alone may belong to a picture, so it does not count as text."""
+    """The title, the source and the context of a part. `within`: it has a text. A source alone may belong to a picture: it is not text."""
     title, source, context = (part.get(key) for key in ("title", "source", "context"))
     if not (within or title or context) or (isinstance(source, str) and source.startswith("data:")):
         source = None

@@ -168,11 +168,11 @@ def test_two_tools_that_the_policy_could_not_tell_apart_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", [{"type": "item_reference"}, {"type": None}, {}], ids=str)
 def test_an_item_with_an_id_and_nothing_else_is_the_stored_one(kind: dict[str, Any]) -> None:
-    made, said = (
+    made, message = (
         {"type": "function_call", "call_id": "call_s0_0", "name": "look", "arguments": "{}"},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
     )
-    known = Known(past=True, stored={"msg_s0": said, "fc_s0_0": made})
+    known = Known(past=True, stored={"msg_s0": message, "fc_s0_0": made})
     items = [USER, {"id": "msg_s0", **kind}, {"id": "fc_s0_0", **kind}, output("call_s0_0", "an oak")]
     request = RESPONSES.dialect.read({"input": items}, {}, known).request
     assert [(turn.role, turn.text) for turn in request.turns[1:]] == [
