@@ -32,7 +32,6 @@ KNOWN = ("mini-swe-agent", "oracle", "shell")
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"reward": {"speed_weight": -1}}, "speed_weight is -1"),
         (
             {"reward": {"process": {"politeness": {"weight": 1}}}},
             "process signal 'politeness' is unknown; known: ill_formed_tool_call, ",

@@ -86,7 +86,7 @@ def test_a_signal_that_came_to_the_defaults_later_is_off_in_a_run_that_began_bef
         ("reward.process.language_mixing.weight", MOST_WEIGHT),
         ("queue.group_size", INT2),
         ("queue.batch_groups", INT2),
-        ("queue.max_attempts", INT2),
+        ("queue.max_attempts", 1000),
         ("trainer.parts", INT2),
     ],
 )
