@@ -6,7 +6,7 @@ Files are searched, and the objects of git repositories. Many tasks bring the sa
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import BinaryIO, Final
@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 from orchestrator.tasks import git_objects
 from orchestrator.tasks.bundle import Bundle
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES
+from orchestrator.tasks.needles import Needles
 from orchestrator.tasks.word_filter import WordFilter, inner_words
 from sandboxes.base import AnyFile
 
@@ -26,6 +27,10 @@ HIDDEN: Final = re.compile(r"(steps/[^/]+/)?(tests|solution)/")
 
 _SMALL: Final = 2048
 """Files up to this size are searched faster than their words are looked up."""
+_FEW: Final = 16
+"""Secrets up to which a search for each is the fastest."""
+_FILTERED: Final = 1 << 18
+"""Secrets that are looked up in the words of known files, for one task: some tenths of a second."""
 _PIECE: Final = 1 << 20
 _MAGIC: Final = 16
 _ENTRY_BYTES: Final = 200
@@ -34,18 +39,19 @@ _ENTRY_BYTES: Final = 200
 def check_leaks(bundle: Bundle) -> None:
     """ValueError if the agent could read the answer in its environment: the text of a solution or of the test script in one of its files, or in an
     object of a git repository, or objects that cannot be read."""
-    secrets = [
-        _Secret(path, text, inner_words(text))
-        for path, file in bundle.files.items()
-        if (kind := HIDDEN.match(path)) is not None
-        and (kind[2] == "solution" or path == kind[0] + "test.sh")
-        and file.size <= MAX_MESSAGE_BYTES
-        if len(text := file.data.strip()) >= LEAK_BYTES
-    ]
-    left = git_objects.MOST_BYTES
+    search = _Search(
+        [
+            _Secret(path, text, inner_words(text))
+            for path, file in bundle.files.items()
+            if (kind := HIDDEN.match(path)) is not None
+            and (kind[2] == "solution" or path == kind[0] + "test.sh")
+            and file.size <= MAX_MESSAGE_BYTES
+            if len(text := file.data.strip()) >= LEAK_BYTES
+        ]
+    )
     for where, file in bundle.files.items():
         if SHOWN.match(where):
-            left -= _search(where, file, secrets, left)
+            search.through(where, file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,57 +139,73 @@ def _read(file: AnyFile) -> _Known:
     return _Known(words=words, is_packed=True, objects=objects, object_bytes=sum(sizes))
 
 
-def _search(where: str, file: AnyFile, secrets: list[_Secret], most_bytes: int) -> int:
-    """ValueError if a file holds a secret, in its text or in the objects of a git repository; returns the bytes of those objects."""
-    known = _KNOWN.of(file)
-    sought = [secret for secret in secrets if len(secret.text) <= file.size]
-    if known is not None:
-        sought = [secret for secret in sought if known.words.may_hold(secret.words)]
-        if known.objects is not None and known.object_bytes <= most_bytes:
-            in_objects = [secret for secret in secrets if known.objects.may_hold(secret.words)]
-            if not sought and not in_objects:
-                return known.object_bytes
-        elif not (sought or known.is_packed or git_objects.is_loose(where)):
-            return 0
-    with file.open() as stream:
-        begin = stream.read(_PIECE if sought else _MAGIC)
-        if sought and (held := _contained(begin, stream, sought)) is not None:
+class _Search:
+    """The search for the secrets of one task. For many of them, one pass over a text finds all."""
+
+    def __init__(self, secrets: Sequence[_Secret]) -> None:
+        self._secrets = secrets
+        self._longest = max((len(secret.text) for secret in secrets), default=0)
+        self._needles = Needles(secret.text for secret in secrets) if len(secrets) > _FEW else None
+        self._object_bytes = git_objects.MOST_BYTES
+        self._filtered = _FILTERED
+
+    def through(self, where: str, file: AnyFile) -> None:
+        """ValueError if a file holds a secret, in its text or in the objects of a git repository."""
+        known = _KNOWN.of(file) if self._filtered > 0 else None
+        sought = self._secrets
+        if self._needles is None:
+            sought = [secret for secret in sought if len(secret.text) <= file.size]
+        if known is not None:
+            self._filtered -= len(self._secrets)
+            sought = [secret for secret in sought if known.words.may_hold(secret.words)]
+            if known.objects is not None and known.object_bytes <= self._object_bytes:
+                in_objects = any(known.objects.may_hold(secret.words) for secret in self._secrets)
+                if not sought and not in_objects:
+                    self._object_bytes -= known.object_bytes
+                    return
+            elif not (sought or known.is_packed or git_objects.is_loose(where)):
+                return
+        with file.open() as stream:
+            begin = stream.read(_PIECE if sought else _MAGIC)
+            if sought and (held := self._in_file(begin, stream, sought)) is not None:
+                raise ValueError(
+                    f"{where} holds the whole text of {held}, which the agent must not see: remove it from one of them"
+                )
+        self._through_objects(where, _objects(where, file, begin, self._object_bytes))
+
+    def _in_file(self, begin: bytes, stream: BinaryIO, sought: Sequence[_Secret]) -> str | None:
+        """The path of a secret that a file contains. It is read in pieces, which overlap by the longest secret; `begin` is the first one."""
+        text = begin
+        while text:
+            if (held := self._in_text(text, sought)) is not None:
+                return held
+            piece = stream.read(_PIECE)
+            text = text[-self._longest + 1 :] + piece if piece else b""
+        return None
+
+    def _in_text(self, text: bytes, sought: Sequence[_Secret]) -> str | None:
+        """The path of the first secret in a text."""
+        if self._needles is None or len(sought) <= _FEW:
+            return next((secret.path for secret in sought if secret.text in text), None)
+        found = self._needles.within(text)
+        return next((secret.path for secret in sought if secret.text in found), None) if found else None
+
+    def _through_objects(self, where: str, objects: Iterator[bytes]) -> None:
+        held = None
+        try:
+            for text in objects:
+                self._object_bytes -= len(text)
+                if (held := self._in_text(text, self._secrets)) is not None:
+                    break
+        except ValueError as error:
             raise ValueError(
-                f"{where} holds the whole text of {held}, which the agent must not see: remove it from one of them"
+                f"{where}: the objects of this git repository cannot be searched for the answer, {error}: "
+                "pack it again (`git gc`), or leave old history out (`git clone --depth 1`)"
+            ) from error
+        if held is not None:
+            raise ValueError(
+                f"{where} holds the whole text of {held} in an object of a git repository, which the agent must not see: begin a history without it"
             )
-    return _search_objects(where, _objects(where, file, begin, most_bytes), secrets)
-
-
-def _contained(begin: bytes, stream: BinaryIO, secrets: list[_Secret]) -> str | None:
-    """The path of the first secret that a file contains. It is read in pieces, which overlap by the longest secret; `begin` is the first one."""
-    longest = max(len(secret.text) for secret in secrets)
-    text = begin
-    while text:
-        for secret in secrets:
-            if secret.text in text:
-                return secret.path
-        piece = stream.read(_PIECE)
-        text = text[-longest + 1 :] + piece if piece else b""
-    return None
-
-
-def _search_objects(where: str, objects: Iterator[bytes], secrets: list[_Secret]) -> int:
-    size, held = 0, None
-    try:
-        for text in objects:
-            size += len(text)
-            if (held := next((secret.path for secret in secrets if secret.text in text), None)) is not None:
-                break
-    except ValueError as error:
-        raise ValueError(
-            f"{where}: the objects of this git repository cannot be searched for the answer, {error}: "
-            "pack it again (`git gc`), or leave old history out (`git clone --depth 1`)"
-        ) from error
-    if held is not None:
-        raise ValueError(
-            f"{where} holds the whole text of {held} in an object of a git repository, which the agent must not see: begin a history without it"
-        )
-    return size
 
 
 def _objects(path: str, file: AnyFile, begin: bytes, most_bytes: int) -> Iterator[bytes]:

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.contracts.quote import quoted
+from orchestrator.tasks.needles import Needles
 from orchestrator.tasks.vetting.compiled import kept
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.forms import MOST_DECODED, Budget, Form, views
-from orchestrator.tasks.vetting.needles import Needles
 from orchestrator.tasks.vetting.secrets import Body, Source
 
 PLAIN: Final = 0.5

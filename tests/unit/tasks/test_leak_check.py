@@ -1,6 +1,7 @@
 """Answers in files that many tasks bring: known by their words from the second task on, found as in the first."""
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,42 @@ def test_a_whole_file_of_the_solution_is_a_leak_whatever_else_the_solution_chang
     found = Bundle(files={path: File(text.encode()) for path, text in files.items()})
     with pytest.raises(ValueError, match=rf"environment/{held}.*: remove it from one of them"):
         check_leaks(found)
+
+
+MANY = 700
+
+
+def of_many_files(shown: dict[str, bytes], solution: list[bytes]) -> Bundle:
+    files = {f"environment/files/{path}": File(data) for path, data in shown.items()}
+    files |= {f"solution/{number:04}.txt": File(data) for number, data in enumerate(solution)}
+    return Bundle(files=files | {"solution/solve.sh": File(b"cp -r /solution/. /app/ && echo copied")})
+
+
+@pytest.mark.parametrize(
+    "place", [0, 1, (1 << 20) - 40, (3 << 20) + 5], ids=["0", "1", "over a border", "late"]
+)
+def test_one_of_many_files_of_a_solution_is_found_wherever_it_stands(place: int) -> None:
+    answers = [b"row %d: " % number + b"quiet zebra %d" % (number * number) for number in range(MANY)]
+    body = random.Random(4).randbytes(4 << 20)
+    check_leaks(of_many_files({"a.bin": body}, answers))
+    body = body[:place] + answers[321] + body[place:]
+    with pytest.raises(ValueError, match=r"files/a.bin holds the whole text of solution/0321.txt"):
+        check_leaks(of_many_files({"a.bin": body}, answers))
+
+
+def test_many_files_beside_many_of_a_solution_take_the_time_of_their_bytes() -> None:
+    shown = {f"{number:04}.txt": b"line %d of a file\n" % number * 60 for number in range(MANY)}
+    alike = [b"# the same header in each\n" * 40 + b"end %06d" % number for number in range(MANY)]
+
+    def seconds(count: int) -> float:
+        found = of_many_files(dict(list(shown.items())[:count]), alike[:count])
+        began = time.thread_time()
+        check_leaks(found)
+        return time.thread_time() - began
+
+    few, many = min(seconds(MANY // 10) for _ in range(3)), min(seconds(MANY) for _ in range(3))
+    print(f"{MANY // 10} files {few:.3f} s, {MANY} files {many:.3f} s")
+    assert many <= 40 * few, "a search for each in each takes 100 times as long"
 
 
 @pytest.mark.parametrize("stored", [False, True])

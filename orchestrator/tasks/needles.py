@@ -1,6 +1,7 @@
 """Which of many texts stand in another, in a time that hardly grows with their number.
 
 Each text is known by the eight bytes in it that fewest others share. One pass over the other text finds these, and only there the whole is compared.
+Where texts share so much that this takes long, each is searched for by itself.
 """
 
 from collections import Counter
@@ -12,6 +13,8 @@ import numpy as np
 PIECE: Final = 8
 _TRIED: Final = 48
 """Places of a text that are compared with those of others."""
+_COMPARED: Final = 4
+"""Comparisons for each text, beyond one for each byte, after which a search for each takes less time."""
 _SMALL: Final = 512
 """Bytes of a text up to which a loop is faster than arrays."""
 _BITS: Final = 22
@@ -23,7 +26,7 @@ class Needles:
     """Texts to search for, each of at least `PIECE` bytes."""
 
     def __init__(self, texts: Iterable[bytes]) -> None:
-        wanted = set(texts)
+        self._wanted = wanted = frozenset(texts)
         self._least = min(map(len, wanted), default=PIECE)
         assert self._least >= PIECE
         shared = Counter(text[at : at + PIECE] for text in wanted for at in _places(text))
@@ -40,8 +43,13 @@ class Needles:
         found: set[bytes] = set()
         if not self._pieces or len(text) < self._least:
             return found
+        left = _COMPARED * len(self._wanted) + len(text)
         for at in range(len(text) - PIECE + 1) if len(text) <= _SMALL else self._likely(text):
-            for offset, needle in self._pieces.get(text[at : at + PIECE], ()):
+            here = self._pieces.get(text[at : at + PIECE], ())
+            left -= len(here)
+            if left < 0:
+                return {needle for needle in self._wanted if needle in text}
+            for offset, needle in here:
                 if at >= offset and text.startswith(needle, at - offset):
                     found.add(needle)
         return found

@@ -13,8 +13,8 @@ from ops.lab.task_set.small import WELL_MADE
 from orchestrator.probing import Left
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.needles import Needles
 from orchestrator.tasks.vetting.leaks import Readable, Searched
-from orchestrator.tasks.vetting.needles import Needles
 from orchestrator.vetting import leak
 from orchestrator.vetting.trials import Trials
 from sandboxes.bubblewrap import BubblewrapProvider
@@ -31,6 +31,14 @@ def test_the_answer_is_that_of_one_search_for_each(wanted: list[str], parts: lis
     text = b"-" * front + "".join(parts + wanted[::2]).encode()
     texts = [each.encode() for each in wanted]
     assert Needles(texts).within(text) == {each for each in texts if each in text}
+
+
+def test_texts_of_one_piece_that_stands_everywhere_are_searched_for_each_by_itself() -> None:
+    texts = [b"ab" * 40 + b"%03d" % number for number in range(300)]
+    text = b"ab" * 5000 + texts[7][30:] + b"ab" * 5000 + texts[9]
+    assert Needles(texts).within(text) == {texts[7], texts[9]}
+    repeated = [b"abababab" * count for count in range(1, 300)]
+    assert Needles(repeated).within(b"ab" * 100) == set(repeated[:25])
 
 
 def test_many_texts_take_hardly_longer_than_few() -> None:
