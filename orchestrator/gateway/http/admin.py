@@ -5,12 +5,14 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 from prometheus_client import CollectorRegistry, generate_latest
 
+from orchestrator.contracts.numbers import INT2, INT4, INT8
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import SessionState
 from orchestrator.gateway.http.base import json_response, read_json
@@ -22,38 +24,43 @@ from orchestrator.gateway.sessions.session import SessionSpec
 from orchestrator.gateway_client import ConversationLimit, OpenSession, SessionBudget
 from orchestrator.pool.drain_requests import Orders
 from orchestrator.settings.sampling import checked
+from orchestrator.settings.timeouts import LONGEST_S
+
+_Small = Annotated[int, Meta(ge=0, le=INT2)]
+_Whole = Annotated[int, Meta(ge=0, le=INT4)]
+_Large = Annotated[int, Meta(ge=0, le=INT8)]
 
 
 class _Budget(msgspec.Struct, frozen=True, kw_only=True):
-    max_turns: int
-    max_context: int
-    max_total_tokens: int | None = None
-    max_auxiliary_calls: int | None = None
-    max_auxiliary_tokens: int | None = None
+    max_turns: _Whole
+    max_context: _Whole
+    max_total_tokens: _Large | None = None
+    max_auxiliary_calls: _Whole | None = None
+    max_auxiliary_tokens: _Large | None = None
 
 
 class _Open(msgspec.Struct, frozen=True, kw_only=True):
     run: str
-    rollout: int
-    attempt: int
-    epoch: int
+    rollout: _Large
+    attempt: _Small
+    epoch: _Whole
     budget: _Budget
-    ttl_s: float | None = None
+    ttl_s: Annotated[float, Meta(ge=0, le=LONGEST_S)] | None = None
     sampling: dict[str, Any] = {}
     scripted: list[dict[str, Any]] | None = None
     auxiliary: list[str] = []
     replayable: bool = False
-    version: int | None = None
-    group: int | None = None
+    version: _Whole | None = None
+    group: _Large | None = None
     conversations: ConversationLimit = ConversationLimit.MANY
     sub_agents: list[str] | None = None
     instructions: list[str] = []
 
 
 class _Lease(msgspec.Struct, frozen=True):
-    rollout: int
-    attempt: int
-    epoch: int
+    rollout: _Large
+    attempt: _Small
+    epoch: _Whole
 
 
 class AdminRoutes:

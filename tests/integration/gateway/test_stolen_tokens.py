@@ -58,3 +58,30 @@ async def test_a_token_opens_no_admin_route(rig: Rig) -> None:
             assert answer.status == 401
     status, reply, _ = await ask(rig, f"{session.path}/chat/completions", bodies("oak")["/chat/completions"])
     assert status == 200, reply
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("ttl_s", 1e14),
+        ("ttl_s", -1),
+        ("rollout", 2**63),
+        ("attempt", 2**15),
+        ("epoch", 2**31),
+        ("version", 2**40),
+        ("budget.max_turns", 2**31),
+        ("budget.max_total_tokens", -5),
+    ],
+)
+async def test_a_session_with_a_number_out_of_bounds_is_refused_and_the_number_named(
+    rig: Rig, where: str, value: float
+) -> None:
+    budget: dict[str, Any] = {"max_turns": 1000, "max_context": 2048}
+    body: dict[str, Any] = {"run": rig.run, "rollout": 1, "attempt": 1, "epoch": 1, "budget": budget}
+    (budget if "." in where else body)[where.rpartition(".")[2]] = value
+    secret = {"Authorization": f"Bearer {rig.gateway.admin_secret}"}
+    async with (
+        aiohttp.ClientSession(headers=secret) as http,
+        http.post(f"{rig.gateway.url}/admin/sessions", json=body) as answer,
+    ):
+        assert answer.status == 400 and f"`$.{where}`" in await answer.text()
