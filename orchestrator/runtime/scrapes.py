@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 from wsgiref.types import WSGIApplication
 
+from orchestrator.runtime.accepting import PAUSE_S, is_short
 from orchestrator.runtime.inherited import inherited
 from orchestrator.runtime.log import get
 
@@ -71,6 +72,15 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
             TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection. Raises OSError, after a pause if there is no descriptor for it."""
+        try:
+            return cast("tuple[Any, Any]", super().get_request())
+        except OSError as error:
+            if is_short(error):
+                time.sleep(PAUSE_S)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start the thread of a connection once there is room for it."""

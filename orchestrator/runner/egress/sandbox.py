@@ -9,6 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,7 @@ from orchestrator.bus.feed import in_background
 from orchestrator.contracts.network import Access
 from orchestrator.runner.delegated_sandbox import DelegatedSandbox
 from orchestrator.runner.egress.proxy import CONNECTIONS, Proxy
+from orchestrator.runtime import accepting
 from orchestrator.settings.timeouts import timeouts
 from sandboxes.base import ArtifactLimits, Artifacts, Process, Sandbox, SandboxError, SandboxSpec
 from sandboxes.owned import owned_directory, sockets_root
@@ -121,12 +123,8 @@ async def listening(access: Access, proxy: Proxy | None = None) -> AsyncIterator
         program.write_bytes(Path(relay.__file__).read_bytes())
         program.chmod(0o644)
         listener = await anyio.create_unix_listener(directory / _SOCKET, mode=0o666, backlog=CONNECTIONS)
-
-        async def serve() -> None:
-            await listener.serve(served.serve)
-
         try:
-            async with listener, in_background(serve):
+            async with listener, in_background(partial(accepting.serve, listener, served.serve)):
                 yield Listener(directory, secrets.choice(PORTS))
         finally:
             served.close()

@@ -1,15 +1,19 @@
 """The runner's socket that connects to a gateway on another host."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import pytest
 
 from orchestrator.deploy.embedded.ports import free_port
 from orchestrator.runner.bridge import bridged
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -76,3 +80,112 @@ async def test_what_a_killed_runner_left_is_replaced(tmp_path: Path) -> None:
     async with echoing() as port, bridged(tmp_path / "s", lambda: ("127.0.0.1", port)):
         with anyio.fail_after(60):
             assert await reply_to(tmp_path / "s", b"a") == b"aa"
+
+
+@dataclass
+class Seen:
+    """The connections of a server in the order in which they came, and the questions that it has not answered."""
+
+    came: list[anyio.abc.SocketStream] = field(default_factory=list)
+    open_questions: int = 0
+
+
+@asynccontextmanager
+async def holding() -> AsyncIterator[tuple[int, Seen]]:
+    """A server that echoes each chunk but a question."""
+    seen = Seen()
+
+    async def echo(stream: anyio.abc.SocketStream) -> None:
+        seen.came.append(stream)
+        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+            async with stream:
+                async for chunk in stream:
+                    if chunk == b"question":
+                        seen.open_questions += 1
+                    else:
+                        await stream.send(chunk)
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, echo)
+        yield int(listener.extra(anyio.abc.SocketAttribute.local_port)), seen
+        tasks.cancel_scope.cancel()
+
+
+async def ends(stream: anyio.abc.SocketStream) -> bool:
+    try:
+        await stream.receive()
+    except (anyio.EndOfStream, anyio.BrokenResourceError):
+        return True
+    return False
+
+
+async def test_a_connection_too_many_ends_the_oldest_that_asks_nothing_or_itself(tmp_path: Path) -> None:
+    socket = tmp_path / "s"
+    async with (
+        holding() as (port, seen),
+        bridged(socket, lambda: ("127.0.0.1", port), most=3),
+        _Client(socket, seen) as client,
+    ):
+        with anyio.fail_after(60):
+            asks = await client.asks()
+            silent = await client.connects()
+            answered = await client.was_answered()
+            fourth = await client.was_answered()
+            assert await ends(silent), "the oldest that asks nothing"
+            fifth = await client.asks()
+            assert await ends(answered), "its question was answered"
+            sixth = await client.asks()
+            assert await ends(fourth)
+            assert await ends(await client.connects()), "each of the others waits for an answer"
+            for each in (asks, fifth, sixth):
+                await each.send(b"still")
+                assert await each.receive() == b"still"
+
+
+async def test_a_connection_that_the_gateway_ends_is_ended_here_though_its_client_keeps_it_open(
+    tmp_path: Path,
+) -> None:
+    socket = tmp_path / "s"
+    async with (
+        holding() as (port, seen),
+        bridged(socket, lambda: ("127.0.0.1", port)),
+        _Client(socket, seen) as client,
+    ):
+        with anyio.fail_after(60):
+            stream = await client.was_answered()
+            await seen.came[0].aclose()
+            assert await ends(stream)
+            with pytest.raises(anyio.BrokenResourceError):
+                while True:
+                    await stream.send(b"more")
+                    await anyio.lowlevel.checkpoint()
+
+
+class _Client:
+    """Opens connections, and closes them at the end."""
+
+    def __init__(self, socket: Path, seen: Seen) -> None:
+        self._socket, self._seen, self._open = socket, seen, AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+
+    async def connects(self) -> anyio.abc.SocketStream:
+        return await self._open.enter_async_context(await anyio.connect_unix(self._socket))
+
+    async def was_answered(self) -> anyio.abc.SocketStream:
+        stream = await self.connects()
+        await stream.send(b"hello")
+        assert await stream.receive() == b"hello"
+        return stream
+
+    async def asks(self) -> anyio.abc.SocketStream:
+        """A connection whose question has arrived and is not answered."""
+        stream, before = await self.was_answered(), self._seen.open_questions
+        await stream.send(b"question")
+        await eventually(lambda: self._seen.open_questions > before)
+        return stream
