@@ -82,6 +82,8 @@ class Journal:
         self._buffer: list[tuple[JournalEntry | None, bytes]] = []  # frames for the next flush; None: settled
         self._refused: dict[int, JournalFull] = {}
         self._flush = anyio.Lock(fast_acquire=True)
+        # Its own: no other work of the process, however much of it waits for a thread, delays a write.
+        self._thread = anyio.CapacityLimiter(1)
         self.torn_bytes = 0  # bytes that the last open cut off
         self.damaged_bytes = 0  # bytes that the last open found outside every frame
 
@@ -178,7 +180,7 @@ class Journal:
             if not self._tail_known:
                 self._cut()
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._write_durably, data)
+                await anyio.to_thread.run_sync(self._write_durably, data, limiter=self._thread)
         except OSError as error:
             # Every entry of the batch is refused, whether or not the part that was written can be cut again.
             refusal = self._full(error)

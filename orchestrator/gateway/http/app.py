@@ -131,7 +131,8 @@ class SandboxRoutes:
         try:
             await session.turn()  # a body that waits here has not been received yet
             with session.receiving():
-                raw = await read_body(request, limit.bytes)
+                in_thread = partial(self._completions.large_requests.thread, session)
+                raw = await read_body(request, limit.bytes, in_thread)
             session.charge_time(len(raw) / RECEIVED)
             if costly(raw):
                 check_room(session)

@@ -7,17 +7,18 @@
 | later than `timeouts.request_body_s` | refused with 408: a byte a second would hold its connection for days |
 | large, or with very many parts | decoded in its own process: decoding holds the interpreter lock |
 | any other | decoded at once |
+| compressed | decompressed in a thread, one at a time for a session (`completions/offload.py`) |
 
 The same limits apply to a compressed body, both compressed and decompressed (`encodings.py`).
 """
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import msgspec
 from aiohttp import web
 
@@ -45,10 +46,14 @@ PARTS_FROM, PARTS = 1 << 16, 1 << 14  # bytes from which parts are counted; obje
 NICENESS = 10
 _PASSED = (AGENT_HEADER, RETRY_HEADER)
 
+InThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+"""Runs work off the event loop, and only as much at once as its session may have."""
 
-async def read_body(request: web.Request, limit: int) -> bytes:
-    """The body, decoded, at most `limit` bytes. Raises BodyTooLarge above that, Problem 413 above the gateway's own limit; both before
-    reading if the request has a length. Raises Problem 415 for an unsupported encoding, Problem 408 if it takes too long to arrive."""
+
+async def read_body(request: web.Request, limit: int, in_thread: InThread) -> bytes:
+    """The body, decompressed by `in_thread`, at most `limit` bytes. Raises BodyTooLarge above that, Problem 413 above the gateway's own limit; both
+    before reading if the request has a length. Raises Problem 400 for a damaged body, 408 if it takes too long to arrive, 415 for an unsupported
+    encoding, 503 if very many bodies of the session wait for a thread."""
     encodings = codings(request.headers.get("Content-Encoding", ""))
     try:
         with anyio.fail_after(timeouts().request_body_s):
@@ -61,11 +66,16 @@ async def read_body(request: web.Request, limit: int) -> bytes:
         ) from None
     if not encodings:
         return raw
-    maximum = min(limit, request.client_max_size)
-    try:  # off the event loop: a few bytes may expand to very many
-        return await anyio.to_thread.run_sync(decoded, raw, encodings, maximum)
+    # A few bytes may expand to very many.
+    return await in_thread(partial(_decompressed, raw, encodings, limit, request.client_max_size))
+
+
+def _decompressed(raw: bytes, encodings: list[str], limit: int, most: int) -> bytes:
+    maximum = min(limit, most)
+    try:
+        return decoded(raw, encodings, maximum)
     except Larger:
-        _check(maximum + 1, limit, request.client_max_size)
+        _check(maximum + 1, limit, most)
         raise AssertionError("a body above the least of both limits is above one of them") from None
 
 

@@ -3,7 +3,7 @@
 | Content-Encoding | read by |
 |---|---|
 | identity, none | not decompressed |
-| gzip, x-gzip, deflate (with a zlib header or without) | zlib |
+| gzip, x-gzip, deflate (with a zlib header or without) | zlib; MOST_MEMBERS members at most |
 | zstd | zstandard |
 | any other (br among them) | refused with 415; the message names the supported ones |
 """
@@ -17,6 +17,8 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.problems import Problem, bad_request
 
 MOST_CODINGS = 3  # nested codings; no client uses more than one
+# A member without content has 8 bytes: only their number ends a body of such members.
+MOST_MEMBERS = 1024
 _WINDOW = 64 * 2**20  # bytes of memory that one frame of zstd may need
 _PIECE = 1 << 16
 
@@ -49,22 +51,33 @@ def decoded(raw: bytes, names: list[str], most: int) -> bytes:
     for name in reversed(names):
         try:
             raw = READERS[name](raw, most)
-        except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        except (zlib.error, zstandard.ZstdError, ValueError) as error:
             raise bad_request(f"the body cannot be read as {name}: {' '.join(str(error).split())}") from None
     return raw
 
 
 def _zlib(raw: bytes, most: int, wbits: int) -> bytes:
-    """Decompress one or more consecutive members."""
-    out, rest = bytearray(), raw
-    while rest:
-        decompressor = zlib.decompressobj(wbits)
-        out += decompressor.decompress(rest, most + 1 - len(out))
-        if len(out) > most:
-            raise Larger
-        if not decompressor.eof:
-            raise EOFError("it ends in the middle")
-        rest = decompressor.unused_data
+    """Decompress one or more consecutive members. Raises ValueError if the last one is incomplete, or if there are too many.
+
+    zlib copies the bytes behind a member, so the body is read in pieces.
+    """
+    out, view, members = bytearray(), memoryview(raw), 0
+    decompressor = None
+    for start in range(0, len(view), _PIECE):
+        rest: bytes | memoryview = view[start : start + _PIECE]
+        while rest:
+            if decompressor is None:
+                decompressor, members = zlib.decompressobj(wbits), members + 1
+                if members > MOST_MEMBERS:
+                    raise ValueError(f"it has more than {MOST_MEMBERS:,} members; send it as one")
+            out += decompressor.decompress(rest, most + 1 - len(out))
+            if len(out) > most:
+                raise Larger
+            rest = decompressor.unused_data
+            if decompressor.eof:
+                decompressor = None
+    if decompressor is not None:
+        raise ValueError("it ends in the middle")
     return bytes(out)
 
 

@@ -1,6 +1,8 @@
 """Large requests: refused by their size where they cannot fit, read off the event loop where they may, and counted."""
 
+import gzip
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -8,6 +10,7 @@ import aiohttp
 import anyio
 import pytest
 
+from orchestrator.gateway.http.encodings import decoded
 from orchestrator.gateway_client import SessionBudget
 from tests.integration.gateway.rig import Rig
 from tests.integration.gateway.wires_rig import PATHS, ask, bodies, message_of
@@ -132,6 +135,38 @@ async def test_a_large_request_that_is_refused_as_it_is_read_counts_as_well(rig:
     )
     assert "turns" in replies[8][1]["error"]["message"]
     assert (await rig.seal(rollout)).exhausted == "turns"
+
+
+async def test_compressed_bodies_of_one_session_are_read_one_at_a_time_and_few_may_wait(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (_, greedy), (_, other) = await rig.open(), await rig.open()
+    started, go_on = list[int](), threading.Event()
+
+    def slow(raw: bytes, names: list[str], most: int) -> bytes:
+        started.append(len(raw))
+        assert go_on.wait(60)
+        return decoded(raw, names, most)
+
+    monkeypatch.setattr("orchestrator.gateway.http.bodies.decoded", slow)
+    path, question = "/chat/completions", bodies("oak")["/chat/completions"]
+    packed = gzip.compress(json.dumps(question).encode())
+    statuses: list[int] = []
+
+    async def ask_packed() -> None:
+        status, reply, _ = await ask(rig, greedy.path + path, packed, **{"Content-Encoding": "gzip"})
+        assert status == 200 or "8 large requests of this session are being read" in reply["error"]["message"]
+        statuses.append(status)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(20):
+            tasks.start_soon(ask_packed)
+        await eventually(lambda: len(statuses) == 12)
+        assert len(started) == 1
+        status, reply, _ = await ask(rig, other.path + path, question)
+        assert status == 200, reply
+        go_on.set()
+    assert sorted(statuses) == [200] * 8 + [503] * 12
 
 
 def _user(text: str) -> dict[str, Any]:

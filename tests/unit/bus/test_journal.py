@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 import structlog
 from structlog.testing import capture_logs
@@ -16,6 +17,7 @@ from orchestrator.bus import frames
 from orchestrator.bus.base import BusError, Outgoing
 from orchestrator.bus.journal import Journal, JournalFull
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -24,6 +26,20 @@ def message(n: int) -> Outgoing:
     return Outgoing(
         subject="steps.demo.1", msg_id=f"1:1:{n}:step", schema="StepRecorded/1", body=b'{"n":%d}' % n
     )
+
+
+async def test_an_entry_is_written_while_all_threads_of_the_process_are_taken(tmp_path: Path) -> None:
+    threads = anyio.to_thread.current_default_thread_limiter()
+    async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
+        takers = [object() for _ in range(int(threads.available_tokens))]
+        for taker in takers:
+            threads.acquire_on_behalf_of_nowait(taker)
+        tasks.start_soon(journal.append, message(0))
+        try:
+            await eventually(journal.pending)
+        finally:
+            for taker in takers:
+                threads.release_on_behalf_of(taker)
 
 
 async def test_entries_come_back_in_order_after_a_restart(tmp_path: Path) -> None:

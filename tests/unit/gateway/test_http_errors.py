@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 import zstandard
 from aiohttp import web
@@ -15,6 +16,7 @@ from orchestrator.gateway.http.app import guard
 from orchestrator.gateway.http.base import decode_json, json_response, problem_response
 from orchestrator.gateway.http.bodies import read_body
 from orchestrator.gateway.http.dialects.errors import error_for
+from orchestrator.gateway.http.encodings import MOST_MEMBERS, decoded
 from orchestrator.gateway.http.protocol import WireRunner
 from orchestrator.gateway.problems import BodyTooLarge, Problem
 
@@ -30,7 +32,7 @@ CHUNKED = HOST + b"Transfer-Encoding: chunked\r\n\r\n"
 async def port() -> AsyncIterator[int]:
     async def echo(request: web.Request) -> web.StreamResponse:
         try:
-            return json_response(decode_json(await read_body(request, LIMIT)))
+            return json_response(decode_json(await read_body(request, LIMIT, anyio.to_thread.run_sync)))
         except BodyTooLarge:
             problem = Problem(400, "budget_exhausted", "too long")
         except Problem as refused:
@@ -194,3 +196,16 @@ async def test_a_few_bytes_that_stand_for_very_many_are_refused_like_a_body_of_t
             continue
         got, body, _ = await ask(port, compressed(PATHS[0], coding, packed))
         assert got == status, body
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "raw deflate"])
+@pytest.mark.parametrize("content", [b"", b"oak" * 99])
+async def test_members_of_a_compressed_body_are_read_up_to_their_limit(coding: str, content: bytes) -> None:
+    wbits = {"gzip": 31, "deflate": 15, "raw deflate": -15}[coding]
+    packer = zlib.compressobj(0, wbits=wbits)  # stored: the body is longer than a piece that is read at once
+    member, names = packer.compress(content) + packer.flush(), [coding.removeprefix("raw ")]
+    assert decoded(member * MOST_MEMBERS, names, 2**20) == content * MOST_MEMBERS
+    with pytest.raises(Problem, match="it has more than 1,024 members; send it as one"):
+        decoded(member * (MOST_MEMBERS + 1), names, 2**20)
+    with pytest.raises(Problem, match="cannot be read as deflate" if coding != "gzip" else "in the middle"):
+        decoded(member * 9 + member[:-1], names, 2**20)
