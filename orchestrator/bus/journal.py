@@ -150,7 +150,8 @@ class Journal:
         return entry
 
     async def settle(self, ns: Iterable[int]) -> None:
-        """Drop entries that the data pool has stored or refused. Delete old segments without open entries."""
+        """Drop entries that the data pool has stored or refused. Delete old segments without open entries; one that cannot be deleted is tried again
+        by the next call."""
         pending = [n for n in ns if n in self._entries]
         if not pending:
             return
@@ -160,8 +161,15 @@ class Journal:
         self._roomy = anyio.Event()
         # Goes with the next flush: losing it only repeats a no-op.
         self._buffer.append((None, frame(Settled(pending))))
+        # In order: a later segment may hold what settles the entries of an earlier one.
         while len(self._segments) > 1 and not self._segments[0].open_entries:
-            self._segments.pop(0).path.unlink()
+            try:
+                self._segments[0].path.unlink(missing_ok=True)
+            except OSError as error:
+                file = str(self._segments[0].path)
+                log.warning("journal.not_removed", file=file, error=error.strerror)
+                break
+            del self._segments[0]
 
     def _keep(self, entry: JournalEntry, segment: _Segment) -> None:
         self._entries[entry.n] = entry

@@ -1,5 +1,6 @@
 """The journal keeps every acknowledged message, through kills and torn writes."""
 
+import errno
 import io
 import resource
 import signal
@@ -105,6 +106,35 @@ async def test_segments_without_open_entries_are_deleted(
         await journal.settle([entry.n for entry in entries])
         await journal.append(message(99))
         assert len(list(tmp_path.glob("*.journal"))) <= 2
+
+
+async def test_an_old_segment_that_is_gone_or_cannot_be_removed_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.bus.journal.SEGMENT_BYTES", 200)
+    unlink, read_only = Path.unlink, True
+
+    def refused(path: Path, missing_ok: bool = False) -> None:
+        if read_only:
+            raise OSError(errno.EROFS, "Read-only file system")
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    async with Journal.open(tmp_path) as journal:
+        entries = [await journal.append(message(n)) for n in range(6)]
+        segments = sorted(tmp_path.glob("*.journal"))
+        segments[0].rename(tmp_path / "taken away")
+        with capture_logs() as logs:
+            await journal.settle([entry.n for entry in entries[:4]])
+        assert [(line["event"], line["file"]) for line in logs] == [("journal.not_removed", str(segments[0]))]
+        assert sorted(tmp_path.glob("*.journal")) == segments[1:], "removed in order"
+        read_only = False
+        await journal.settle([entries[4].n])
+        assert sorted(tmp_path.glob("*.journal")) == segments[2:]
+        assert [entry.n for entry in journal.pending()] == [entries[5].n]
+        await journal.append(message(99))
+    async with Journal.open(tmp_path) as journal:
+        assert [entry.message.msg_id for entry in journal.pending()] == ["1:1:5:step", "1:1:99:step"]
 
 
 async def test_a_second_process_is_refused_with_the_directory_named(tmp_path: Path) -> None:
