@@ -3,7 +3,7 @@
 | produces | waits for | unblocked by |
 |---|---|---|
 | a tick for every listener when something changed | listeners; time | a browser that opens /api/events |
-| "away" and the first tick after it | Postgres | its return |
+| "away" and the first tick after it | Postgres | its return; a person, where it refuses the reading |
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,17 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.pool.transact import DRIVER_ERRORS
 from orchestrator.queries.changes import newest_ids
 from orchestrator.runtime.liveness import current
+from orchestrator.runtime.log import get
 from orchestrator.web.database import Database
 from orchestrator.web.metrics import WebMetrics
 
+log = get(__name__)
+
 PERIOD_S = 1.0
+REFUSED = "PostgreSQL refuses what this page reads, and the dashboard's log says why; the page continues when that is repaired"
 QUIET = 5  # polls without a change before a tick is sent anyway: recorded steps and heartbeats change none of the three counters
 
 
@@ -70,16 +75,27 @@ class ChangeFeed:
         unchanged_reads = 0
         while self._listeners:
             current().busy("a look at the data pool")
-            try:
-                seen, outage = await self.database.read(newest_ids), ""
-            except PenstockError as error:
-                seen, outage = (), str(error)
+            seen, outage = await self._look()
             unchanged_reads += 1
             if seen != before or unchanged_reads >= QUIET:
                 before, unchanged_reads = seen, 0
                 self._notify(outage)
             current().idle("time")
             await anyio.sleep(PERIOD_S)
+
+    async def _look(self) -> tuple[object, str]:
+        """(what the data pool has, why it cannot be read)."""
+        try:
+            return await self.database.read(newest_ids), ""
+        except PenstockError as error:
+            return (), str(error)
+        except (
+            DRIVER_ERRORS
+        ) as error:  # a changed password, a missing right, a migration: a person repairs it meanwhile
+            self.metrics.errors.labels("GET").inc()
+            detail = str(error).partition("\n")[0][:200]
+            log.error("change_feed.refused", error=type(error).__name__, detail=detail)
+            return (), REFUSED
 
     def _notify(self, away: str) -> None:
         self._n += 1

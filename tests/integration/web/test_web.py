@@ -337,6 +337,30 @@ async def test_followers_hear_of_a_change_and_only_one_look_is_made_for_all(
         assert all(b'"away":""' in line for one in lines for line in one)
 
 
+async def test_followers_are_sent_a_sentence_while_postgres_refuses_the_reading_and_go_on_once_it_does_not(
+    engine: AsyncEngine, database_url: str, tmp_path: Path
+) -> None:
+    await builders.make_run(engine, small("first"))
+
+    async def rename(table: str, name: str) -> None:
+        async with engine.begin() as connection:
+            await connection.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
+
+    async with dashboard(configured("first", database_url), tmp_path) as web:
+        with anyio.fail_after(60):
+            async with web.session.get(f"{web.address}/api/events", headers=web.bearer) as stream:
+
+                async def until(words: bytes) -> None:
+                    while words not in await stream.content.readuntil(b"\n\n"):
+                        pass
+
+                await until(b'"away":""')
+                await rename("actions", "moved")
+                await until(b'"away":"PostgreSQL refuses what this page reads')
+                await rename("moved", "actions")
+                await until(b'"away":""')
+
+
 def test_only_loopback_is_listened_on_unless_a_person_says_what_that_means() -> None:
     for host in ("0.0.0.0", "192.168.0.7", "example.org", "::"):
         with pytest.raises(ValueError, match=r"SSH tunnel, or set web\.exposed = true"):
