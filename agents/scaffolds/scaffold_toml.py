@@ -46,6 +46,7 @@ limits.observation_characters, limits.observation_lines. In argv, stdin and [env
 Every other pair of braces is unchanged.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -93,6 +94,7 @@ _NEEDS = tuple(Needs.__dataclass_fields__)
 _HINTS = tuple(Hints.__dataclass_fields__)
 YEAR = 366 * 86400.0
 _VERSION_PATH = "/v1"
+_MATCHES = 'IFS=; shopt -s nullglob; for path in $1; do printf "%s\\0" "$path"; done'
 
 Answer = Literal["last line", "stdout", "none"]
 
@@ -150,10 +152,8 @@ class TomlBlackBox(BlackBoxDefaults):
 
     async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
         for pattern in self._declared.harvest:
-            found = await sandbox.exec(
-                ["bash", "-c", 'compgen -G "$1"', "bash", sandbox.path(pattern)], timeout_s=10
-            )
-            for path in sorted(found.stdout.decode(errors="replace").splitlines()):
+            found = await sandbox.exec(["bash", "-c", _MATCHES, "bash", sandbox.path(pattern)], timeout_s=10)
+            for path in sorted(map(os.fsdecode, found.stdout.split(b"\0")[:-1])):
                 inside = pattern.rpartition("/")[0] + "/" + path.rpartition("/")[2]
                 try:
                     return (await sandbox.get(inside)).decode(errors="replace")

@@ -6,6 +6,7 @@ the cause: this counts as an answer, not as a failure of the platform. `PENSTOCK
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -65,18 +66,18 @@ def verification_limits(
     if environment.build is not None:
         disk += section.disk_mb << 20  # upper bound for the work directory of an image
     files = FILES + 3 * len(placed)
-    lines = [
-        f"until_s {timeout_s - min(60.0, timeout_s / 5):.3f}",
-        f"cpu_s {section.cpu_s}",
-        f"memory_bytes {section.memory_mb << 20}",
-        f"disk_bytes {disk}",
-        f"disk_files {files}",
-        f"output_bytes {PROGRAM_OUTPUT_BYTES}",
-        f"processes {section.processes + EXTRA_PROCESSES}",
-        f"private {int(private)}",
-        *(f"home {path}" for path in _below(HOME, environment)),
-        *(f"tmp {path}" for path in _below("/tmp", environment)),
-    ]
+    theirs = {
+        "until_s": round(timeout_s - min(60.0, timeout_s / 5), 3),
+        "cpu_s": section.cpu_s,
+        "memory_bytes": section.memory_mb << 20,
+        "disk_bytes": disk,
+        "disk_files": files,
+        "output_bytes": PROGRAM_OUTPUT_BYTES,
+        "processes": section.processes + EXTRA_PROCESSES,
+        "private": private,
+        "home": _below(HOME, environment),
+        "tmp": _below("/tmp", environment),
+    }
     limits = Limits(
         memory_mb=section.memory_mb + MEMORY_MB,
         processes=section.processes + PROCESSES,
@@ -86,15 +87,11 @@ def verification_limits(
         wall_s=timeout_s,
         output_bytes=OUTPUT_BYTES,
     )
-    return VerificationLimits(limits=limits, programs=File("".join(f"{line}\n" for line in lines).encode()))
+    return VerificationLimits(limits=limits, programs=File(json.dumps(theirs).encode()))
 
 
 def _below(top: str, environment: Environment) -> list[str]:
-    return sorted(
-        path.removeprefix(f"{top}/")
-        for path in environment.files
-        if path.startswith(f"{top}/") and "\n" not in path
-    )
+    return sorted(path.removeprefix(f"{top}/") for path in environment.files if path.startswith(f"{top}/"))
 
 
 def wrapper() -> dict[str, File]:

@@ -14,12 +14,15 @@ from orchestrator.tasks.artifacts import SHOWN_PATH
 from sandboxes.base import HOME, Provider, Sandbox, SandboxError
 
 MOST: Final = 20
+_BYTES: Final = MOST * 4096  # as many paths of the greatest length
 OUTSIDE: Final = "lies outside of the work directory"
 ENDED: Final = "still ran, was ended"
-_FILES: Final = f'for place in "$@"; do find "$place" -type f 2>/dev/null | head -n {MOST}; done'
+_FILES: Final = (
+    f'for place in "$@"; do find "$place" -type f -print0 2>/dev/null | head -c {_BYTES}; printf "\\0"; done'
+)
 _PROCESSES: Final = (
     'for one in /proc/[0-9]*; do case "$one" in /proc/1|/proc/$$|/proc/$PPID) continue ;; esac; '
-    '[ -O "$one" ] && { tr "\\0" " " <"$one/cmdline"; echo; } 2>/dev/null; done; exit 0'
+    '[ -O "$one" ] && { tr "\\0" " " <"$one/cmdline"; printf "\\0"; } 2>/dev/null; done; exit 0'
 )
 
 
@@ -36,8 +39,8 @@ async def left_elsewhere(
         processes = await sandbox.exec(["sh", "-c", _PROCESSES], timeout_s=LIST_S, cwd="/")
     except SandboxError:  # what the attempt left names it
         return []
-    paths = [path for path in _lines(files.stdout) if path not in seen][:MOST]
-    commands = [each for each in _lines(processes.stdout) if each.strip()][:MOST]
+    paths = [path for path in _names(files.stdout) if path not in seen][:MOST]
+    commands = [each for each in _names(processes.stdout) if each.strip()][:MOST]
     return [_behind(path, OUTSIDE) for path in paths] + [_behind(each, ENDED) for each in commands]
 
 
@@ -45,5 +48,5 @@ def _behind(name: str, why: str) -> ArtifactFile:
     return ArtifactFile(path=name.strip()[:SHOWN_PATH], body=None, kind=Left.BEHIND, why=why)
 
 
-def _lines(output: bytes) -> list[str]:
-    return output.decode(errors="replace").splitlines()
+def _names(output: bytes) -> list[str]:
+    return [name for name in output.decode(errors="replace").split("\0") if name]

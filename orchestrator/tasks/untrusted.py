@@ -348,7 +348,8 @@ def _shared(budget: HeldBudget) -> list[tuple[str, int]]:
 
 
 def _given(top: str, given: list[str]) -> list[tuple[str, int]]:
-    """The files of the task's environment below `top`, readable, and their directories, listable."""
+    """The files of the task's environment below `top`, readable, and their directories, listable. A name that leads elsewhere is left out."""
+    given = [path for path in given if all(part not in ("", ".", "..") for part in path.split("/"))]
     directories = {os.path.dirname(path) for path in given}
     return [
         *((os.path.join(top, path), confine.READ) for path in given),

@@ -1,11 +1,13 @@
-"""The joint limits of all programs of one verification, and their usage so far: lines of text in two files.
+"""The joint limits of all programs of one verification, and their usage so far, in two files.
 
-`limits` is next to the tests and belongs to the platform; the ledger is in the judge's log directory, which programs under test cannot write.
+`limits` is next to the tests and belongs to the platform. It is JSON, since it holds names of files that the agent chose. The ledger is lines of
+text without such names, in the judge's log directory, which programs under test cannot write.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 
@@ -31,14 +33,9 @@ class HeldBudget:
         self.private = False
         self.home: list[str] = []
         self.tmp: list[str] = []
-        with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as lines:
-            for line in lines:
-                name, _, value = line.rstrip("\n").partition(" ")
-                old = getattr(self, name)
-                if isinstance(old, list):
-                    old.append(value)
-                else:
-                    setattr(self, name, bool(int(value)) if isinstance(old, bool) else type(old)(value))
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
+            for name, value in json.load(file).items():
+                setattr(self, name, type(getattr(self, name))(value))
 
 
 class Ledger:

@@ -115,6 +115,25 @@ async def test_a_program_takes_the_place_of_the_one_that_the_solution_leaves() -
     assert (found.oracle, found.earned) == (1.0, ())
 
 
+async def test_names_that_an_agent_chooses_open_no_test_to_its_program() -> None:
+    judge = (
+        "mkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.txt; "
+        'got=$(python3 -I "$PENSTOCK_UNTRUSTED" 9 python3 answer.py | head -c 100); '
+        '[ "$got" = "$(cat /tests/want)" ] && echo 1 > /logs/verifier/reward.txt; exit 0'
+    )
+    files = {
+        "task.toml": 'artifacts = ["/tmp/out"]',
+        "instruction.md": "print the word",
+        "solution/solve.sh": "echo 'print(\"sesame\")' > answer.py",
+        "tests/test.sh": judge,
+        "tests/want": "sesame",
+    }
+    task = Task.from_files({path: body.encode() for path, body in files.items()})
+    found = await probed(task, BubblewrapProvider(), [probe("leaves names that open the tests")])
+    assert (found.oracle, found.earned) == (1.0, ())
+    assert found.tried[0].reward == 0.0, found.tried
+
+
 @pytest.mark.alone
 @pytest.mark.timeout(300)
 async def test_what_attacks_a_judge_that_runs_it_earns_an_answer_of_0_and_never_no_verdict() -> None:

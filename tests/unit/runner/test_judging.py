@@ -1,6 +1,8 @@
 """Who caused the end of a test script, and the random numbers that a verification draws."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +16,7 @@ from orchestrator.runner.judging import (
 )
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import Environment
+from orchestrator.tasks.held.budget import HeldBudget
 from orchestrator.tasks.key_values import variables
 from sandboxes.base import File, KilledBy, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
@@ -56,15 +59,33 @@ def test_every_limit_of_the_sandbox_lies_above_that_of_the_programs() -> None:
         files={"/app/f": File(bytes(1000)), "/home/agent/a/b": File(b""), "/tmp/c": File(b"")}
     )
     held = verification_limits(section, 30.0, environment, private=True, tests_bytes=0)
-    received = dict(line.split(" ", 1) for line in held.programs.data.decode().splitlines())
-    assert (received["home"], received["tmp"], received["private"]) == ("a/b", "c", "1")
-    assert held.limits.memory_mb << 20 > int(received["memory_bytes"]) == section.memory_mb << 20
-    assert held.limits.processes > int(received["processes"]) > section.processes
-    assert held.limits.cpu_s > float(received["cpu_s"])
-    assert held.limits.disk_mb << 20 > int(received["disk_bytes"]) > section.disk_mb << 20
-    assert held.limits.disk_files > int(received["disk_files"])
-    assert 16 * held.limits.output_bytes > int(received["output_bytes"])
-    assert held.limits.wall_s > float(received["until_s"]) == 24.0
+    received = json.loads(held.programs.data)
+    assert (received["home"], received["tmp"], received["private"]) == (["a/b"], ["c"], True)
+    assert held.limits.memory_mb << 20 > received["memory_bytes"] == section.memory_mb << 20
+    assert held.limits.processes > received["processes"] > section.processes
+    assert held.limits.cpu_s > received["cpu_s"]
+    assert held.limits.disk_mb << 20 > received["disk_bytes"] > section.disk_mb << 20
+    assert held.limits.disk_files > received["disk_files"]
+    assert 16 * held.limits.output_bytes > received["output_bytes"]
+    assert held.limits.wall_s > received["until_s"] == 24.0
+
+
+ENDS = '\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\t "\\\udcff'
+"""Characters that end a line, a word or a text somewhere."""
+
+
+def test_a_name_that_the_agent_chose_is_one_name_and_no_limit(tmp_path: Path) -> None:
+    names = sorted(
+        f"out/x{c}{rest}" for c in ENDS for rest in ("tmp /tests", "home /tests", "until_s 0", "private 1")
+    )
+    environment = Environment(
+        files={f"{top}/{name}": File(b"") for top in ("/tmp", "/home/agent") for name in names}
+    )
+    held = verification_limits(SandboxSection(), 30.0, environment, private=False, tests_bytes=0)
+    (tmp_path / "limits").write_bytes(held.programs.data)
+    read = HeldBudget(str(tmp_path / "limits"))
+    assert read.tmp == read.home == names
+    assert (read.until_s, read.private) == (24.0, False)
 
 
 def test_an_agent_without_the_tests_cannot_predict_the_draw() -> None:

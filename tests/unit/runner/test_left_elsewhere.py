@@ -32,6 +32,14 @@ async def test_a_file_in_the_home_directory_is_named() -> None:
     )
 
 
+async def test_a_name_with_line_ends_is_one_name() -> None:
+    assert r"'/tmp/a\nb' lies outside" in await reason("touch $'/tmp/a\\nb'", "false")
+    found = await reason("(exec -a $'x\\ny' sleep 543.22 >/dev/null 2>&1 &)", "false")
+    assert (
+        r"'x\ny 543.22' still ran, was ended and did not reach the tests" in found and "others" not in found
+    )
+
+
 async def test_a_process_that_the_solution_left_running_is_named() -> None:
     found = await reason("(setsid sleep 543.21 >/dev/null 2>&1 &); echo 1 >out", "false")
     assert "'sleep 543.21' still ran, was ended and did not reach the tests" in found

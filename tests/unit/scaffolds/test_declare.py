@@ -11,7 +11,8 @@ from scaffolds.scaffold_toml import from_toml
 
 from orchestrator.contracts.ids import check_name, is_name
 from orchestrator.tasks.extras import replaced
-from sandboxes.base import ExecResult, KilledBy, Sandbox
+from sandboxes.base import ExecResult, KilledBy, Sandbox, SandboxSpec
+from sandboxes.bubblewrap import BubblewrapProvider
 
 TASK = TaskView(name="t", domain="general", instruction="say {gateway.token}")
 ENDPOINT = Endpoint("http://gateway/s/x/v1", "x", "/run/penstock/gateway.sock")
@@ -230,3 +231,14 @@ def test_a_white_box_is_replayable_unless_it_says_no_and_a_program_only_if_it_sa
         from_toml(written(tmp_path, "replayable = true\n" + MINIMAL)),
     ]
     assert [found.manifest.replayable for found in declared] == [True, False, False, True, False, True]
+
+
+@pytest.mark.anyio
+async def test_the_name_of_a_harvested_file_is_one_name_whatever_it_holds(tmp_path: Path) -> None:
+    black = from_toml(written(tmp_path, MINIMAL + 'wire = "chat"\nharvest = ["/logs/answer*.txt"]')).black()
+    async with BubblewrapProvider().open(SandboxSpec(files={})) as sandbox:
+        assert await black.harvest(sandbox, await sandbox.exec(["true"])) is None
+        ended = await sandbox.exec(
+            ["bash", "-c", r"echo 7 > $'/logs/answer 1\n\r.txt'; echo 8 > /logs/answer"]
+        )
+        assert await black.harvest(sandbox, ended) == "7\n"

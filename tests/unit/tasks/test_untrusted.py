@@ -1,5 +1,6 @@
 """The wrapper that runs the agent's programs while they are judged, in a real sandbox: a program can do its work and cannot affect its judge."""
 
+import json
 import struct
 
 import pytest
@@ -121,13 +122,25 @@ async def test_what_it_plants_where_programs_look_at_their_start_is_not_found_by
 
 
 async def test_a_program_finds_what_its_environment_has_at_home_and_nothing_of_one_before_it() -> None:
-    files = {**FILES, "/home/agent/given": File(b"given\n"), UNTRUSTED_LIMITS: File(b"home given\n")}
+    files = {**FILES, "/home/agent/given": File(b"given\n"), UNTRUSTED_LIMITS: File(b'{"home": ["given"]}')}
     script = "cat /home/agent/given; ls -A $HOME $TMPDIR; touch $HOME/mine $TMPDIR/mine /app/kept; mkdir -p $HOME/a/b; chmod 0 $HOME/a"
     judge = 'for i in 1 2; do python3 -I "$0" 5 bash -c "$1"; echo "code $?"; done; ls /app'
     async with BubblewrapProvider().open(SandboxSpec(files=files)) as sandbox:
         ended = await sandbox.exec(["bash", "-c", judge, UNTRUSTED_FILE, script], timeout_s=60)
     assert ended.stdout.count(b"given\n") == 2 and ended.stdout.count(b"code 0") == 2
     assert ended.stdout.endswith(b"kept\nmine\n") and ended.stdout.count(b"mine") == 1, ended
+
+
+@pytest.mark.parametrize("name", ["/tests", "../tests", "a/../../tests", "", "."])
+async def test_a_name_that_leads_out_of_its_directory_opens_nothing(name: str) -> None:
+    ended = await limited(
+        json.dumps({"tmp": [name], "home": [name]}),
+        "cat",
+        "/tests/secret",
+        "/tmp/want",
+        before="echo sesame > /tmp/want",
+    )
+    assert ended.stdout == b"code 1\n", ended
 
 
 @pytest.mark.parametrize("where", ["/home/agent", "/tmp", "/tests", "/"])
@@ -230,13 +243,13 @@ ORPHAN = "import os, time; os.fork() and (os.wait(), time.sleep(20)); os.fork() 
 @pytest.mark.parametrize(
     ("limits", "script", "named"),
     [
-        ("memory_bytes 60000000\n", "import time; held = b'1' * 100_000_000; time.sleep(20)", "memory"),
-        ("memory_bytes 60000000\n", "ORPHAN; held = b'1' * 100_000_000; time.sleep(20)", "memory"),
-        ("cpu_s 0.3\n", "while True: pass", "cpu"),
-        ("cpu_s 0.3\n", "ORPHAN\nwhile True: pass", "cpu"),
-        ("output_bytes 1000\n", "print('x' * 5000)", "output"),
-        ("disk_bytes 1000000\n", "for n in range(4): open(f'f{n}', 'wb').write(b'1' * 400_000)", "disk"),
-        ("disk_files 20\n", "for n in range(40): open(f'f{n}', 'wb')", "disk"),
+        ('{"memory_bytes": 60000000}', "import time; held = b'1' * 100_000_000; time.sleep(20)", "memory"),
+        ('{"memory_bytes": 60000000}', "ORPHAN; held = b'1' * 100_000_000; time.sleep(20)", "memory"),
+        ('{"cpu_s": 0.3}', "while True: pass", "cpu"),
+        ('{"cpu_s": 0.3}', "ORPHAN\nwhile True: pass", "cpu"),
+        ('{"output_bytes": 1000}', "print('x' * 5000)", "output"),
+        ('{"disk_bytes": 1000000}', "for n in range(4): open(f'f{n}', 'wb').write(b'1' * 400_000)", "disk"),
+        ('{"disk_files": 20}', "for n in range(40): open(f'f{n}', 'wb')", "disk"),
     ],
 )
 async def test_a_limit_that_a_program_uses_up_is_named_and_its_judge_goes_on(
@@ -250,7 +263,7 @@ async def test_a_limit_that_a_program_uses_up_is_named_and_its_judge_goes_on(
 
 
 async def test_the_time_of_all_programs_ends_before_that_of_their_judge() -> None:
-    ended = await limited("until_s 0.000001\n", "echo", "ran")
+    ended = await limited('{"until_s": 0.000001}', "echo", "ran")
     assert ended.stdout == b"code 124\n" and b"the time for programs is up" in ended.stderr
 
 
@@ -261,7 +274,7 @@ async def test_in_a_place_of_its_own_a_program_makes_links_and_pipes_and_moves_n
         "cd $TMPDIR && ln -s /etc e && mkfifo p && mkdir d && ln -s /etc d/e && echo made;"
         " mv e p /app/; mv -T d /app/d; ln -s /etc /app/l; cd /app; ls -A"
     )
-    ended = await limited("private 1\n", "bash", "-c", script)
+    ended = await limited('{"private": 1}', "bash", "-c", script)
     assert ended.stdout.startswith(b"made\n"), ended
     assert not {b"e", b"p", b"l"} & set(ended.stdout.split()), ended
 
@@ -318,12 +331,12 @@ async def test_shared_memory_works_for_a_program_and_holds_nothing_of_it_afterwa
         "import multiprocessing as m\nq = m.Queue()\np = m.Process(target=q.put, args=(4711,))\np.start()\nprint(q.get())\np.join()\n"
         "open('/dev/shm/left', 'w').write('1')"
     )
-    ended = await limited("private 1\n", "python3", "-c", script, after="ls -A /dev/shm")
+    ended = await limited('{"private": 1}', "python3", "-c", script, after="ls -A /dev/shm")
     assert ended.stdout == b"4711\ncode 0\n", ended
 
 
 async def test_what_a_judge_keeps_in_shared_memory_closes_it_to_the_program() -> None:
-    ended = await limited("private 1\n", "cat", "/dev/shm/want", before="echo sesame > /dev/shm/want")
+    ended = await limited('{"private": 1}', "cat", "/dev/shm/want", before="echo sesame > /dev/shm/want")
     assert b"sesame" not in ended.stdout and b"code 1" in ended.stdout
 
 
