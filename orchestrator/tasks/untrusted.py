@@ -7,7 +7,8 @@ could write the reward, read the expected values, or kill the script that judges
   of /proc that reveal nothing about processes;
 - write to the work directory, without creating links, pipes and sockets, and to its own $HOME and $TMPDIR. These start empty and are deleted
   afterwards, as are its files in /dev/shm: in the judge's directories, the judge's next program would find planted files;
-- read the standard input that its command was given, but no file that the judge has read in part, and no other descriptor of the judge's;
+- read the standard input that its command was given, also by /dev/stdin, but no file that the judge has read in part, and no other descriptor of
+  the judge's;
 - signal, inspect and limit processes that it started itself;
 - use resources within `held.budget`: memory, CPU and wall time, files and their bytes, output, processes. All runs of a verification share them.
 
@@ -22,6 +23,7 @@ directory.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import resource
 import select
@@ -357,6 +359,12 @@ def _given(top: str, given: list[str]) -> list[tuple[str, int]]:
     ]
 
 
+def _input() -> list[tuple[str, int]]:
+    """The file on standard input, which the program can read in any case: it may open it again, by a name such as /dev/stdin."""
+    readable = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY
+    return [("/proc/self/fd/0", confine.INPUT)] if readable and stat.S_ISREG(os.fstat(0).st_mode) else []
+
+
 def _run(argv: list[str], seconds: float, work: str, home: str, temporary: str, logs: str) -> int:
     budget = HeldBudget(os.path.join(_HERE, LIMITS_FILE))
     ledger = Ledger(logs)
@@ -384,6 +392,7 @@ def _run(argv: list[str], seconds: float, work: str, home: str, temporary: str, 
                 *_given(home, budget.home),
                 *_given(temporary, budget.tmp),
                 *shared,
+                *_input(),
                 *((path, confine.OWN) for path in (f"{own}/home", f"{own}/tmp")),
                 (work, confine.WORK),
             ],

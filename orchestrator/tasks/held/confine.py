@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import math
 import os
 import resource
@@ -21,6 +22,7 @@ _HANDLED = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) -
 _NEWEST = (1 << 16) - 1
 READ = _EXECUTE | _READ_FILE | _READ_DIR
 LIST = _READ_DIR
+INPUT = _READ_FILE
 WORK = READ | _WRITE | _REMOVE | _MAKE_DIR | _MAKE_REG | _TRUNCATE
 """The work directory. No link, pipe, socket or device can be created there, since the judge and the platform read and write there next. Nothing
 can move to another directory either (`refer`): a link of the agent's, `a/b/x -> ../../y`, would leave the work directory from a shallower place."""
@@ -97,7 +99,13 @@ class Rules:
                 continue
             self.held.append(entry)
             allowed = rights & handled & (_NEWEST if os.path.isdir(f"/proc/self/fd/{entry}") else _FILE_ONLY)
-            _call(_ADD_RULE, self.fd, _PATH_BENEATH, struct.pack("<Qi", allowed, entry), 0)
+            try:
+                _call(_ADD_RULE, self.fd, _PATH_BENEATH, struct.pack("<Qi", allowed, entry), 0)
+            except OSError as error:
+                if (
+                    error.errno != errno.EBADFD
+                ):  # a file of the kernel's own, which Landlock does not restrict
+                    raise
 
     def enter(self) -> None:
         """Apply the rules, permanently, to this process and its descendants."""

@@ -224,6 +224,46 @@ async def test_it_gets_the_input_that_its_command_a_function_or_a_group_was_give
     assert set((await fed(judge)).split()) == {"given"}
 
 
+READERS = [
+    ("cat", "/dev/stdin"),
+    ("python3", "-c", "print(open('/dev/stdin').read(), end='')"),
+    ("python3", "-c", "import os; print(open('/proc/self/fd/0').read(), end=''); os.read(0, 2)"),
+    ("bash", "-c", "read -r line < /dev/fd/0; echo $line; ! echo > /dev/stdin"),
+    ("sort", "-n", "/dev/stdin"),
+]
+INPUTS = ["< /tests/given", "< <(echo given)", "<<< given", '<<< "$long"']
+
+
+@pytest.mark.parametrize("reader", READERS, ids=" ".join)
+async def test_its_input_can_be_opened_by_name_and_what_it_leaves_of_a_file_is_its_judges(
+    reader: tuple[str, ...],
+) -> None:
+    files = {**FILES, "/tests/given": File(b"given\n")}
+    judge = "printf -v long %70000s given\n"
+    judge += "".join(f'python3 -I "$0" 5 "$@" 2> /dev/null {given}\n' for given in INPUTS)
+    judge += '{ python3 -I "$0" 5 "$@"; cat; } 2> /dev/null < /tests/given; cat /tests/given'
+    async with BubblewrapProvider().open(SandboxSpec(files=files)) as sandbox:
+        ended = await sandbox.exec(["bash", "-c", judge, UNTRUSTED_FILE, *reader], timeout_s=60)
+    rest = "ven" if "os.read" in reader[-1] else "given"
+    assert ended.stdout.decode().split() == ["given"] * 5 + [rest, "given"], ended
+
+
+async def test_a_file_that_its_judge_writes_by_that_number_is_no_input() -> None:
+    judge = 'echo sesame > ~/log; exec 0>> ~/log; python3 -I "$0" 5 cat /dev/stdin'
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        ended = await sandbox.exec(["bash", "-c", judge, UNTRUSTED_FILE], timeout_s=60)
+    assert ended.exit_code == 1 and b"sesame" not in ended.stdout + ended.stderr, ended
+
+
+async def test_a_file_that_is_on_no_disk_can_be_its_input() -> None:
+    makes = "import os, subprocess, sys\n"
+    makes += "fd = os.memfd_create('m')\nos.write(fd, b'given')\nos.lseek(fd, 0, 0)\nsubprocess.run(sys.argv[1:], stdin=fd)"
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        runs = ["python3", "-I", UNTRUSTED_FILE, "5", "cat", "/dev/stdin"]
+        ended = await sandbox.exec(["python3", "-I", "-c", makes, *runs], timeout_s=60)
+    assert ended.stdout == b"given", ended
+
+
 async def test_the_exit_code_tells_that_a_program_cannot_be_started() -> None:
     assert "code 127;" in await judged("no-such-program")
 
