@@ -3,8 +3,8 @@
 It is placed into the verifier's sandbox next to the tests. The tests and the programs they run share a user, so without this the agent's program
 could write the reward, read the expected values, or kill the script that judges it. Here it can only
 
-- read the system, the work directory and the files of the task's environment in $HOME and $TMPDIR; see a minimal environment, and only entries
-  of /proc that reveal nothing about processes;
+- read the system, the work directory (all of it, also where the current directory is one within) and the files of the task's environment in $HOME
+  and $TMPDIR; see a minimal environment, and only entries of /proc that reveal nothing about processes;
 - write to the work directory, without creating links, pipes and sockets, and to its own $HOME and $TMPDIR. These start empty and are deleted
   afterwards, as are its files in /dev/shm: in the judge's directories, the judge's next program would find planted files;
 - read the standard input that its command was given, also by /dev/stdin, but no file that the judge has read in part, and no other descriptor of
@@ -16,8 +16,8 @@ could write the reward, read the expected values, or kill the script that judges
 
 The kernel's Landlock confines it (signals from Linux 6.12 on). When it ends, or after SECONDS, its remaining processes are killed. The exit code is
 the program's; 124 after SECONDS or when the time for programs is up; 137 if it was killed or used up another limit, which standard error
-names; 125 if nothing ran: this kernel has no Landlock, $TMPDIR has no room, or the judge's $HOME or $TMPDIR is inside the current
-directory.
+names; 125 if nothing ran: this kernel has no Landlock, $TMPDIR has no room, or the current directory is that of the rewards, or holds the judge's
+$HOME or $TMPDIR.
 """
 
 from __future__ import annotations
@@ -404,7 +404,7 @@ def _run(argv: list[str], seconds: float, work: str, home: str, temporary: str, 
         return UNHELD
     objects = set(confine.shared_objects()) if budget.private else set()
     known = {(kind, number) for kind, number, _ in objects}
-    modes = files.Modes([home, temporary, logs], [work], own)
+    modes = files.Modes([home, temporary, logs], [work, os.getcwd()], own)
     run = _Run(budget, ledger, seconds=seconds, work=work, own=own)
     ledger.note_start()
     try:
@@ -436,20 +436,46 @@ def main() -> int:
         # `while read … done < cases`: a program that got the rest would read the expected values, and its judge would miss these cases.
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
-    tests = os.path.dirname(_HERE)
     logs = os.path.realpath(os.environ.get("PENSTOCK_LOGS", "/logs"))
-    work, home, temporary = map(os.path.realpath, (os.getcwd(), os.environ["HOME"], os.environ["TMPDIR"]))
-    apart = not any(_within(tests, p) or _within(p, tests) for p in (work, home, temporary))
-    if not apart or any(_within(p, work) for p in (home, temporary, logs)):
-        print(f"untrusted: call it from the work directory, not from {work}", file=sys.stderr)
+    here, home, temporary = map(os.path.realpath, (os.getcwd(), os.environ["HOME"], os.environ["TMPDIR"]))
+    work = _work(here, home, temporary, logs)
+    if not work:
+        print(f"untrusted: call it from the work directory, not from {here}", file=sys.stderr)
         return UNHELD
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _ends)
     return _run(argv, seconds, work, home, temporary, logs)
 
 
+def _work(here: str, home: str, temporary: str, logs: str) -> str:
+    """The directory in which a program started in `here` works: the whole work directory if `here` lies in it, otherwise `here`. Empty: there it
+    would reach its judge's files."""
+    tests = os.path.dirname(_HERE)
+    if any(_within(tests, place) or _within(place, tests) for place in (here, home, temporary)):
+        return ""
+    if _within(here, logs) and not _within(here, os.path.join(logs, "artifacts")):
+        return ""
+    top = _named(here, os.path.join(os.path.dirname(tests), "app"))
+    kept = (tests, home, temporary, logs)
+    return next(
+        (each for each in (top, here) if each and not any(_within(place, each) for place in kept)), ""
+    )
+
+
+def _named(path: str, directory: str) -> str:
+    """The part of `path` that leads to `directory`, which may have two names (an image's work directory is also /app); empty: it leads elsewhere."""
+    while path != directory:
+        with contextlib.suppress(OSError):
+            if os.path.samefile(path, directory):
+                break
+        if path == os.path.dirname(path):
+            return ""
+        path = os.path.dirname(path)
+    return path
+
+
 def _within(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
+    return bool(_named(path, directory))
 
 
 def _ends(number: int, _frame: FrameType | None) -> NoReturn:

@@ -95,6 +95,7 @@ async def test_the_tests_see_the_work_and_begin_with_a_home_that_no_agent_wrote(
     )
     tests = (
         f'[ "$PWD" = {work} ] && [ "$(cat {work}/out /app/out | tr -d "\\n")" = answeranswer ] && [ -f .planted ] '
+        '&& [ "$(cd agent && python3 -I "$PENSTOCK_UNTRUSTED" 30 cat ../out)" = answer ] '
         '&& [ -z "$(ls -A "$HOME"; HOME=; ls -A ~agent)" ] && [ ! -e "$TMPDIR/state" ] && reward=1'
     )
     for script, reward, paths in (

@@ -143,11 +143,49 @@ async def test_a_name_that_leads_out_of_its_directory_opens_nothing(name: str) -
     assert ended.stdout == b"code 1\n", ended
 
 
-@pytest.mark.parametrize("where", ["/home/agent", "/tmp", "/tests", "/"])
+@pytest.mark.parametrize(
+    "where", ["/home/agent", "/tmp", "/tests", "/tests/.penstock", "/", "/logs", "/logs/verifier"]
+)
 async def test_it_runs_nothing_from_where_its_judge_has_what_is_its_own(where: str) -> None:
-    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+    spec = SandboxSpec(files=FILES, directories=("/logs/verifier",))
+    async with BubblewrapProvider().open(spec) as sandbox:
         ended = await sandbox.exec(["python3", "-I", UNTRUSTED_FILE, "2", "touch", "ran"], cwd=where)
         assert ended.exit_code == 125 and b"call it from the work directory" in ended.stderr
+
+
+WITHIN = """
+mkdir -p src/deep /logs/verifier /logs/artifacts ~/kept && cd "$1" && python3 -I "$0" 5 bash -c "$2"; echo "code $?"
+echo x > here && chmod 755 . && cat /app/new /logs/reward; ls /logs/verifier
+"""
+ACTS = """
+cat /app/mine; cat ../mine ../../mine 2>/dev/null; echo new > /app/new; echo own > own; chmod 0 .
+cat /tests/secret; echo 1 > /logs/verifier/reward.txt; echo 1 > /logs/reward; true
+"""
+
+
+@pytest.mark.parametrize("where", ["/app", "src", "/app/src/deep", "/app/src/../src"])
+async def test_a_program_that_starts_in_a_directory_of_the_work_directory_has_all_of_it(where: str) -> None:
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        judge = ["bash", "-c", WITHIN, UNTRUSTED_FILE, where, ACTS]
+        ended = await sandbox.exec(judge, timeout_s=60)
+    found = ended.stdout.decode().split()
+    assert [each for each in found if each != "mine"] == ["code", "0", "new", "0"], ended
+    assert found.count("mine") == (1 if where == "/app" else 2), ended
+
+
+@pytest.mark.parametrize("where", ["/logs/artifacts", "/home/agent/kept"])
+async def test_elsewhere_it_has_the_current_directory_alone(where: str) -> None:
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        judge = ["bash", "-c", WITHIN, UNTRUSTED_FILE, where, f"echo own > own; cat own; {ACTS}"]
+        ended = await sandbox.exec(judge, timeout_s=60)
+    assert ended.stdout.decode().split() == ["own", "code", "0", "0"], ended
+
+
+async def test_its_judges_home_within_the_work_directory_stays_closed() -> None:
+    judge = 'mkdir -p h src; echo sesame > h/want; cd src; HOME=/app/h python3 -I "$0" 5 cat ../h/want || cat ../mine'
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        ended = await sandbox.exec(["bash", "-c", judge, UNTRUSTED_FILE], timeout_s=60)
+    assert ended.stdout == b"mine\n", ended
 
 
 RUN = 'python3 -I "$0" 5'
@@ -248,7 +286,7 @@ async def test_its_input_can_be_opened_by_name_and_what_it_leaves_of_a_file_is_i
     assert ended.stdout.decode().split() == ["given"] * 5 + [rest, "given"], ended
 
 
-async def test_a_file_that_its_judge_writes_by_that_number_is_no_input() -> None:
+async def test_a_file_that_its_judge_writes_by_that_number_gives_it_nothing() -> None:
     judge = 'echo sesame > ~/log; exec 0>> ~/log; python3 -I "$0" 5 cat /dev/stdin'
     async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
         ended = await sandbox.exec(["bash", "-c", judge, UNTRUSTED_FILE], timeout_s=60)
