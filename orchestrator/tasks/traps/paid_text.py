@@ -12,6 +12,7 @@ from orchestrator.tasks.traps.tree import operands, source_of
 
 JUDGES: Final = ("/tmp", "/root", "/home", "~")
 """Places in which the tests keep what they make themselves."""
+REWARD: Final = re.compile(r"/logs/verifier/reward\.(?:txt|json)$")
 _KEPT: Final = re.compile(r"(?:/tmp|/root|/home|~)/[\w./-]+")
 
 
@@ -52,3 +53,8 @@ class PaidText(AgentText):
         self._placed |= {
             path for path in map(self.text, files) if path.startswith(JUDGES) and path not in JUDGES
         }
+
+
+def is_reward(word: Node, text: AgentText) -> bool:
+    """Whether a word names the file of the reward."""
+    return REWARD.search(text.text(word)) is not None

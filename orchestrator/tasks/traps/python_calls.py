@@ -80,10 +80,14 @@ class Calls:
 
     def runs_agents(self, node: ast.Call) -> bool:
         """Whether a call starts a program of the agent's under the wrapper."""
-        if self._names.called(node.func) not in _ARGV:
-            return False
+        name = self._names.called(node.func)
         given = {k.arg: k.value for k in node.keywords if k.arg is not None}
-        words = self._argv(self._names.called(node.func), node, given) or []
+        if name == "os.system" or (name in _ARGV and _is_true(given.get("shell"))):
+            words = [] if not node.args else self._text(self._names.value(node.args[0])).split()
+        elif name in _ARGV:
+            words = self._argv(name, node, given) or []
+        else:
+            return False
         at = next((n for n, word in enumerate(words) if WRAPPER in word), len(words))
         rules = rules_of_line(" ".join(words[at + 2 :]), frozenset({"AGENT"}))
         return bool(rules & {Rule.AGENT_PROGRAM, Rule.BUILD_TOOL})
@@ -193,6 +197,22 @@ class Calls:
             listed = self._words(self._names.value(rest[1])) if len(rest) > 1 else []
             return [*(self._word(a) for a in rest[:1]), *listed[1:]]
         return None
+
+    def _text(self, command: ast.expr) -> str:
+        """A command for a shell, with the wrapper's name where an f-string has its variable."""
+        if not isinstance(command, ast.JoinedStr):
+            return self._names.path(command) or ""
+        parts = [
+            (
+                f"${WRAPPER}"
+                if WRAPPER in ast.unparse(self._names.value(v.value))
+                else self._names.path(v.value)
+            )
+            if isinstance(v, ast.FormattedValue)
+            else self._names.path(v)
+            for v in command.values
+        ]
+        return "".join(part or "{}" for part in parts)
 
     def _words(self, command: ast.expr) -> list[str]:
         if isinstance(command, ast.List | ast.Tuple):

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from orchestrator.tasks.traps.own_word import REWARD
+from orchestrator.tasks.traps.paid_text import REWARD
 from orchestrator.tasks.traps.python_calls import Calls
 from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_text import Texts
@@ -37,13 +37,7 @@ class OwnWord:
                     yield node, Rule.BOTH_SIDES
             if isinstance(node, ast.Call) and self._compares_own(node) and self._texts.is_wanted(node):
                 yield node, Rule.BOTH_SIDES
-        conditions = [*self._conditions()]
-        if conditions and all(map(self._is_status, conditions)):
-            yield from (
-                (n, Rule.STATUS)
-                for n in nodes_of(self._tree)
-                if isinstance(n, ast.Call) and self._calls.runs_agents(n)
-            )
+        yield from ((node, Rule.STATUS) for node in self._by_status())
 
     def _known(self) -> Iterator[str | None]:
         """The files of the work directory that the tests also compare with something that is not the agent's."""
@@ -127,11 +121,89 @@ class OwnWord:
                 return self._own_file(inner, deep + 1) if deep < 6 else None
         return None
 
+    def _by_status(self) -> Iterator[ast.Call]:
+        """The starts of the agent's programs, if nothing but their exit statuses decides."""
+        conditions = [*self._conditions()]
+        ended = [*map(self._is_ended, conditions)]
+        if not all(known or self._is_status(node) for known, node in zip(ended, conditions, strict=True)):
+            return
+        started = [n for n in nodes_of(self._tree) if isinstance(n, ast.Call) and self._calls.runs_agents(n)]
+        if conditions and not any(ended):
+            yield from started
+        elif not self._looks_at_work():
+            succeeds = any(ended) or self._pays_one()
+            yield from (n for n in started if any(ended) or (succeeds and self._ends_tests(n)))
+
+    def _is_ended(self, node: ast.expr) -> bool:
+        """Whether a condition looks at an exit status alone in another form: `r.returncode != 0`, `os.system(…)`, `ok = r.returncode == 0`."""
+        named, node = isinstance(node, ast.Name), self._names.value(node)
+        match node:
+            case ast.Compare(left, [ast.NotEq() | ast.Gt()], [ast.Constant(0)]):
+                return self._is_number(left)
+            case ast.UnaryOp(ast.Not(), left) | ast.Compare(left, [ast.Eq()], [ast.Constant(0)]):
+                return self._is_number(left) and (named or isinstance(self._names.value(left), ast.Call))
+        return self._is_number(node)
+
+    def _is_number(self, node: ast.expr) -> bool:
+        """Whether an expression is an exit status."""
+        value = self._names.value(node)
+        if isinstance(value, ast.Call):
+            return self._names.called(value.func) in ("os.system", "subprocess.call")
+        return isinstance(value, ast.Attribute) and value.attr in _STATUS
+
+    def _ends_tests(self, node: ast.Call) -> bool:
+        """Whether a failure of the program that a call starts is an exception: `check_call(…)`, `run(…, check=True)`."""
+        checks = any(
+            k.arg == "check" and isinstance(k.value, ast.Constant) and k.value.value for k in node.keywords
+        )
+        return checks or self._names.called(node.func) == "subprocess.check_call"
+
+    def _pays_one(self) -> bool:
+        """Whether the tests write a fixed reward, or are functions of pytest or unittest."""
+        for node in nodes_of(self._tree):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                return True
+            written = self._written(node) if isinstance(node, ast.Call) else None
+            if written is not None and self._is_reward(written[0]):
+                return True
+        return False
+
+    def _looks_at_work(self) -> bool:
+        """Whether an expression uses what the agent wrote or printed, except to print it or to name a failure."""
+        notes: set[ast.AST] = set()
+        for node in nodes_of(self._tree):
+            match node:
+                case ast.Call(func) if self._names.called(func) in ("print", "sys.exit", "SystemExit"):
+                    notes.update(ast.walk(node))
+                case ast.Assert(msg=ast.expr() as message):
+                    notes.update(ast.walk(message))
+                case ast.Raise(exc=ast.expr() as error):
+                    notes.update(ast.walk(error))
+                case ast.Compare(ast.Constant(), [ast.NotIn()], [right]):
+                    notes.update(ast.walk(right))
+        return any(
+            isinstance(node, ast.expr)
+            and node not in notes
+            and not self._is_written(node)
+            and self._texts.carries(node)
+            for node in nodes_of(self._tree)
+        )
+
+    def _is_written(self, node: ast.expr) -> bool:
+        """`open("/logs/verifier/reward.txt", "w")`"""
+        match node:
+            case ast.Call(func, [place, *_]) if self._names.called(func) == "open":
+                return self._is_reward(place)
+            case ast.Name():
+                return self._is_reward(node)
+        return False
+
     def _conditions(self) -> Iterator[ast.expr]:
         """The conditions that the tests require: of `assert`, `assertEqual`, and conditions of `if`."""
         for node in nodes_of(self._tree):
             if isinstance(node, ast.Assert | ast.If | ast.IfExp):
-                yield node.test
+                if "__name__" not in ast.unparse(node.test):
+                    yield node.test
             elif (
                 isinstance(node, ast.Compare)
                 and any(map(self._texts.carries, (node.left, *node.comparators)))

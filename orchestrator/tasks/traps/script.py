@@ -11,10 +11,11 @@ from orchestrator.tasks.traps.agent_text import POSITIONAL, AgentText
 from orchestrator.tasks.traps.command_rules import Commands
 from orchestrator.tasks.traps.comparisons import in_case, in_old_test, in_test
 from orchestrator.tasks.traps.draws import draws_in_shell
+from orchestrator.tasks.traps.exit_status import Statuses
 from orchestrator.tasks.traps.interpreters import inline_programs
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages
 from orchestrator.tasks.traps.links import Links
-from orchestrator.tasks.traps.own_word import by_status, pays_agent_text, started_by_wrapper
+from orchestrator.tasks.traps.own_word import pays_agent_text, started_by_wrapper
 from orchestrator.tasks.traps.paid_text import PaidText
 from orchestrator.tasks.traps.programs import search_path
 from orchestrator.tasks.traps.rules import Rule, Trap
@@ -47,6 +48,7 @@ class Reading:
         self._links = Links(self._root, self._text)
         self._functions = functions | self._text.functions.keys()
         self._input = SharedInput(self._root)
+        self._statuses = Statuses(self._root, self._text)
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
         self._rules: Mapping[str, Callable[[Node], Iterator[Rule]]] = {
             "command": self._command,
@@ -129,7 +131,8 @@ class Reading:
 
     def _command(self, node: Node) -> Iterator[Rule]:
         if self._text.wrapped(node):
-            if by_status(node) and self._commands.runs_agents(node, started_by_wrapper(node, self._text)):
+            started = started_by_wrapper(node, self._text)
+            if self._commands.runs_agents(node, started) and self._statuses.decide(node):
                 yield Rule.STATUS
             if self._input.reaches_wrapped(node):
                 yield Rule.INPUT

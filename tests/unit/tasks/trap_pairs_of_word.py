@@ -47,6 +47,28 @@ SHELL = [
      f"if {UNTRUSTED}./run 3 > /tmp/o; then if cmp -s /tmp/o /tests/want; then echo 1 > {REWARD}; fi; fi"),
     (f"U='{UNTRUSTED}'; $U ./prog && ok=1", Rule.STATUS, f"U='{UNTRUSTED}'; $U ./prog > /tmp/o && cmp -s /tmp/o /tests/want && ok=1"),
     (f'run() {{ {UNTRUSTED}"$@"; }}; run ./prog && ok=1', Rule.STATUS, f'run() {{ {UNTRUSTED}"$@"; }}; run ./prog > /tmp/o'),
+    (f"{UNTRUSTED}./run_tests.sh\nif [ $? -eq 0 ]; then echo 1 > {REWARD}; else echo 0 > {REWARD}; fi", Rule.STATUS,
+     f"{UNTRUSTED}make > /tmp/log\nif [ $? -ne 0 ]; then exit 0; fi\n[ \"$({UNTRUSTED}./p | head -c 9)\" = 42 ] && echo 1 > {REWARD}"),
+    (f"{UNTRUSTED}./p > /tmp/o\nrc=$?\ncat /tmp/o\n[ $rc -eq 0 ] && ok=1", Rule.STATUS,
+     f"{UNTRUSTED}./p > /tmp/o\nrc=$?\ncat /tmp/o\n[ $rc -eq 0 ] && cmp -s /tmp/o /tests/want && ok=1"),
+    (f"rc=0; {UNTRUSTED}./p || rc=$?; if (( rc == 0 )); then ok=1; fi", Rule.STATUS,
+     f"rc=0; {UNTRUSTED}./p > /tmp/o || rc=$?; if (( rc == 0 )) && cmp -s /tmp/o /tests/want; then ok=1; fi"),
+    (f"{UNTRUSTED}./p\nif test $? -eq 0; then echo '{{\"reward\": 1.0}}' > /logs/verifier/reward.json; fi", Rule.STATUS,
+     f"{UNTRUSTED}./p\nif test $? -ne 0; then echo '{{\"reward\": 0}}' > /logs/verifier/reward.json; fi"),
+    (f"[ -f p ] || exit 1\n{UNTRUSTED}./p\n[ $? -ne 0 ] && exit 1\necho 1 > {REWARD}", Rule.STATUS,
+     f"{UNTRUSTED}./p > /tmp/o\n[ $? -ne 0 ] && exit 1\ncmp -s /tmp/o /tests/want && echo 1 > {REWARD}"),
+    (f"cd src && {UNTRUSTED}./p || exit 1\nprintf '1\\n' > {REWARD}", Rule.STATUS,
+     f"cmp -s out /tests/want || exit 1\n{UNTRUSTED}./p || exit 1\nprintf '1\\n' > {REWARD}"),
+    (f"if ! {UNTRUSTED}./p; then exit 1; fi\nok=1\necho $ok > {REWARD}", Rule.STATUS,
+     f"if ! {UNTRUSTED}make; then exit 1; fi\nok=0\n. /tests/judge.sh\necho $ok > {REWARD}"),
+    (f"{UNTRUSTED}make test || {{ echo 0 > {REWARD}; exit 0; }}\necho 1 > {REWARD}", Rule.STATUS,
+     f"{UNTRUSTED}make || {{ echo 0 > {REWARD}; exit 0; }}\npython3 -I /tests/score.py out > {REWARD}"),
+    (f"set -euo pipefail\ncd /app\n{UNTRUSTED}./p > /tmp/log 2>&1\necho 1 > {REWARD}", Rule.STATUS,
+     f"set -euo pipefail\ncd /app\n{UNTRUSTED}./p > /tmp/log 2>&1\ncmp out /tests/want\necho 1 > {REWARD}"),
+    (f"#!/bin/bash -e\n{UNTRUSTED}./p\necho 1 > {REWARD}", Rule.STATUS,
+     f"#!/bin/bash -e\n{UNTRUSTED}make\npython3 -I /tests/check.py out\necho 1 > {REWARD}"),
+    (f"{UNTRUSTED}./p\necho $((! $?)) > {REWARD}", Rule.STATUS, f"{UNTRUSTED}./p\ncmp -s out /tests/want\necho $((! $?)) > {REWARD}"),
+    (f"{UNTRUSTED}./p; s=$?\necho $((s == 0)) > {REWARD}", Rule.STATUS, f"{UNTRUSTED}./p; cmp -s out /tests/want; s=$?\necho $((s == 0)) > {REWARD}"),
     # What fits is printed, whatever else there is.
     ("[ -n \"$(jq '.[] | select(.id == 7)' out.json)\" ] && ok=1", Rule.SOMEWHERE, "[ \"$(jq -c 'map(.id)' out.json)\" = '[7]' ] && ok=1"),
     ("n=$(awk '$1 == \"ok\"' out | wc -l); [ \"$n\" -ge 3 ] && ok=1", Rule.SOMEWHERE,
@@ -69,6 +91,7 @@ START = (
     "import csv, json, os, subprocess as sp\nfrom pathlib import Path\nimport pytest\n"
     "U = ['python3', '-I', os.environ['PENSTOCK_UNTRUSTED'], '10']\n"
 )
+PAYS = "Path('/logs/verifier/reward.txt').write_text('1')"
 READ = "a = open('/app/o').read().split()\n"
 SEARCH = "assert any(x == '4' for x in a)"
 ONE = [
@@ -217,6 +240,22 @@ PYTHON = [
      "a = json.load(open('/app/a'))\nb = json.load(open('/app/b'))\nassert a == b\nassert a == [1, 2]"),
     ("r = sp.run([*U, '/app/p'], capture_output=True, text=True)\nif r.returncode == 0:\n    score = 1", Rule.STATUS,
      "r = sp.run([*U, '/app/p'], capture_output=True, text=True)\nif r.returncode == 0:\n    score = (r.stdout == 'x')"),
+    (f"sp.run([*U, '/app/p'], check=True)\n{PAYS}", Rule.STATUS,
+     f"sp.run([*U, 'make'], check=True)\nif open('/app/o').read() == '42':\n    {PAYS}"),
+    ("def test_it():\n    sp.check_call([*U, '/app/p'])", Rule.STATUS,
+     "def test_make():\n    sp.check_call([*U, 'make'])\ndef test_it():\n    same(Path('/app/o').read_text())"),
+    ("def test_it():\n    sp.run([*U, '/app/p'], check=True)", Rule.STATUS,
+     "def build():\n    sp.run([*U, 'make'], check=True)"),
+    ("assert os.system('python3 -I \"$PENSTOCK_UNTRUSTED\" 10 ./p') == 0", Rule.STATUS,
+     "assert os.system('python3 -I \"$PENSTOCK_UNTRUSTED\" 10 make') == 0\nassert open('/app/o').read() == '42'"),
+    (f"ok = os.system('python3 -I \"$PENSTOCK_UNTRUSTED\" 10 ./p') == 0\nif ok:\n    {PAYS}", Rule.STATUS,
+     f"ok = os.system('cmp -s /app/o /tests/want') == 0\nif ok:\n    {PAYS}"),
+    (f"if sp.call([*U, '/app/p']):\n    raise SystemExit(1)\n{PAYS}", Rule.STATUS,
+     "if sp.call([*U, 'make']):\n    raise SystemExit(1)\ngrade(open('/app/o').read())"),
+    (f"r = sp.run([*U, '/app/p'], capture_output=True)\nif r.returncode != 0:\n    print(r.stdout)\n    raise SystemExit(1)\n{PAYS}", Rule.STATUS,
+     "r = sp.run([*U, '/app/p'], capture_output=True)\nif r.returncode != 0:\n    print(r.stdout)\n    raise SystemExit(1)\ngrade(r.stdout)"),
+    (f"r = sp.run([*U, '/app/p'])\nok = r.returncode == 0\nif __name__ == '__main__' and ok:\n    {PAYS}\nelif ok:\n    {PAYS}", Rule.STATUS,
+     "r = sp.run([*U, '/app/p'], capture_output=True)\nok = r.returncode == 0\nn = grade(r.stdout) if ok else 0"),
     ("r = sp.run([*U, 'python3', '/app/t.py'])\nassert r.returncode == 0", Rule.STATUS,
      "r = sp.run([*U, 'python3', '/app/t.py'], capture_output=True)\nassert r.returncode == 0\nassert r.stdout == b'42'"),
 ]  # fmt: skip
