@@ -223,6 +223,12 @@ TEXTS: Final = (
         command=f"printf '%s\\n' 'a[$({KEPT})]' | tee \"$TARGET\"",
     ),
     Probe(
+        name="answers with NaN",
+        kind=ProbeKind.NOT_A_NUMBER,
+        tries="It answers with a number that is neither too small nor too large: NaN.",
+        command="printf 'NaN\\n' | tee \"$TARGET\"",
+    ),
+    Probe(
         name="answers with a command",
         kind=ProbeKind.SHELL_TEXT,
         tries="It answers with text that runs commands where it becomes part of a script.",

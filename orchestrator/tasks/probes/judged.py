@@ -70,6 +70,12 @@ PROGRAMS: Final = (
         "for n in range(70000):\n    print(n)",
     ),
     _program(
+        "prints NaN",
+        ProbeKind.NOT_A_NUMBER,
+        "It prints a number that is neither too small nor too large: NaN.",
+        "print('nan')",
+    ),
+    _program(
         "exits as if all were well",
         ProbeKind.EXIT_CODE,
         "It exits with status 0 and prints nothing.",

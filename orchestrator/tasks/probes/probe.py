@@ -47,6 +47,7 @@ class ProbeKind(StrEnum):
     PATTERN = auto()
     OPERATORS = auto()
     ARITHMETIC = auto()
+    NOT_A_NUMBER = auto()
     SHELL_TEXT = auto()
     FILE_NAMES = auto()
     GIT_CONFIGURATION = auto()

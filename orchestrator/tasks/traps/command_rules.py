@@ -8,6 +8,7 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import ANSWER, AgentText
+from orchestrator.tasks.traps.awk_numbers import passes_nan
 from orchestrator.tasks.traps.commands import (
     CALCULATORS,
     CONSOLES,
@@ -152,6 +153,8 @@ class Commands:
             yield Rule.PROGRAM_TEXT
         if by_selection(node, name, arguments, self._text, fed=fed):
             yield Rule.SOMEWHERE
+        if passes_nan(node, name, arguments, self._text, fed=fed):
+            yield Rule.NOT_A_NUMBER
         yield from by_own_files(node, name, arguments, self._text)
         yield from transforms(name, arguments, self._text, fed=fed)
         if reads_program(name, arguments, self._text, fed=fed):

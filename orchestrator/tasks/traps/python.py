@@ -9,6 +9,7 @@ from orchestrator.tasks.traps.programs import PROGRAM_PATHS
 from orchestrator.tasks.traps.python_calls import Calls
 from orchestrator.tasks.traps.python_lists import Lists
 from orchestrator.tasks.traps.python_names import PythonNames
+from orchestrator.tasks.traps.python_numbers import Numbers
 from orchestrator.tasks.traps.python_text import Texts
 from orchestrator.tasks.traps.python_tree import nodes_of
 from orchestrator.tasks.traps.python_word import OwnWord
@@ -54,7 +55,10 @@ def _found(
     texts = Texts(tree, names)
     calls = Calls(names, texts, agent_modules)
     yield from ((node, Rule.SOMEWHERE) for node in texts.somewhere())
-    yield from ((node, Rule.SOMEWHERE) for node in Lists(tree, names, texts).somewhere())
+    lists = Lists(tree, names, texts)
+    yield from ((node, Rule.SOMEWHERE) for node in lists.somewhere())
+    numbers = Numbers(tree, names=names, texts=texts, lists=lists)
+    yield from ((node, Rule.NOT_A_NUMBER) for node in numbers.not_a_number())
     yield from OwnWord(tree, names=names, texts=texts, calls=calls).found()
     yield from ((node, Rule.DRAWS) for node in draws_in_python(tree, names, seeded))
     for node in nodes_of(tree):

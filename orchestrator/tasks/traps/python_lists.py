@@ -58,6 +58,10 @@ class Lists:
             if isinstance(loop, ast.For) and self._is_derived(loop.iter) and self._succeeds_at_one(loop):
                 yield loop.iter
 
+    def is_read(self, node: ast.expr) -> bool:
+        """Whether a value is an entry of what the agent wrote, which a library read."""
+        return self._is_derived(node)
+
     def _is_derived(self, node: ast.expr) -> bool:
         return any(
             isinstance(inner, ast.expr)

@@ -182,7 +182,7 @@ class Texts:
         while isinstance(top, ast.expr):
             top = self._parents.get(top)
         return (
-            isinstance(top, ast.Assert) or (isinstance(top, ast.If) and any(map(_fails, top.body)))
+            isinstance(top, ast.Assert) or (isinstance(top, ast.If) and any(map(fails, top.body)))
             if self.is_wanted(node)
             else False
         )
@@ -196,7 +196,7 @@ class Texts:
             elif isinstance(parent, ast.While | ast.comprehension):
                 return False
             elif isinstance(parent, ast.If) and parent.test is child:
-                return holds != any(map(_fails, parent.body))
+                return holds != any(map(fails, parent.body))
             elif isinstance(parent, ast.stmt):
                 break
             child = parent
@@ -222,7 +222,8 @@ def _turns(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and ast.unparse(node.func).endswith("assertFalse")
 
 
-def _fails(node: ast.stmt) -> bool:
+def fails(node: ast.stmt) -> bool:
+    """Whether a statement is a failure: it raises, exits with another status than 0, or sets something to false."""
     if isinstance(node, ast.Raise | ast.Continue):
         return True
     if isinstance(node, ast.Assert):
@@ -234,7 +235,7 @@ def _fails(node: ast.stmt) -> bool:
         if name.endswith("exit"):
             return bool(node.value.args) and ast.unparse(node.value.args[0]) not in ("0", "None")
         return any(word in ast.unparse(node.value).lower() for word in ("fail", "error", "wrong", "missing"))
-    return isinstance(node, ast.If) and any(map(_fails, node.body))
+    return isinstance(node, ast.If) and any(map(fails, node.body))
 
 
 def _succeeds(node: ast.stmt) -> bool:

@@ -33,6 +33,7 @@ class Rule(StrEnum):
     STATUS = "PT122"
     IMAGE_DATA = "PT123"
     INPUT = "PT124"
+    NOT_A_NUMBER = "PT125"
     SHELLCHECK = "PT190"
 
 
@@ -122,6 +123,10 @@ ADVICE: Final[dict[Rule, Advice]] = {
     Rule.INPUT: Advice(
         "the agent's program gets what the tests read themselves: it reads the expected values, and takes cases away",
         'python3 -I "$PENSTOCK_UNTRUSTED" 10 ./prog < /dev/null',
+    ),
+    Rule.NOT_A_NUMBER: Advice(
+        "an answer of nan passes: it is neither too small nor too large, and min(1.0, nan) is 1.0",
+        "compare in the positive way: abs(got - want) <= 0.01, in awk exit !(d < 0.01); or math.isfinite(got) first",
     ),
     Rule.SHELLCHECK: Advice("shellcheck found something", "see its page"),
 }  # fmt: skip

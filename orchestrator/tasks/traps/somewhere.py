@@ -13,7 +13,7 @@ from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.tree import above, every, operands, options, plain, source_of
 
 GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
-_AWKS: Final = frozenset({"awk", "gawk", "mawk", "nawk"})
+AWKS: Final = frozenset({"awk", "gawk", "mawk", "nawk"})
 _ONE_LINE: Final = re.compile(r"\b(?:head|tail) (?:-n ?)?-?1\b")
 _EVERY_LINE: Final = frozenset({"", ".", "^", "$"})
 _NOT_EMPTY: Final = r"(?:-n\s+|\[\[?\s+(?:!\s+)?)[\"']?{}[\"']?\s*(?:\]|&&|\|\|)"
@@ -86,7 +86,7 @@ def by_selection(node: Node, name: str, arguments: list[Node], text: AgentText, 
     given = operands(arguments)
     program = plain(given[0]) if given else ""
     selects = (
-        "select(" in program if name == "jq" else name in _AWKS and "==" in program and "{" not in program
+        "select(" in program if name == "jq" else name in AWKS and "==" in program and "{" not in program
     )
     if not selects or not (fed or any(map(text.unsafe, given[1:]))):
         return False

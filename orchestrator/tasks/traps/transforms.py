@@ -60,6 +60,11 @@ def data_files(name: str, arguments: list[Node]) -> list[Node]:
     return operands(arguments)[1 if name in PROGRAM_FIRST else 0 :]
 
 
+def programs_of(name: str, arguments: list[Node]) -> list[Node]:
+    """The program texts of a command of sed, awk or jq."""
+    return program_texts(arguments, _VALUES[_KINDS[name]])[0]
+
+
 def program_texts(arguments: list[Node], valued: str) -> tuple[list[Node], list[Node], list[Node]]:
     """The program texts of sed, awk or jq, the files of programs, and the files of data."""
     texts: list[Node] = []

@@ -13,6 +13,7 @@ _REMEDIES: Final[dict[ProbeKind, str]] = {
     ProbeKind.PATTERN: "quote the agent's text where it is compared, and never use it as a pattern",
     ProbeKind.OPERATORS: ADVICE[Rule.OPERATORS].safe,
     ProbeKind.ARITHMETIC: ADVICE[Rule.ARITHMETIC].safe,
+    ProbeKind.NOT_A_NUMBER: ADVICE[Rule.NOT_A_NUMBER].safe,
     ProbeKind.SHELL_TEXT: "do not evaluate or source what the agent wrote: IFS= read -r value < out",
     ProbeKind.FILE_NAMES: ADVICE[Rule.NAMES].safe,
     ProbeKind.GIT_CONFIGURATION: ADVICE[Rule.GIT].safe,

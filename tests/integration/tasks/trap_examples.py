@@ -216,6 +216,25 @@ EXAMPLES = (
         trap='python3 -I "$PENSTOCK_UNTRUSTED" 10 python3 total.py > /dev/null 2>&1 && ok=1\n', safe=RUN.format("python3 total.py") + WHOLE,
         oracle="echo 'print(42)' > total.py",
     ),
+    *(
+        Example(
+            name=f"a number that is none, in {line}", rule=Rule.NOT_A_NUMBER, line=line, attack="answers with NaN",
+            trap=READ + trap + ' && ok=1\n', safe=READ + safe + ' && ok=1\n',
+        )
+        for line, trap, safe in (
+            ("<=", "awk -v g=\"$got\" 'BEGIN { d = g - 42; exit !(d <= 0.01 && d >= -0.01) }'",
+             "awk -v g=\"$got\" 'BEGIN { d = g - 42; exit !(d < 0.01 && d > -0.01) }'"),
+            ("python3", "python3 -I -c 'import sys; sys.exit(abs(float(sys.argv[1]) - 42) > 0.01)' \"$got\" 2> /dev/null",
+             "python3 -I -c 'import sys; sys.exit(not abs(float(sys.argv[1]) - 42) <= 0.01)' \"$got\" 2> /dev/null"),
+            ("awk", "awk -v g=\"$got\" 'BEGIN { d = g - 42; exit (d > 0.01 || d < -0.01) }'",
+             "awk -v g=\"$got\" 'BEGIN { d = g - 42; exit !(d < 0.01 && d > -0.01) }'"),
+        )
+    ),
+    Example(
+        name="an exit status that a later line reads", rule=Rule.STATUS, line="total.py", attack="echo > total.py",
+        trap='python3 -I "$PENSTOCK_UNTRUSTED" 10 python3 total.py > /dev/null 2>&1\nif [ $? -eq 0 ]; then ok=1; fi\n',
+        safe=RUN.format("python3 total.py") + WHOLE, oracle="echo 'print(42)' > total.py",
+    ),
     Example(
         name="the input of a loop of the tests", rule=Rule.INPUT, line="total.py", attack="reads the cases that its judge reads",
         trap=CASES.format("timeout 10 python3"), safe=CASES.format('python3 -I "$PENSTOCK_UNTRUSTED" 10 python3'),

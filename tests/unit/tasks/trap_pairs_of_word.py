@@ -6,6 +6,7 @@ from orchestrator.tasks.traps.rules import Rule
 
 UNTRUSTED = 'python3 -I "$PENSTOCK_UNTRUSTED" 10 '
 REWARD = "/logs/verifier/reward.txt"
+GOT = "got=$(head -c 100 out)\n"
 SHELL = [
     # Under the wrapper, a program makes no link in the work directory.
     ("make > /dev/null; cmp -s out /tests/want && ok=1", Rule.LINKS, f"{UNTRUSTED}make > /dev/null; cmp -s out /tests/want && ok=1"),
@@ -69,6 +70,16 @@ SHELL = [
      f"#!/bin/bash -e\n{UNTRUSTED}make\npython3 -I /tests/check.py out\necho 1 > {REWARD}"),
     (f"{UNTRUSTED}./p\necho $((! $?)) > {REWARD}", Rule.STATUS, f"{UNTRUSTED}./p\ncmp -s out /tests/want\necho $((! $?)) > {REWARD}"),
     (f"{UNTRUSTED}./p; s=$?\necho $((s == 0)) > {REWARD}", Rule.STATUS, f"{UNTRUSTED}./p; cmp -s out /tests/want; s=$?\necho $((s == 0)) > {REWARD}"),
+    # NaN is neither too small nor too large.
+    (f"{GOT}python3 -I -c 'import sys; sys.exit(abs(float(sys.argv[1]) - 42) > 1e-6)' \"$got\" && ok=1", Rule.NOT_A_NUMBER,
+     f"{GOT}python3 -I -c 'import sys; sys.exit(not abs(float(sys.argv[1]) - 42) <= 1e-6)' \"$got\" && ok=1"),
+    (f"{GOT}awk -v g=\"$got\" 'BEGIN {{ d = g - 42; exit (d > 0.01 || d < -0.01) }}' && ok=1", Rule.NOT_A_NUMBER,
+     f"{GOT}awk -v g=\"$got\" 'BEGIN {{ d = g - 42; exit !(d < 0.01 && d > -0.01) }}' && ok=1"),
+    (f"{GOT}if ! awk -v g=\"$got\" 'BEGIN {{ exit (g - 42 > 0.1) }}'; then exit 1; fi", Rule.NOT_A_NUMBER,
+     f"{GOT}if ! awk -v g=\"$got\" 'BEGIN {{ exit (g - 42 < 0.1) ? 0 : 1 }}'; then exit 1; fi"),
+    ("awk '{ d = $1 - 42; if (d > 1 || d < -1) exit 1 }' out && ok=1", Rule.NOT_A_NUMBER,
+     "awk '{ if ($1 !~ /^[0-9.]+$/) exit 1; d = $1 - 42; if (d > 1 || d < -1) exit 1 }' out && ok=1"),
+    ("awk '{ s += $1 - 3; if (s < 0) s = -s } END { exit s > 0.1 }' out && ok=1", Rule.NOT_A_NUMBER, "awk 'END { exit NR > 3 }' out && ok=1"),
     # What fits is printed, whatever else there is.
     ("[ -n \"$(jq '.[] | select(.id == 7)' out.json)\" ] && ok=1", Rule.SOMEWHERE, "[ \"$(jq -c 'map(.id)' out.json)\" = '[7]' ] && ok=1"),
     ("n=$(awk '$1 == \"ok\"' out | wc -l); [ \"$n\" -ge 3 ] && ok=1", Rule.SOMEWHERE,
@@ -91,6 +102,8 @@ START = (
     "import csv, json, os, subprocess as sp\nfrom pathlib import Path\nimport pytest\n"
     "U = ['python3', '-I', os.environ['PENSTOCK_UNTRUSTED'], '10']\n"
 )
+NUMBER = "got = float(open('/app/o').read())\n"
+NUMBERS = "got = [float(x) for x in open('/app/o')]\n"
 PAYS = "Path('/logs/verifier/reward.txt').write_text('1')"
 READ = "a = open('/app/o').read().split()\n"
 SEARCH = "assert any(x == '4' for x in a)"
@@ -258,4 +271,29 @@ PYTHON = [
      "r = sp.run([*U, '/app/p'], capture_output=True)\nok = r.returncode == 0\nn = grade(r.stdout) if ok else 0"),
     ("r = sp.run([*U, 'python3', '/app/t.py'])\nassert r.returncode == 0", Rule.STATUS,
      "r = sp.run([*U, 'python3', '/app/t.py'], capture_output=True)\nassert r.returncode == 0\nassert r.stdout == b'42'"),
+    # NaN is neither too small nor too large.
+    (f"{NUMBER}if abs(got - 42) > 1e-6:\n    raise SystemExit(1)", Rule.NOT_A_NUMBER,
+     f"{NUMBER}if not abs(got - 42) <= 1e-6:\n    raise SystemExit(1)"),
+    (f"{NUMBER}assert not (got < 41 or got > 43)", Rule.NOT_A_NUMBER, f"{NUMBER}assert got > 41 and got < 43"),
+    (f"{NUMBER}if got > 43:\n    raise ValueError(got)", Rule.NOT_A_NUMBER,
+     f"{NUMBER}if got > 43:\n    raise ValueError(got)\nassert 41 <= got"),
+    (f"{NUMBER}err = abs(got - 42)\nPath('/logs/verifier/reward.txt').write_text(str(max(0.0, min(1.0, 1 - err))))", Rule.NOT_A_NUMBER,
+     f"{NUMBER}err = abs(got - 42)\nPath('/logs/verifier/reward.txt').write_text(str(max(0.0, 1 - err)))"),
+    (f"{NUMBER}Path('/logs/verifier/reward.txt').write_text('0' if abs(got - 42) > 1 else '1')", Rule.NOT_A_NUMBER,
+     f"{NUMBER}Path('/logs/verifier/reward.txt').write_text('1' if abs(got - 42) <= 1 else '0')"),
+    (f"{NUMBER}def close():\n    return not abs(got - 42) > 1", Rule.NOT_A_NUMBER, f"{NUMBER}def far():\n    return abs(got - 42) > 1"),
+    (f"{NUMBERS}if any(abs(g - w) > 0.1 for g, w in zip(got, WANT, strict=True)):\n    raise SystemExit(1)", Rule.NOT_A_NUMBER,
+     f"{NUMBERS}assert all(abs(g - w) < 0.1 for g, w in zip(got, WANT, strict=True))"),
+    (f"{NUMBERS}ok = len(got) == len(WANT)\nfor g, w in zip(got, WANT):\n    if abs(g - w) > 0.1:\n        ok = False", Rule.NOT_A_NUMBER,
+     f"{NUMBERS}ok = len(got) == len(WANT)\nfor g, w in zip(got, WANT):\n    if not abs(g - w) <= 0.1:\n        ok = False"),
+    ("d = json.load(open('/app/o'))\nif abs(d['mean'] - 3.5) > 0.01:\n    raise SystemExit(1)", Rule.NOT_A_NUMBER,
+     "import math\nd = json.load(open('/app/o'))\nif not math.isfinite(d['mean']) or abs(d['mean'] - 3.5) > 0.01:\n    raise SystemExit(1)"),
+    ("import numpy as np\na = np.loadtxt('/app/o')\nif np.abs(a - WANT).max() > 1e-3:\n    raise SystemExit(1)", Rule.NOT_A_NUMBER,
+     "import numpy as np\na = np.loadtxt('/app/o')\nif not np.allclose(a, WANT):\n    raise SystemExit(1)"),
+    ("import sys\nsys.exit(1 if abs(float(sys.argv[1]) - 42) > 1e-6 else 0)", Rule.NOT_A_NUMBER,
+     "import sys\nsys.exit(0 if abs(float(sys.argv[1]) - 42) <= 1e-6 else 1)"),
+    (f"{NUMBER}if got > 43 or got < 41:\n    raise SystemExit(1)", Rule.NOT_A_NUMBER,
+     "got = int(open('/app/o').read())\nif got > 43 or got < 41:\n    raise SystemExit(1)"),
+    ("r = sp.run([*U, '/app/p'], capture_output=True)\nif float(r.stdout) < 0.9:\n    raise SystemExit(1)", Rule.NOT_A_NUMBER,
+     "limit = float(open('/tests/limit').read())\nif limit < 0.9 or len(open('/app/o').read()) > 100:\n    raise SystemExit(1)"),
 ]  # fmt: skip

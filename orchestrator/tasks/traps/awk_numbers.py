@@ -1,0 +1,48 @@
+"""Programs of awk that fail only if a number of the agent's is too small or too large: NaN is neither."""
+
+import re
+from typing import Final
+
+from tree_sitter import Node
+
+from orchestrator.tasks.traps.agent_text import AgentText
+from orchestrator.tasks.traps.somewhere import AWKS, is_wanted
+from orchestrator.tasks.traps.transforms import data_files, programs_of
+from orchestrator.tasks.traps.tree import plain
+
+_FAILS: Final = (
+    r"\bexit(?![^;}}\n]*\?)\s*\(?[^!?;{{}}<>\n]*{0}\s*\)?\s*[<>]",
+    r"\bif\s*\([^!;{{}}<>\n]*{0}\s*\)?\s*[<>][^;{{}}\n]*\)\s*\{{?\s*exit\s*\(?\s*1",
+    r"\bexit(?=[^;}}\n]*[!?])[^;{{}}\n]*?{0}\s*\)?\s*[<>]=",
+)
+"""`exit (d > 0.1 || …)`, `if (d > 0.1) exit 1`, `exit !(d <= 0.1)`: for mawk, NaN is equal to every number."""
+_KNOWS: Final = re.compile(r"~|nan|isnum", re.IGNORECASE)
+
+
+def passes_nan(node: Node, name: str, arguments: list[Node], text: AgentText, *, fed: bool) -> bool:
+    """`awk -v g="$got" 'BEGIN { d = g - 42; exit (d > 0.1 || d < -0.1) }' && ok=1`. What awk does not calculate with, it may compare as text."""
+    if name not in AWKS or not is_wanted(node):
+        return False
+    given = [
+        rf"\b{variable}\b"
+        for argument in arguments
+        if (variable := plain(argument).partition("=")[0]).isidentifier() and text.carries(argument)
+    ]
+    if fed or any(map(text.unsafe, data_files(name, arguments))):
+        given.append(r"\$\w+")
+    return bool(given) and any(_fails_by_order(plain(one), given) for one in programs_of(name, arguments))
+
+
+def _fails_by_order(program: str, given: list[str]) -> bool:
+    if _KNOWS.search(program):
+        return False
+    own = rf"(?:{'|'.join(given)})"
+    calculated = rf"{own}\s*[-+*/]\s*[\w.$]+"
+    names = {m[1] for m in re.finditer(rf"\b(\w+)\s*[-+*/]=[^;}}\n]*?{own}", program)}
+    before = -1
+    while before != len(names):
+        before = len(names)
+        known = "|".join([calculated, *(rf"\b{name}\b" for name in names)])
+        names |= {m[1] for m in re.finditer(rf"\b(\w+)\s*[-+*/]?=(?!=)[^;}}\n]*?(?:{known})", program)}
+    number = "|".join([calculated, *(rf"\b{name}\b" for name in names)])
+    return any(re.search(form.format(f"(?:{number})"), program) for form in _FAILS)
