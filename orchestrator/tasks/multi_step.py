@@ -35,7 +35,16 @@ from orchestrator.tasks.settings import (
     VerifierLimits,
     variables_of,
 )
-from orchestrator.tasks.verdict import MOST_NAME, MOST_SIGNALS, MOST_STEPS, PROCESS_FILE, Process, Scores
+from orchestrator.tasks.verdict import (
+    EXACT,
+    MOST_NAME,
+    MOST_SIGNALS,
+    MOST_STEPS,
+    PROCESS_FILE,
+    Process,
+    Scores,
+    rounded,
+)
 from sandboxes.artifacts import stays
 
 WORKDIR: Final = "workdir/"
@@ -183,7 +192,7 @@ def missed(step: TaskStep, numbers: Mapping[str, float]) -> bool:
     """Whether these numbers of a step end the task. A missing number misses every limit."""
     reward = step.task.settings.verifier.performance
     known = {REWARD: numbers[reward], **numbers} if reward in numbers else numbers
-    return any(known.get(name, float("-inf")) < least for name, least in step.min_reward.items())
+    return any(known.get(name, float("-inf")) < least - EXACT for name, least in step.min_reward.items())
 
 
 def together(task: Task, numbers: Sequence[Mapping[str, float]]) -> Scores:
@@ -205,6 +214,7 @@ def together(task: Task, numbers: Sequence[Mapping[str, float]]) -> Scores:
         raise ValueError(
             f"the steps must say which of their numbers is the reward: call it {quoted(REWARD)}, or name it in [verifier].performance, got {named}"
         )
+    total[chosen] = rounded(total[chosen])
     if not 0.0 <= total[chosen] <= 1.0:
         raise ValueError(f"the steps together must give a reward from 0 to 1, got {total[chosen]:g}")
     return Scores(total[chosen], dict(_components(task, total, numbers, chosen)))

@@ -39,6 +39,8 @@ MOST_SIGNALS: Final = 64
 MOST_NAME: Final = 64
 MOST_STEPS: Final = 20_000
 SIGNAL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+EXACT: Final = 1e-9
+"""The largest difference of two numbers that are the same but for the rounding of sums: 0.2 + 0.4 + 0.3 + 0.1 is 1.0000000000000002."""
 _ROUNDED: Final = 0.005
 """The largest difference between a reward and the same reward in another file, one of them rounded."""
 ANSWER_VARIABLE: Final = "PENSTOCK_ANSWER"
@@ -127,11 +129,25 @@ def _in_its_place(text: str | None, described: Described, performance: str) -> S
     return Scores(found.reward, note=f"the reward is the number in {REWARD_FILE}: {described}")
 
 
+def rounded(number: float) -> float:
+    """-1, 0 or 1 for a number that differs from it by no more than EXACT; else the number.
+
+    >>> rounded(0.2 + 0.4 + 0.3 + 0.1), rounded(0.7 + 0.2 + 0.1), rounded(0.1 + 0.2)
+    (1.0, 1.0, 0.30000000000000004)
+    """
+    return next((whole for whole in (0.0, 1.0, -1.0) if same(number, whole)), number)
+
+
+def same(number: float | None, other: float | None) -> bool:
+    """Whether two numbers differ by no more than EXACT, or both are missing."""
+    return number == other if number is None or other is None else abs(number - other) <= EXACT
+
+
 def _scores_of_text(text: str | None, performance: str, *, partial: bool = False) -> Scores:
     if text is None:
         raise ValueError(f"tests/test.sh wrote no {REWARD_FILE} and no {REWARD_JSON}")
     try:
-        reward = float(text)
+        reward = rounded(float(text))
     except ValueError:
         raise ValueError(f"{REWARD_FILE} must hold one number, got {quoted(text.strip())}") from None
     if not math.isfinite(reward) or not 0.0 <= reward <= 1.0:
@@ -175,10 +191,10 @@ def _scores_of_json(text: str, performance: str, *, partial: bool) -> Scores:
             f"{REWARD_JSON} must say which of its numbers is the reward: "
             f"call it {quoted(REWARD_KEY)}, or name it in [verifier].performance, got {names}"
         )
-    reward = float(values[chosen])
+    reward = rounded(float(values[chosen]))
     if not 0.0 <= reward <= 1.0:
         raise ValueError(f"{REWARD_JSON} must hold a reward from 0 to 1, got {quoted(reward)}")
-    components = {name: float(value) for name, value in values.items()}
+    components = {name: float(value) for name, value in values.items()} | {chosen: reward}
     return Scores(reward, components if isinstance(found, dict) else None)
 
 
@@ -228,6 +244,10 @@ def parse_process(json_text: str | None) -> Process | None:
         found = msgspec.json.decode(json_text, type=Process)
     except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         raise ValueError(f"{PROCESS_FILE}: {error}") from error
+    found = {
+        name: [*map(rounded, each)] if isinstance(each, list) else rounded(each)
+        for name, each in found.items()
+    }
     for flaw in process_flaws(found):
         raise ValueError(f"{PROCESS_FILE}: {flaw}")
     return found

@@ -17,6 +17,7 @@ from orchestrator.runner.worker import sandbox_limits
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.harbor import STEPS, TEST_SCRIPT, Task
 from orchestrator.tasks.multi_step import steps_of
+from orchestrator.tasks.verdict import same
 from orchestrator.vetting.trials import NOTHING, Trials
 from sandboxes.base import PathRefused, Provider, SandboxError
 
@@ -70,7 +71,7 @@ async def problem_of(task: Task, provider: Provider, section: SandboxSection) ->
         grade = await trials.run.judged(left)
     except (ValueError, InfraFailure, PathRefused) as error:
         return f"it does not build: {error}"
-    if grade.reward == trials.maximum:
+    if same(grade.reward, trials.maximum):
         return ""
     line, fetches = network_error(grade.log), fetching_line(task)
     if line:

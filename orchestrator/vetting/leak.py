@@ -15,6 +15,7 @@ from orchestrator.probing import NOT_HIDDEN, Left
 from orchestrator.tasks.artifact_modes import is_change, type_of
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import SOLUTIONS, Task
+from orchestrator.tasks.verdict import same
 from orchestrator.tasks.vetting.findings import Finding, TaskFault
 from orchestrator.tasks.vetting.leaks import (
     SHOWN_FILES,
@@ -120,7 +121,7 @@ async def _solves_without(trials: Trials, suspects: Sequence[Suspect], readable:
     left = await trials.solved(environment=altered, hide=sorted(of_image))
     if of_image and left.exit_code == NOT_HIDDEN:
         return None
-    return (await trials.outcome(left)).reward == trials.maximum
+    return same((await trials.outcome(left)).reward, trials.maximum)
 
 
 def altered_environment(

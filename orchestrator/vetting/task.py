@@ -20,6 +20,7 @@ from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.multi_step import steps_of
 from orchestrator.tasks.probes import PROBES, Probe
 from orchestrator.tasks.traps import traps_of
+from orchestrator.tasks.verdict import same
 from orchestrator.tasks.vetting.budget import RESERVE, for_probes, squeeze_findings, time_findings
 from orchestrator.tasks.vetting.conditions import PLAIN, plan, varies
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
@@ -201,7 +202,7 @@ class _Vet:
             left = await trials.solved()
             self._plain = [await trials.outcome(left), *await trials.oracle([PLAIN] * (times - 1))]
             self._add(Control.ORACLE, oracle_findings(self._plain, trials.maximum), _rewards(self._plain))
-        earned = bool(self._plain) and all(run.reward == trials.maximum for run in self._plain)
+        earned = bool(self._plain) and all(same(run.reward, trials.maximum) for run in self._plain)
         nothing = await trials.nothing([PLAIN] * times)
         self._add(Control.NOTHING, nothing_findings(nothing), _rewards(nothing))
         varied = await trials.oracle(conditions) if earned else ()
@@ -236,5 +237,5 @@ class _Vet:
 
 
 def _rewards(runs: Sequence[Outcome]) -> str:
-    words = ("no verdict" if run.reward is None else f"{run.reward:g}" for run in runs)
+    words = ("no verdict" if run.reward is None else f"{run.reward:.10g}" for run in runs)
     return f"rewards {', '.join(words)}"

@@ -11,6 +11,7 @@ from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.resources import granted
 from orchestrator.tasks.sizes import read_task_toml
+from orchestrator.tasks.verdict import same
 from orchestrator.tasks.vetting.budget import squeezed
 from orchestrator.tasks.vetting.conditions import PLAIN, Condition, in_order
 from orchestrator.tasks.vetting.outcomes import Outcome
@@ -67,7 +68,7 @@ class Trials:
         return Outcome(
             condition=condition,
             reward=grade.reward,
-            reason=grade.reason or (left.ended if grade.reward != self.maximum else ""),
+            reason=grade.reason or ("" if same(grade.reward, self.maximum) else left.ended),
             agent_s=left.wall_s,
             tests_s=grade.wall_s,
         )

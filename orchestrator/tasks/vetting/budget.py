@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.settings import TaskSettings
+from orchestrator.tasks.verdict import same
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.outcomes import Outcome
 
@@ -60,9 +61,9 @@ def squeeze_findings(
     run: Outcome, maximum: float | None, limits: SandboxSection, reserve: float = RESERVE
 ) -> list[Finding]:
     """`run`: the solution in a sandbox of `squeezed` limits; `maximum`: its reward otherwise."""
-    if run.reward == maximum:
+    if same(run.reward, maximum):
         return []
-    got = "no verdict" if run.reward is None else f"{run.reward:g}"
+    got = "no verdict" if run.reward is None else f"{run.reward:.10g}"
     because = f" ({run.reason})" if run.reason else ""
     says = (
         f"the solution earns {got}{because} with {1 - reserve:.0%} of memory ({limits.memory_mb} MB), disk ({limits.disk_mb} MB) and processes "

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
+from orchestrator.tasks.verdict import same
 from orchestrator.tasks.vetting.conditions import PLAIN, Condition
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.remedies import OUTSIDE, remedy_of, writes_outside
-
-EXACT: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +28,12 @@ def oracle_findings(plain: Sequence[Outcome], maximum: float) -> list[Finding]:
         return [
             Finding(control=Control.ORACLE, fault=TaskFault.ORACLE_HAS_NO_VERDICT, says=says, remedy=remedy)
         ]
-    rewards = {run.reward for run in plain}
-    if len(rewards) == 1 and not _same(plain[0].reward, maximum):
+    agree = all(same(run.reward, plain[0].reward) for run in plain)
+    if agree and not same(plain[0].reward, maximum):
         reason = plain[0].reason
         because = f": {OUTSIDE}" if writes_outside(reason) else ""
         because += f": {reason.strip()}" if reason else ""
-        says, remedy = f"the solution earns {plain[0].reward:g} and not {maximum:g}{because}", ""
+        says, remedy = f"the solution earns {plain[0].reward:.10g} and not {maximum:.10g}{because}", ""
         if writes_outside(reason):
             remedy = remedy_of(reason)
         return [Finding(control=Control.ORACLE, fault=TaskFault.ORACLE_FAILS, says=says, remedy=remedy)]
@@ -44,7 +42,7 @@ def oracle_findings(plain: Sequence[Outcome], maximum: float) -> list[Finding]:
 
 def nothing_findings(plain: Sequence[Outcome]) -> list[Finding]:
     """The untouched environment earns 0 in every plain run."""
-    paid = [run for run in plain if run.reward is not None and not _same(run.reward, 0.0)]
+    paid = [run for run in plain if run.reward is not None and not same(run.reward, 0.0)]
     without = [run for run in plain if run.reward is None]
     if paid and len(paid) == len(plain):
         says = f"the untouched environment earns {paid[0].reward:g}"
@@ -68,12 +66,12 @@ def flaky_findings(what: str, plain: Sequence[Outcome], varied: Sequence[Outcome
     if not plain:
         return []
     rewards = [_word(run.reward) for run in plain]
-    if len(set(rewards)) > 1:
+    if not all(same(run.reward, plain[0].reward) for run in plain):
         says = f"{what} earns {', '.join(rewards)} under the same conditions"
         return [Finding(control=Control.FLAKY, fault=TaskFault.RANDOM, says=says)]
     found: dict[TaskFault, Finding] = {}
     for run in varied:
-        if _word(run.reward) == rewards[0] or run.condition.blames in found:
+        if same(run.reward, plain[0].reward) or run.condition.blames in found:
             continue
         because = f" ({run.reason})" if run.reason else ""
         says = f"{what} earns {rewards[0]}, but {_word(run.reward)} with {run.condition.name}{because}"
@@ -83,9 +81,5 @@ def flaky_findings(what: str, plain: Sequence[Outcome], varied: Sequence[Outcome
     return list(found.values())
 
 
-def _same(reward: float | None, other: float) -> bool:
-    return reward is not None and abs(reward - other) <= EXACT
-
-
 def _word(reward: float | None) -> str:
-    return "no verdict" if reward is None else f"{reward:g}"
+    return "no verdict" if reward is None else f"{reward:.10g}"

@@ -128,6 +128,7 @@ def test_the_image_of_a_steps_tests_is_its_own_before_that_of_the_task() -> None
         ("mean", "", [{}, {}], 0.0),
         ("mean", "a", [{"reward": 1.0, "a": 0.5}, {"reward": 1.0}], 0.25),
         ("mean", "", [{"a": 0.5}, {"a": 1.0}], 0.75),
+        ("mean", "a", [{"a": 0.2 + 0.4 + 0.3 + 0.1, "b": 2.0}, {"a": 1.0 + 2e-16, "b": 2.0}], 1.0),
     ],
 )
 def test_rewards_of_all_steps_make_the_reward_of_the_task(
@@ -165,6 +166,7 @@ def test_a_step_misses_its_least_reward_by_a_number_that_is_less_or_missing() ->
     )
     assert missed(one, {"reward": 0.4}) and not missed(one, {"reward": 0.5}) and missed(one, {"a": 1.0})
     assert missed(two, {"reward": 1.0}) and missed(two, {"a": 1.9}) and not missed(two, {"a": 2.0})
+    assert not missed(two, {"a": 2.0 - 2e-16}), "rounding of a sum"
     named, _ = steps_of(
         task(
             '[verifier]\nperformance = "a"\n[[steps]]\nname = "one"\nmin_reward = 0.5\n[[steps]]\nname = "two"'

@@ -17,6 +17,23 @@ def test_no_reward_or_a_bad_one_is_an_error_and_never_0(text: str | None) -> Non
         parse_reward(text)
 
 
+@pytest.mark.parametrize(
+    ("number", "reward"), [(0.2 + 0.4 + 0.3 + 0.1, 1.0), (0.7 + 0.2 + 0.1, 1.0), (0.3 - 0.1 - 0.1 - 0.1, 0.0)]
+)
+def test_a_sum_of_weights_that_differs_from_0_or_1_by_its_rounding_is_that_number(
+    number: float, reward: float
+) -> None:
+    assert number != reward
+    assert parse_reward(f"{number}").reward == reward
+    assert parse_reward(None, f"{number}").reward == reward
+    named = parse_reward(None, f'{{"score": {number}, "loss": 3e-10}}', performance="score")
+    assert (named.reward, named.components) == (reward, {"score": reward, "loss": 3e-10})
+    assert parse_process(f'{{"plan": [{-number}, {number}], "style": {number}}}') == {
+        "plan": [-reward, reward],
+        "style": reward,
+    }
+
+
 def test_results_are_optional_and_checked() -> None:
     assert parse_results(None) == []
     results = parse_results('[{"name": "a", "passed": true}, {"name": "b", "passed": false, "message": "m"}]')

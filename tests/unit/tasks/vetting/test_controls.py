@@ -17,6 +17,7 @@ from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.probes import PROBES, Needs, ProbeKind, probe
 from orchestrator.tasks.resources import granted
 from orchestrator.tasks.settings import parse_settings
+from orchestrator.tasks.verdict import same
 from orchestrator.tasks.vetting.budget import for_probes, squeeze_findings, squeezed, time_findings
 from orchestrator.tasks.vetting.conditions import Condition, in_order, plan, varies
 from orchestrator.tasks.vetting.findings import REMEDIES, TaskFault
@@ -50,6 +51,19 @@ def test_a_solution_earns_the_maximum_each_time() -> None:
     (none,) = oracle_findings(runs(None, None, reason="ended by signal 9"), 1.0)
     assert none.fault is TaskFault.ORACLE_HAS_NO_VERDICT and "signal 9" in none.says
     assert oracle_findings(runs(1.0, 0.0), 1.0) == [], "that is the fault of chance"
+
+
+@pytest.mark.parametrize(
+    "others", [(0.9, 0.9), (0.9, 0.9 - 1e-15), (0.9, 0.9 - 1e-8), (0.9 - 1e-7, 0.9 - 1e-7)]
+)
+def test_a_solution_holds_earns_and_stays_the_same_by_one_measure(others: tuple[float, float]) -> None:
+    plain = runs(0.3 + 0.6, *others)
+    earned = all(same(run.reward, 0.9) for run in plain)
+    found = oracle_findings(plain, 0.9) + flaky_findings("the solution", plain, [])
+    assert earned is (found == []), "a control that needs the maximum is left out only next to a finding"
+    assert (squeeze_findings(plain[-1], 0.9, SandboxSection()) == []) is earned
+    sums = flaky_findings("the solution", runs(0.9), runs(0.3 + 0.6, 0.9 - 1e-15))
+    assert sums == []
 
 
 def test_nothing_earns_0_each_time() -> None:
