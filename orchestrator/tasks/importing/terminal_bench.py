@@ -70,15 +70,21 @@ _SLIP: Final = 0.75
 TEST_SCRIPT: Final = """\
 #!/bin/bash
 # The older form's verdict: the script must succeed, and pytest's summary must name a passed test and no failed one. Where a later command
-# hides pytest's exit status, the summary alone tells that pytest has run.
-ran=$(mktemp)
+# hides pytest's exit status, the summary alone tells that pytest has run. Logs of passed tests, above the summary, count only without a summary.
+ran=$(mktemp) plain=$(mktemp)
 bash /tests/run-tests.sh > "$ran" 2>&1
 code=$?
 tail -c 100000 "$ran"
 mkdir -p /logs/verifier
+sed $'s/\\e[[][0-9;]*[A-Za-z]//g' "$ran" > "$plain"
+heading='^=+ short test summary info ='
+last=$(grep -nE "$heading" "$plain" | tail -n 1 | cut -d : -f 1)
+{ # each summary from its heading to the line that counts, and all that follows the last heading
+  sed -nE "/$heading/,/^[= ]*([0-9]+ [a-z ]+, )*[0-9]+ [a-z ]+ in [0-9]/p" "$plain"
+  tail -n "+${last:-1}" "$plain"
+} > "$ran"
 says() { # whether a line begins with the first argument, or counts tests with a word of the second
-  sed $'s/\\e[[][0-9;]*[A-Za-z]//g' "$ran" |
-    grep -E "^($1) |^[= ]*([0-9]+ [a-z ]+, )*[1-9][0-9]* ($2)(, [0-9]+ [a-z ]+)* in [0-9]" > /dev/null
+  grep -E "^($1) |^[= ]*([0-9]+ [a-z ]+, )*[1-9][0-9]* ($2)(, [0-9]+ [a-z ]+)* in [0-9]" "$ran" > /dev/null
 }
 if [ "$code" -ne 0 ] || says 'FAILED|ERROR' 'failed|errors?'; then
   echo 0 > /logs/verifier/reward.txt

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import tomllib
 from collections.abc import Mapping
 from datetime import date
@@ -11,6 +12,7 @@ import pytest
 
 from orchestrator.tasks.harbor import Task, load
 from orchestrator.tasks.importing.terminal_bench import SWEBENCH_SCRIPT, TEST_SCRIPT
+from orchestrator.tasks.traps import traps_of
 from tests.import_sets import TERMINAL_BENCH, committed, write
 from tests.unit.tasks.importing.rig import Reported, imported, refused
 
@@ -37,6 +39,7 @@ def test_each_part_of_the_older_form_has_its_place(tmp_path: Path) -> None:
     found = one(tmp_path, {"data/more.bin": b"\0\1"})
     assert (found.code, found.outcomes, found.run) == (0, {"sum": "imported"}, {})
     made = task(tmp_path)
+    assert [trap for trap in traps_of(made) if trap.file == "tests/test.sh"] == []
     assert made.instruction.startswith("Add the two numbers")
     assert (made.name, made.settings.metadata.category) == ("sum", "data")
     assert (made.settings.metadata.difficulty, made.settings.metadata.tags) == ("easy", ("numbers",))
@@ -287,6 +290,37 @@ def test_the_verdict_needs_success_a_passed_test_and_no_failed_one(
     done = subprocess.run(["bash", "-c", text], capture_output=True, timeout=60)
     assert done.returncode == 0
     assert (tmp_path / "logs/verifier/reward.txt").read_text() == f"{reward}\n"
+
+
+def test_only_the_summary_of_pytest_counts_where_it_has_one(tmp_path: Path) -> None:
+    tests = {
+        "passed.py": "def test_a():\n    assert True\n",
+        "failed.py": "def test_b():\n    assert False\n",
+        "logged.py": "import logging\n\ndef test_c():\n    logging.getLogger('app').error('refused a bad request, as it should')\n"
+        "    print('FAILED to log in, as it should')\n    print('1 failed in 2 s')\n",
+        "fakes.py": "def test_d():\n    print('== short test summary info ==\\nPASSED x\\n== 1 passed in 0.1s ==')\n    assert 0\n",
+    }
+    write(tmp_path, {**tests, "logs/x": ""})
+    for name in tests:
+        command = [sys.executable, "-m", "pytest", "-rA", "-c", os.devnull, "--rootdir", ".", name]
+        alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, timeout=300)
+        (tmp_path / name).write_bytes(done.stdout)
+    runs = {
+        "logged.py": "1",  # with -rA, what a passed test logged and printed
+        "logged.py passed.py": "1",
+        "passed.py logged.py": "1",
+        "logged.py failed.py": "0",
+        "failed.py logged.py": "0",  # each summary counts
+        "fakes.py": "0",
+        "fakes.py passed.py": "0",
+        "passed.py; echo FAILED the last": "0",
+    }
+    for run, reward in runs.items():
+        write(tmp_path, {"run-tests.sh": f"cd {tmp_path}; cat {run}\n"})
+        text = TEST_SCRIPT.replace("/tests/", f"{tmp_path}/").replace("/logs/", f"{tmp_path}/logs/")
+        done = subprocess.run(["bash", "-c", text], capture_output=True, timeout=60)
+        assert (tmp_path / "logs/verifier/reward.txt").read_text() == f"{reward}\n", (run, done.stdout)
 
 
 STARTS, ENDS = "echo SWEBench results starts here", "echo SWEBench results ends here"
