@@ -29,6 +29,8 @@ _SHELL: Final = re.compile(
     rb"#![ \t]*(?:\S*/)?(?:env[ \t]+(?:-S[ \t]+)?(?:\S*/)?)?(?:ba|da|k|z|a)?sh(?:\s|$)"
 )
 _FIRST: Final = b"#!"
+_OF_NO_TEXT: Final = re.compile(rb"[\0-\x06\x0e-\x19\x1c-\x1f]")
+"""Control bytes, without those of terminals and the Ctrl-Z of DOS."""
 
 
 def for_a_shell(first: bytes) -> bool:
@@ -62,6 +64,27 @@ def with_line_feeds(script: bytes) -> bytes:
             written += command.replace(b"\r\n", b"\n") if token["end"] == b"\r\n" else command
             command, here = bytearray(), []
     return bytes(written + command)
+
+
+def without_payload(script: bytes) -> bytes:
+    """The text of a script that carries other bytes after it, as installers do: the lines above the first control byte. All of a script in UTF-8
+    without NUL is text, and so is one in another encoding without control bytes.
+
+    >>> without_payload(b"tail -n +2 $0 | gunzip; exit\\r\\n\\x1f\\x8b\\x08\\0\\r\\n")
+    b'tail -n +2 $0 | gunzip; exit\\r\\n'
+    """
+    if b"\0" not in script and _is_utf8(script):
+        return script
+    found = _OF_NO_TEXT.search(script)
+    return script if found is None else script[: script.rfind(b"\n", 0, found.start()) + 1]
+
+
+def _is_utf8(script: bytes) -> bool:
+    try:
+        script.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _after(script: bytes, at: int, word: bytes, *, tabs: bool) -> int:

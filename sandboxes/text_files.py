@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Final
 
-from sandboxes.shell_lines import for_a_shell, with_line_feeds
+from sandboxes.shell_lines import for_a_shell, with_line_feeds, without_payload
 
 _MARKS: Final = (
     (codecs.BOM_UTF32_LE, "UTF-32"),  # it begins like the mark of UTF-16
@@ -41,6 +41,16 @@ def text_of(data: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         at = error.start + len(data) - len(plain)
         raise ValueError(f"{name} is not UTF-8 text (byte {at}): save it as UTF-8") from None
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, as shells and builders of images count them: LF or CRLF ends one, and no other character does.
+
+    >>> lines_of("a\\fb\\u2028c\\r\\nd\\n")
+    ['a\\x0cb\\u2028c', 'd']
+    """
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def left_text(data: bytes) -> str:
@@ -112,17 +122,20 @@ def _is_deep(tables: dict[str, Any]) -> bool:
 
 def script_of(data: bytes, name: str, *, by_shell: bool = False) -> bytes:
     """A script as its interpreter can run it: without a byte order mark, and with LF where its first line ends in CRLF. Its other bytes stay as they
-    are, but the commands of a shell script end in LF (`with_line_feeds`). `by_shell`: without `#!`, it is such a script. ValueError for UTF-16 and
-    UTF-32.
+    are, but the commands of a shell script end in LF (`with_line_feeds`). What a script carries after its text (`without_payload`) stays as it is.
+    `by_shell`: without `#!`, it is such a script. ValueError for UTF-16 and UTF-32.
 
     >>> script_of(b"\\xef\\xbb\\xbf#!/bin/bash\\r\\necho 1\\r\\n", "test.sh")
     b'#!/bin/bash\\necho 1\\n'
     """
     plain = _without_mark(data, name)
-    first = plain.partition(b"\n")[0]
+    text = without_payload(plain)
+    first = text.partition(b"\n")[0]
     if first.endswith(b"\r"):
-        return plain.replace(b"\r\n", b"\n")
-    return with_line_feeds(plain) if for_a_shell(first) or (by_shell and not is_script(plain)) else plain
+        written = text.replace(b"\r\n", b"\n")
+    else:
+        written = with_line_feeds(text) if for_a_shell(first) or (by_shell and not is_script(plain)) else text
+    return written + plain[len(text) :]
 
 
 def is_script(data: bytes) -> bool:

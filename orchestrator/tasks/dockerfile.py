@@ -19,6 +19,7 @@ from orchestrator.tasks.sizes import MOST_INSTRUCTIONS, VARIABLE_BYTES, VARIABLE
 from sandboxes.images import words
 from sandboxes.images.architecture import platform_variables
 from sandboxes.images.lines import instructions
+from sandboxes.text_files import lines_of
 
 KNOWN: Final = ("FROM", "WORKDIR", "COPY", "ENV")
 NO_EFFECT: Final = ("CMD", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER", "ONBUILD", "SHELL", "STOPSIGNAL")
@@ -87,7 +88,7 @@ def parse(text: str) -> list[Instruction]:
 
 def logical_lines(text: str) -> list[tuple[int, str]]:
     """(line, text) of each instruction: without comments, blank lines and here-documents, continuation lines joined."""
-    lines = text.splitlines()
+    lines = lines_of(text)
     _check_directives(lines)
     found: list[tuple[int, str]] = []
     for each in instructions(lines):

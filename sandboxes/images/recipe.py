@@ -14,7 +14,7 @@ from sandboxes.images.documents import without_documents
 from sandboxes.images.lines import instructions, last_line
 from sandboxes.images.oci import VOLUME_LABEL
 from sandboxes.images.words import LONGEST, Arguments, TooLongError
-from sandboxes.text_files import text_of
+from sandboxes.text_files import lines_of, text_of
 
 _FROM = re.compile(r"FROM\s", re.IGNORECASE)
 _ARG = re.compile(r"ARG\s+(.*)$", re.IGNORECASE | re.DOTALL)
@@ -47,7 +47,7 @@ def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
     write into a volume, and Docker keeps it."""
     try:
         with _short("an ARG"):
-            lines = without_documents(text_of(dockerfile, "environment/Dockerfile").splitlines())
+            lines = without_documents(lines_of(text_of(dockerfile, "environment/Dockerfile")))
     except ValueError as error:
         raise ImageRefused(str(error)) from error
     stages: list[Stage] = []

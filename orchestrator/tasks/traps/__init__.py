@@ -12,7 +12,7 @@ from orchestrator.tasks.traps.draws import seeds_of
 from orchestrator.tasks.traps.image_data import image_data_traps
 from orchestrator.tasks.traps.programs_of_tests import Language, Programs
 from orchestrator.tasks.traps.python import python_traps
-from orchestrator.tasks.traps.rules import ADVICE, Rule, Trap
+from orchestrator.tasks.traps.rules import ADVICE, Rule, Trap, lines_of
 from orchestrator.tasks.traps.shell import shell_traps
 from orchestrator.tasks.traps.shellcheck import shellcheck_traps
 from orchestrator.tasks.traps.work_place import by_other_name, work_place
@@ -62,13 +62,15 @@ def traps_of(task: Task) -> list[Trap]:
 
 
 def _unread(path: str, text: str, line: int, note: str) -> Trap:
-    return Trap(
-        rule=Rule.UNREADABLE, file=path, line=line, text=["", *text.splitlines(), ""][line].strip(), note=note
-    )
+    return Trap(rule=Rule.UNREADABLE, file=path, line=line, text=_at(text, line), note=note)
+
+
+def _at(text: str, line: int) -> str:
+    return [*lines_of(text), ""][line].strip()
 
 
 def _as_written(trap: Trap, text: str) -> Trap:
-    return replace(trap, text=["", *text.splitlines(), ""][trap.line].strip())
+    return replace(trap, text=_at(text, trap.line))
 
 
 def _agent_modules(task: Task) -> frozenset[str]:
@@ -85,7 +87,7 @@ def _agent_modules(task: Task) -> frozenset[str]:
 
 
 def _allowed(text: str, trap: Trap) -> bool:
-    lines = ["", *text.splitlines(), ""]
+    lines = [*lines_of(text), ""]
     return any(
         trap.rule in re.split(r"\s*,\s*", found.group(1))
         for line in lines[max(trap.line - 1, 0) : trap.line + 1]

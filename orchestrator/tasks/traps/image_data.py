@@ -14,7 +14,7 @@ from orchestrator.tasks.dockerfile import arguments_of, logical_lines, stage_of
 from orchestrator.tasks.environment import DOCKERFILE
 from orchestrator.tasks.harbor import CONTEXT, Task
 from orchestrator.tasks.last_stage import last_stage, workdir_of
-from orchestrator.tasks.traps.rules import Rule, Trap
+from orchestrator.tasks.traps.rules import Rule, Trap, lines_of
 from sandboxes.elsewhere import DEFAULT, SHARED, lies_elsewhere, place_of
 
 _PATH: Final = re.compile(r"/[\w./-]+")
@@ -54,7 +54,7 @@ def image_data_traps(task: Task, tests: Mapping[str, bytes]) -> Iterator[Trap]:
     trusted = {path for path in placed if not any(posixpath.basename(path) in each for each in solutions)}
     for path, body in tests.items() if trusted and solutions else ():
         restored: set[str] = set()
-        for number, line in enumerate(body.decode(errors="replace").splitlines(), start=1):
+        for number, line in enumerate(lines_of(body.decode(errors="replace"))):
             if line.lstrip().startswith("#"):
                 continue
             restored |= {match[1] for match in _RESTORED.finditer(line)}

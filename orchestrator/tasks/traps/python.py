@@ -13,7 +13,7 @@ from orchestrator.tasks.traps.python_numbers import Numbers
 from orchestrator.tasks.traps.python_text import Texts
 from orchestrator.tasks.traps.python_tree import nodes_of
 from orchestrator.tasks.traps.python_word import OwnWord
-from orchestrator.tasks.traps.rules import Rule, Trap
+from orchestrator.tasks.traps.rules import Rule, Trap, lines_of
 
 _UNREADABLE: Final = "this is not Python 3, so it was not checked: {}"
 
@@ -26,7 +26,7 @@ def python_traps(
     seeded: frozenset[str] = frozenset(),
 ) -> list[Trap]:
     """The traps of one Python source whose first line is line `first` of the file. `seeded`: modules that draw, and that another file seeds."""
-    lines = ["", *source.splitlines()]
+    lines = lines_of(source)
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

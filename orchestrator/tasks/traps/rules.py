@@ -1,5 +1,6 @@
 """The rules: the problem, and the safe form. Ids never change their meaning."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -149,3 +150,9 @@ class Trap:
     @property
     def safe(self) -> str:
         return ADVICE[self.rule].safe
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a program, the first one at 1. LF, CRLF and CR end one; a form feed does not."""
+    lines = re.split(r"\r\n?|\n", text)
+    return ["", *(lines if lines[-1] else lines[:-1])]

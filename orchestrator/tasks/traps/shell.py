@@ -1,7 +1,7 @@
 """The traps of a shell script of the tests, with those of the Python in it."""
 
 from orchestrator.tasks.traps.python import python_traps
-from orchestrator.tasks.traps.rules import Trap
+from orchestrator.tasks.traps.rules import Trap, lines_of
 from orchestrator.tasks.traps.script import Reading
 
 
@@ -10,13 +10,13 @@ def shell_traps(
 ) -> list[Trap]:
     """The traps of one script, in the order of their lines. `functions`: those of other scripts of the tests, which it may source."""
     found = Reading(text, modules=agent_modules, functions=functions, python=python_traps).found()
-    lines = text.splitlines()
+    lines = lines_of(text)
     return [
         Trap(
             rule=rule,
             file=file,
             line=line,
-            text=lines[line - 1].strip() if line <= len(lines) else "",
+            text=lines[line].strip() if line < len(lines) else "",
             note=note,
         )
         for (line, rule), note in sorted(found.items())

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from typing import Final
 
-from orchestrator.tasks.traps.rules import Rule, Trap
+from orchestrator.tasks.traps.rules import Rule, Trap, lines_of
 
 RULES: Final = ("SC2038", "SC2045", "SC2053", "SC2156", "SC2254")
 TIMEOUT_S: Final = 30.0
@@ -24,13 +24,13 @@ def shellcheck_traps(file: str, text: str) -> list[Trap]:
         found = json.loads(result.stdout or b"[]")
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return []
-    lines = text.splitlines()
+    lines = lines_of(text)
     return [
         Trap(
             rule=Rule.SHELLCHECK,
             file=file,
             line=finding["line"],
-            text=lines[finding["line"] - 1].strip() if finding["line"] <= len(lines) else "",
+            text=lines[finding["line"]].strip() if finding["line"] < len(lines) else "",
             note=f"SC{finding['code']}: {finding['message']}",
         )
         for finding in found

@@ -111,6 +111,12 @@ def test_a_comment_with_a_reason_allows_a_rule_on_its_line_and_the_next_and_none
     assert traps_of(script(f"{line} # penstock-allow PT106: any text with hi will do\n")) == []
     assert traps_of(script(f"# penstock-allow PT104, PT106: any text with hi will do\n{line}\n")) == []
     assert [t.line for t in traps_of(script(f"# penstock-allow PT106:\n{line}\n"))] == [2]
+    assert (
+        traps_of(
+            script(f"\f# page\x0b two\n# penstock-allow PT104, PT106: any text with hi will do\n{line}\n")
+        )
+        == []
+    )
     assert [t.line for t in traps_of(script(f"# penstock-allow PT101: no\n{line}\n"))] == [2]
 
 

@@ -1,8 +1,13 @@
 """Text as people's editors save it: the mark and the line ends of Windows are no content, other encodings are named."""
 
+import bz2
 import codecs
+import gzip
+import lzma
+import random
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,6 +54,29 @@ def test_a_script_of_windows_is_started_by_its_first_line(tmp_path: Path) -> Non
     script.write_bytes(script_of(written, "script"))
     script.chmod(0o755)
     assert subprocess.run([script], capture_output=True, check=True).stdout == b"started\n"
+
+
+@pytest.mark.parametrize("first", [b"#!/bin/bash", b"#!/bin/bash\r", b"# an installer"])
+@pytest.mark.parametrize("packed", [gzip.compress, bz2.compress, lzma.compress])
+def test_what_a_script_carries_after_its_text_travels_unchanged(
+    tmp_path: Path, first: bytes, packed: Callable[[bytes], bytes]
+) -> None:
+    content = random.Random(3).randbytes(200_000)
+    payload = packed(content)
+    assert b"\r\n" in payload
+    end = b"\r\n" if first.endswith(b"\r") else b"\n"
+    head = first.rstrip(b"\r") + end + b'tail -n +4 "$0" > "$1"' + b"\r\n" + b"exit 0" + end
+    path = tmp_path / "install.sh"
+    path.write_bytes(script_of(head + payload, "install.sh", by_shell=True))
+    subprocess.run(["bash", path, tmp_path / "got"], check=True)
+    assert (tmp_path / "got").read_bytes() == payload
+
+
+def test_a_script_in_another_encoding_without_a_payload_is_text() -> None:
+    script = "#!/bin/sh\n# Prüfung\r\necho 1\r\n\x1a".encode("latin-1")
+    assert script_of(script, "a.sh") == script.replace(b"\r\n", b"\n")
+    marked = b"#!/bin/sh\ncut -d '\x01' a\r\necho 1\r\n"
+    assert script_of(marked, "a.sh") == marked.replace(b"\r\n", b"\n")
 
 
 def test_a_return_that_a_script_of_unix_holds_is_kept() -> None:

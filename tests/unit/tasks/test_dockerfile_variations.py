@@ -1,5 +1,7 @@
 """Dockerfiles and test scripts as public task sets have them: what is admitted, with images and without, and that each refusal is true."""
 
+import json
+
 import pytest
 
 from orchestrator.settings.providers import ImagesSection
@@ -124,6 +126,17 @@ def test_only_a_word_outside_of_quotes_whose_end_is_there_opens_a_here_document(
     assert (user_of(text), found.work) == ("app", "/srv") and found.entrypoint is not None
     lines, _ = recipe.read(text.encode())
     assert lines[-3:] == text.splitlines()[-3:], "the builder reads the same instructions"
+
+
+@pytest.mark.parametrize("character", ["\f", "\v", "\x1c", "\x85", "\u2028", "\r"])
+def test_no_character_but_lf_ends_a_line(character: str) -> None:
+    run = f"RUN printf 'a{character}USER x' > /f"
+    text = f"FROM debian:12\n{run}\nUSER app\r\nRUN cat <<EOF\n{character}USER x\nEOF\n"
+    assert user_of(text) == "app"
+    lines, _ = recipe.read(text.encode())
+    assert lines[1] == run and len(lines) == len(text.split("\n")) - 1
+    command = json.loads(lines[3].removeprefix("RUN "))
+    assert command[-1] == f"cat <<EOF\n{character}USER x\nEOF\n"
 
 
 def test_a_base_without_images_names_the_key_that_switches_them_on() -> None:

@@ -7,6 +7,11 @@ from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.shell import shell_traps
 
 
+def test_a_form_feed_ends_no_line() -> None:
+    (trap,) = python_traps("a.py", "import os\n\f\n# a\u2028b\nos.system('./run')\n", frozenset())
+    assert (trap.line, trap.text) == (4, "os.system('./run')")
+
+
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
