@@ -40,7 +40,8 @@ from sandboxes.images.owners import Owners
 from sandboxes.images.unpack import Bounds, Unpacker
 from sandboxes.machine import pass_on
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._/@:-]{0,199}")
+NAME = re.compile(r"(?=.{1,200}\Z)[a-z0-9][a-z0-9._/@:-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?")
+"""The name of an image, in lower case, with its tag, which may have capital letters: `texlive/texlive:TL2023-historic`."""
 _DIGEST = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 _WHOLE = re.compile(r"[0-9a-f]{64}")
 _LOCK, _ABOUT, _ROOT = "used", "image.json", "root"
@@ -361,7 +362,8 @@ def check_name(name: str) -> None:
     """ImageRefused for what cannot name an image."""
     if not NAME.fullmatch(name) or _DIGEST.fullmatch(name):
         raise ImageRefused(
-            f"{name[:200]!r} cannot name an image: choose lower-case letters, digits and . _ - / : @, as in debian:12"
+            f"{name[:200]!r} cannot name an image: choose lower-case letters, digits and . _ - / : @, as in debian:12;"
+            " only a tag, after the last colon, may have capital letters"
         )
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from sandboxes.base import ImageRefused, SandboxFull
+from sandboxes.images.build import Builder
 from sandboxes.images.export import write_archive
+from sandboxes.images.settings import ImageSettings
 from sandboxes.images.store import Image, ImageStore, UnknownImage
 from sandboxes.images.unpack import Bounds, Unpacker
 from tests.unit.sandboxes.images.archives import (
@@ -355,6 +357,18 @@ def test_an_image_is_found_by_its_name_and_by_a_part_of_its_digest(store: ImageS
         with pytest.raises(UnknownImage, match="penstock images"):
             store.find(reference)
     for name in ("", "UPPER", "a b", "-x", image.digest):
+        with pytest.raises(ImageRefused, match="cannot name an image"):
+            store.name(name, image)
+
+
+def test_a_tag_may_have_capital_letters_and_a_repository_may_not(store: ImageStore, tmp_path: Path) -> None:
+    image, builds = added(store, tmp_path, BASE), Builder(store, ImageSettings())
+    for name in ("texlive/texlive:TL2023-historic", "localhost:5000/foo/bar:V1", "a:_B.c-D"):
+        with pytest.raises(ImageRefused, match=f"--name {name}`"):
+            builds.base(f"docker.io/{name}")
+        store.name(name, image)
+        assert store.find(name) == builds.base(f"docker.io/{name}") == image and name in store.names()
+    for name in ("Texlive/texlive", "A:b", "a:B/c", "a:-B", f"a:{'B' * 129}", f"a:{'b' * 200}"):
         with pytest.raises(ImageRefused, match="cannot name an image"):
             store.name(name, image)
 
