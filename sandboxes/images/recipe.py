@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -175,26 +175,34 @@ def written(
 ) -> bytes:
     """The Dockerfile with other names of images, and with `variables` declared for every stage."""
     result = list(lines)
-    known = set(bases(stages))
     ends = [stage.line for stage in stages[1:]] + [len(lines)]
-    for stage, end in reversed(list(zip(stages, ends, strict=True))):
-        name = base(stage.image) if stage.image in known else stage.image
+    for number, (stage, end) in reversed(list(enumerate(zip(stages, ends, strict=True)))):
+        # A stage has one name in lower case: to buildah, Builder and builder are two.
+        stages_above = {other.alias for other in stages[:number] if other.alias}
+        name = stage.image.lower()
+        if stage.image != "scratch" and name not in stages_above:
+            name = base(stage.image)
         text = f"FROM {name}" + (f" AS {stage.alias}" if stage.alias else "")
         names = {taken: base(taken) for taken in stage.taken}
-        result[stage.last + 1 : end] = _renamed(lines[stage.last + 1 : end], names)
+        result[stage.last + 1 : end] = _renamed(lines[stage.last + 1 : end], names, stages_above)
         result[stage.line : stage.last + 1] = [text, *([f"ARG {' '.join(variables)}"] if variables else [])]
     return ("\n".join(result) + "\n").encode()
 
 
-def _renamed(lines: Sequence[str], names: Mapping[str, str]) -> list[str]:
-    """The instructions of a stage with other names of images in their flags, and without `--link`."""
+def _renamed(lines: Sequence[str], names: Mapping[str, str], above: Collection[str]) -> list[str]:
+    """The instructions of a stage with other names of images, and of the stages `above` it, in their flags, and without `--link`."""
+
+    def other_name(found: re.Match[str]) -> str:
+        written = found[0]
+        return names.get(written, written.lower() if written.lower() in above else written)
+
     found: list[str] = []
     at = 0
     while at < len(lines):
         last = last_line(lines, at)
         text = "\n".join(lines[at : last + 1])
         if flags := _FLAGS.match(text):
-            other = _FROM_IMAGE.sub(lambda name: names.get(name[0], name[0]), flags[2])
+            other = _FROM_IMAGE.sub(other_name, flags[2])
             if flags[1].upper() != "RUN":
                 other = _LINK.sub(" ", f"{other} ")[:-1]
             text = text[: flags.start(2)] + other + text[flags.end(2) :]

@@ -273,6 +273,45 @@ def test_an_image_from_which_files_are_taken_is_a_base_and_renamed() -> None:
     assert written.replace("  --from", " --from").replace("a:b  ", "a:b ") == expected
 
 
+STAGES = """\
+FROM debian:12 AS Builder
+FROM BUILDER AS Test
+COPY --from=Builder --link /a /b
+FROM debian:12 AS debian
+COPY --from=BUILDER /a /b
+COPY --from=tEST --chown=Builder \\
+  /Builder /b
+RUN --mount=type=bind,from=Builder,target=/Builder --mount=from=Test,target=/x \\
+  tool --from=Builder
+COPY --from=1 /a /b
+FROM debian
+FROM scratch
+COPY --from=Tools:V1 /a /b
+"""
+
+
+def test_a_stage_has_one_name_however_it_is_written() -> None:
+    lines, stages = recipe.read(STAGES.encode())
+    assert recipe.bases(stages) == ["debian:12", "Tools:V1"]
+    written = recipe.written(lines, stages, lambda name: f"local/{name}", []).decode().splitlines()
+    assert [line.replace("  ", " ") for line in written] == [
+        "FROM local/debian:12 AS builder",
+        "FROM builder AS test",
+        "COPY --from=builder /a /b",
+        "FROM local/debian:12 AS debian",
+        "COPY --from=builder /a /b",
+        "COPY --from=test --chown=Builder \\",
+        " /Builder /b",
+        "RUN --mount=type=bind,from=builder,target=/Builder --mount=from=test,target=/x \\",
+        " tool --from=Builder",
+        "COPY --from=1 /a /b",
+        "FROM debian",
+        "FROM scratch",
+        "COPY --from=local/Tools:V1 /a /b",
+    ]
+    assert [each.alias for each in recipe.line_of(stages[:2])] == ["builder", "test"]
+
+
 VOLUMES = """\
 FROM debian:12 AS one
 VOLUME /a \\
