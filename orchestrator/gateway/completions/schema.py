@@ -12,7 +12,11 @@ TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "null": (type(None),),
 }
+_NAMES = {kind: name for name, kinds in reversed(TYPES.items()) for kind in kinds}
+MOST = 1000
+"""Schemas that are read for the types of one parameter. A parameter with more has no declared type."""
 _DEEPEST = 16  # depth of references to references
+_TYPES_NAMED = 16  # types that are read in one list: there are seven
 
 
 def parameters_of(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -36,7 +40,7 @@ def declared(parameter: str, schema: Mapping[str, Any]) -> tuple[str, ...]:
     """The types that a parameter may have, in the order of the schema; empty if the schema does not declare them."""
     properties = schema.get("properties")
     schema_of_parameter = properties.get(parameter) if isinstance(properties, Mapping) else None
-    return tuple(dict.fromkeys(_types(schema_of_parameter, schema, 0)))
+    return tuple(dict.fromkeys(_Types(schema).of(schema_of_parameter) or ()))
 
 
 def of_type(value: Any, types: Sequence[str]) -> bool:
@@ -50,38 +54,58 @@ def of_type(value: Any, types: Sequence[str]) -> bool:
     return any(isinstance(value, TYPES[name]) for name in types)
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> list[str]:
-    if not isinstance(schema, Mapping) or depth > _DEEPEST:
-        return []
-    if isinstance(schema.get("$ref"), str):
-        return _types(_resolved(schema["$ref"], root), root, depth + 1)
-    type_names = schema.get("type")
-    found = (
-        [type_names]
-        if isinstance(type_names, str)
-        else [str(name) for name in type_names]
-        if isinstance(type_names, list)
-        else []
-    )
-    if not found:
-        for union in ("anyOf", "oneOf"):
-            if isinstance(schema.get(union), list):
-                each = [_types(member, root, depth + 1) for member in schema[union]]
-                found = [name for names in each for name in names] if all(each) else []
-        if not found and isinstance(schema.get("allOf"), list):
-            found = next(
-                (names for member in schema["allOf"] if (names := _types(member, root, depth + 1))), []
-            )
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
-        if not found and isinstance(values, list):
-            found = [_name(value) for value in values]
-    return [*found, "null"] if found and schema.get("nullable") is True else found
+class _Types:
+    """Reads the types of one parameter. A schema behind a reference is read once, and MOST schemas at most: a tool of a rollout's own program may
+    refer to itself in any number of places."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._referred: dict[int, list[str] | None] = {}  # by the identity of a schema; None while it is read
+        self._left = MOST
+
+    def of(self, schema: Any, depth: int = 0) -> list[str] | None:
+        """The types of a schema; empty: it does not declare them; None: it is being read already, so it adds no type."""
+        self._left -= 1
+        if not isinstance(schema, Mapping) or depth > _DEEPEST or self._left < 0:
+            return []
+        if isinstance(schema.get("$ref"), str):
+            return self._behind(_resolved(schema["$ref"], self._root), depth + 1)
+        found = _named(schema.get("type"))
+        if not found:
+            for union in ("anyOf", "oneOf"):
+                if isinstance(schema.get(union), list):
+                    found = self._any(schema[union], depth + 1)
+            if not found and isinstance(schema.get("allOf"), list):
+                found = next(
+                    (names for member in schema["allOf"] if (names := self.of(member, depth + 1))), []
+                )
+            values = [schema["const"]] if "const" in schema else schema.get("enum")
+            if not found and isinstance(values, list):
+                found = [_NAMES.get(kind, "string") for kind in dict.fromkeys(map(type, values))]
+        return [*found, "null"] if found and schema.get("nullable") is True else found
+
+    def _behind(self, target: Any, depth: int) -> list[str] | None:
+        if id(target) not in self._referred:
+            self._referred[id(target)] = None
+            self._referred[id(target)] = self.of(target, depth)
+        return self._referred[id(target)]
+
+    def _any(self, members: Sequence[Any], depth: int) -> list[str]:
+        """The types of all members; none if one of them does not declare its own."""
+        found: dict[str, None] = {}
+        for member in members:
+            names = self.of(member, depth)
+            if names == []:
+                return []
+            found |= dict.fromkeys(names or ())
+        return list(found)
 
 
-def _name(value: Any) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    return next((name for name, kinds in TYPES.items() if isinstance(value, kinds)), "string")
+def _named(names: Any) -> list[str]:
+    """The types that a schema names itself."""
+    if isinstance(names, str):
+        return [names]
+    return [str(name) for name in names[:_TYPES_NAMED]] if isinstance(names, list) else []
 
 
 def _resolved(reference: str, root: Mapping[str, Any]) -> Any:

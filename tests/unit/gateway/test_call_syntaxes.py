@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.gateway.completions.grammar import read_calls, typed
 from orchestrator.gateway.completions.parse import parse_action
-from orchestrator.gateway.completions.schema import declared, fits
+from orchestrator.gateway.completions.schema import MOST, declared, fits
 from orchestrator.gateway.messages.turns import CanonicalCall, Turn, canonical_json
 from orchestrator.gateway.render import Renderer, TokenizerAdapter, load_renderer
 from tests.unit.gateway.models import CHATML_FUNCTION, chatml_model
@@ -216,6 +216,50 @@ def test_types_are_found_behind_references_unions_enums_and_nullable() -> None:
         "remote": (),
         "unknown": (),
     }
+
+
+class _Counted(dict[str, Any]):
+    """A schema that counts its reads."""
+
+    reads = 0
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.reads += 1
+        return super().get(key, default)
+
+
+def _union(count: int, *others: Any) -> dict[str, Any]:
+    return {"anyOf": [{"$ref": "#/$defs/N"}] * count + list(others)}
+
+
+def test_a_schema_that_refers_to_itself_in_many_places_is_read_once() -> None:
+    reads = []
+    for count in (1, 5):
+        recursive = _Counted(_union(count, {"type": "string"}))
+        schema = {"properties": {"a": {"$ref": "#/$defs/N"}}, "$defs": {"N": recursive}}
+        assert declared("a", schema) == ("string",), "a reference to itself adds no type"
+        reads.append(recursive.reads)
+    assert reads[0] == reads[1]
+
+
+def test_schemas_that_refer_to_one_another_have_the_types_of_all() -> None:
+    definitions = {
+        "N": {"anyOf": [{"$ref": "#/$defs/M"}, {"type": "string"}]},
+        "M": {"oneOf": [{"$ref": "#/$defs/N"}, {"$ref": "#/$defs/N"}, {"type": "array"}]},
+        "Open": {"anyOf": [{"$ref": "#/$defs/Open"}, {"type": "string"}, {}]},
+    }
+    names = {name: {"$ref": f"#/$defs/{name}"} for name in definitions}
+    types = {name: set(declared(name, {"properties": names, "$defs": definitions})) for name in names}
+    assert types == {"N": {"string", "array"}, "M": {"string", "array"}, "Open": set()}
+
+
+def test_a_parameter_with_too_many_schemas_has_no_declared_type() -> None:
+    first, last, read = {"type": "string"}, {"type": "null"}, _Counted(type="integer")
+    few = {"properties": {"a": {"anyOf": [first] * (MOST - 2) + [last]}}}
+    assert declared("a", few) == ("string", "null")
+    many = {"properties": {"a": {"anyOf": [first] * MOST + [read] * MOST}}}
+    assert declared("a", many) == ()
+    assert read.reads == 0
 
 
 @pytest.mark.parametrize(
