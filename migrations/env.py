@@ -24,6 +24,7 @@ from orchestrator.pool.address import Address, address_of
 from orchestrator.pool.engine import (
     CANNOT_CONNECT,
     DRIVER,
+    ENCODING,
     OLDEST_CODE,
     bare_engine,
     check_migratable,
@@ -31,7 +32,7 @@ from orchestrator.pool.engine import (
 )
 from orchestrator.pool.locks import MODE
 from orchestrator.pool.reader_rights import end_in_the_way
-from orchestrator.pool.rights import check_schema, no_place
+from orchestrator.pool.rights import check_encoding, check_schema, no_place
 from orchestrator.pool.tables import metadata
 from orchestrator.pool.transact import sentence
 from orchestrator.runtime.failpoints import boundary
@@ -87,6 +88,7 @@ def _include(name: str | None, kind: str, parents: object) -> bool:
 def _run(connection: Connection) -> None:
     # Starts the transaction; alembic then leaves its end to `_online`.
     check_schema(*connection.execute(text("SELECT session_user, current_schema()")).one())
+    check_encoding(*connection.execute(text(ENCODING)).one())
     connection.execute(text(ALONE))
     context.configure(
         connection=connection,

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.pool.address import Address, address_of
-from orchestrator.pool.rights import check_schema
+from orchestrator.pool.rights import check_encoding, check_schema
 from orchestrator.pool.transact import broken_client, passing
 from orchestrator.runtime.unreachable import cause_of
 from orchestrator.settings.timeouts import timeouts
@@ -230,6 +230,7 @@ class OldDatabase(ServiceError):
 
 
 NO_WAITING_HELPS = (OldCode, OldDatabase)
+ENCODING = "SELECT current_database(), current_setting('server_encoding')"
 
 
 def check_migratable(found: str | None) -> None:
@@ -242,8 +243,10 @@ def check_migratable(found: str | None) -> None:
 
 
 async def check_revision(connection: AsyncConnection) -> None:
-    """Raise ServiceError unless this code may run on the database: it is at this code's revision, or at a newer revision whose
-    `compatibility` row still allows this code. OldCode if the row does not allow it, OldDatabase if the database is older than `FIRST`."""
+    """Raise ServiceError unless this code may run on the database: its encoding is UTF8, and it is at this code's revision, or at a newer
+    revision whose `compatibility` row still allows this code. OldCode if the row does not allow it, OldDatabase if the database is older
+    than `FIRST`."""
+    check_encoding(*(await connection.execute(text(ENCODING))).one())
     found = await revision_of(connection)
     check_migratable(found)
     if found is None:

@@ -45,6 +45,15 @@ def check_schema(login: str, schema: str | None) -> None:
         )
 
 
+def check_encoding(database: str, encoding: str) -> None:
+    """ServiceError unless the database stores every character. `encoding`: its server_encoding."""
+    if encoding != "UTF8":
+        raise ServiceError(
+            f"the encoding of the database {database} is {encoding}, which loses every text with other characters; Penstock needs UTF8: run "
+            f"`CREATE DATABASE penstock ENCODING 'UTF8' LOCALE 'C' TEMPLATE template0` and name that database in DATABASE_URL ({GUIDE})"
+        )
+
+
 def make_roles(connection: Connection) -> str:
     """Create the roles that the server lacks, and let this login take all of them. ServiceError with the SQL if the login may not create them, or
     cannot create tables. Returns a sentence if the roles exist and only other logins may take them, which is not an error."""
