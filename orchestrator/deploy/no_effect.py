@@ -8,8 +8,11 @@ from scaffolds.find import find
 
 from orchestrator.contracts.choices import Anchor, MismatchMask, RateSchedule, WeightTransport
 from orchestrator.contracts.network import Grant
+from orchestrator.roles.speed_noise import measures
 from orchestrator.settings.config import Config
 from orchestrator.settings.keys import keys, value_of
+from orchestrator.settings.providers import ImagesSection
+from orchestrator.settings.trainer import RATIO_BOUNDS
 
 Counts = Callable[[Config], bool]
 
@@ -24,9 +27,26 @@ _FALLING: Final[tuple[Counts, str]] = (
     lambda config: config.trainer.schedule is not RateSchedule.CONSTANT,
     'trainer.schedule = "linear" or "cosine"',
 )
+_IMAGES: Final[tuple[Counts, str]] = (
+    lambda config: bool(config.sandbox.images.directory),
+    "sandbox.images.directory",
+)
+_RATIOS: Final[tuple[Counts, str]] = (
+    lambda config: config.trainer.loss in RATIO_BOUNDS,
+    f"a trainer.loss with a ratio ({', '.join(RATIO_BOUNDS)})",
+)
+_ADVANTAGES: Final[tuple[Counts, str]] = (
+    lambda config: config.trainer.loss != "sft",
+    'a trainer.loss with advantages, which "sft" does not use',
+)
+_NOISE: Final[tuple[Counts, str]] = (
+    measures,
+    'reward.speed_weight above 0 and reward.zero_signal = "returns"',
+)
 NEEDS: Final[dict[str, tuple[Counts, str]]] = {
     "sandbox.container": _provider("container"),
     "sandbox.images": _provider("bubblewrap"),
+    **{f"sandbox.images.{key}": _IMAGES for key in ImagesSection.model_fields if key != "directory"},
     "sandbox.kubernetes": _provider("kubernetes"),
     "sandbox.max_memory_mb": (
         lambda config: config.sandbox.max_memory_mb >= config.sandbox.memory_mb,
@@ -38,6 +58,17 @@ NEEDS: Final[dict[str, tuple[Counts, str]]] = {
     ),
     "web.exposed": (lambda config: not config.web.loopback, "a web.host that other machines reach"),
     "sandbox.egress_mb": (lambda config: config.sandbox.egress is not Grant.NONE, "sandbox.egress"),
+    "rollout.observation_characters": (
+        lambda config: config.rollout.observation_lines == 0,
+        "rollout.observation_lines = 0",
+    ),
+    "sampling.repetition_probability": (
+        lambda config: config.sampling.repetition_tokens > 0,
+        "sampling.repetition_tokens above 0",
+    ),
+    "reward.batch_scale": _ADVANTAGES,
+    "reward.noise_replays": _NOISE,
+    "reward.noise_interval_s": _NOISE,
     "servers.embedded": (_OWN_SERVERS, "an empty servers.urls"),
     "servers.command": (_OWN_SERVERS, "an empty servers.urls"),
     "servers.hang_s": (_OWN_SERVERS, "an empty servers.urls"),
@@ -53,6 +84,10 @@ NEEDS: Final[dict[str, tuple[Counts, str]]] = {
         lambda config: config.servers.transport is WeightTransport.DISTRIBUTED,
         'servers.transport = "distributed"',
     ),
+    "trainer.ratio_min": _RATIOS,
+    "trainer.ratio_max": _RATIOS,
+    "trainer.negative_scale": _ADVANTAGES,
+    "trainer.permute_advantages": _ADVANTAGES,
     "trainer.lora_alpha": _LORA,
     "trainer.lora_targets": _LORA,
     "trainer.decay_steps": _FALLING,
@@ -77,7 +112,7 @@ NEEDS: Final[dict[str, tuple[Counts, str]]] = {
 
 def no_effect(config: Config) -> list[str]:
     """The keys with a value of their own that does nothing in this configuration, with the reason."""
-    return [*_unneeded(config), *_limits(config), *_contexts(config)]
+    return [*_unneeded(config), *_parts(config), *_limits(config), *_contexts(config)]
 
 
 def _unneeded(config: Config) -> Iterator[str]:
@@ -87,6 +122,16 @@ def _unneeded(config: Config) -> Iterator[str]:
                 continue
             if value_of(config, key.name) != key.default:
                 yield f"{key.name} has no effect: it needs {needs}"
+            break  # one reason is enough
+
+
+def _parts(config: Config) -> Iterator[str]:
+    groups = config.queue.batch_groups
+    if config.trainer.parts > groups:
+        yield (
+            f"trainer.parts has no effect above queue.batch_groups: a batch of {groups} groups has {groups} train steps, "
+            f"not {config.trainer.parts}"
+        )
 
 
 def _limits(config: Config) -> Iterator[str]:

@@ -79,6 +79,24 @@ def test_the_names_of_processes_count_for_one_of_several_too() -> None:
         ({"trainer": {"lora_alpha": 7}}, "trainer.lora_alpha has no effect: it needs trainer.lora_rank above 0"),
         ({"trainer": {"mis_max": 7.0}}, 'trainer.mis_max has no effect: it needs trainer.mask = "mis"'),
         ({"trainer": {"decay_steps": 7}}, "trainer.decay_steps has no effect: it needs trainer.schedule"),
+        ({"trainer": {"loss": "sft", "ratio_max": 3.0}}, "trainer.ratio_max has no effect: it needs a trainer.loss with a ratio (cispo, grpo, "),
+        ({"trainer": {"loss": "reinforce", "ratio_min": 0.5}}, "trainer.ratio_min has no effect"),
+        ({"trainer": {"loss": "sft", "negative_scale": 0.5}}, "trainer.negative_scale has no effect: it needs a trainer.loss with advantages"),
+        ({"trainer": {"loss": "sft", "permute_advantages": True}}, "trainer.permute_advantages has no effect"),
+        ({"trainer": {"loss": "sft"}, "reward": {"batch_scale": "std"}}, "reward.batch_scale has no effect"),
+        ({"trainer": {"parts": 9}}, "trainer.parts has no effect above queue.batch_groups: a batch of 8 groups has 8 train steps, not 9"),
+        ({"reward": {"speed_weight": 0.0, "noise_replays": 9}}, "reward.noise_replays has no effect: it needs reward.speed_weight above 0"),
+        ({"reward": {"zero_signal": "performance", "noise_interval_s": 9.0}}, "reward.noise_interval_s has no effect"),
+        (
+            {"sampling": {"repetition_tokens": 0, "repetition_probability": 0.9}},
+            "sampling.repetition_probability has no effect: it needs sampling.repetition_tokens above 0",
+        ),
+        (
+            {"rollout": {"observation_lines": 3, "observation_characters": 9}},
+            "rollout.observation_characters has no effect: it needs rollout.observation_lines = 0",
+        ),
+        ({"sandbox": {"images": {"most_mb": 7}}}, "sandbox.images.most_mb has no effect: it needs sandbox.images.directory"),
+        ({"sandbox": {"images": {"bases": {"a:1": "debian:12"}}}}, "sandbox.images.bases has no effect"),
         (
             {"stage": {"domains": {"coding": 1.0}, "limits": {"agent": {"max_turns": 3}}}},
             "stage.limits.agent holds in evaluations alone: agent has no share in the stage's domains",
@@ -106,11 +124,24 @@ def test_a_configuration_whose_keys_all_count_has_no_warning() -> None:
     given = {
         "sandbox": {"provider": "kubernetes", "kubernetes": {"image": "a"}, "memory_mb": 8192, "max_memory_mb": 8192, "max_disk_mb": 20480},
         "web": {"host": "10.0.0.1", "exposed": True},
-        "trainer": {"lora_rank": 8, "lora_alpha": 16, "schedule": "cosine", "decay_steps": 9, "mask": "mis", "mis_max": 3.0},
+        "trainer": {"lora_rank": 8, "lora_alpha": 16, "schedule": "cosine", "decay_steps": 9, "mask": "mis", "mis_max": 3.0,
+                    "parts": 8, "ratio_max": 3.0, "negative_scale": 0.5},
         "stage": {"limits": {"agent": {"max_turns": 3}}},
-        "rollout": {"context": {"shell": {"policy": "none"}}},
+        "rollout": {"context": {"shell": {"policy": "none"}}, "observation_characters": 9},
+        "reward": {"noise_replays": 9, "noise_interval_s": 9.0, "batch_scale": "std", "advantage_std": True},
+        "sampling": {"repetition_probability": 0.9},
     }  # fmt: skip
     assert no_effect(Config()) == [] == no_effect(Config.model_validate(given))
+
+
+def test_a_loss_alone_has_no_warning_and_images_with_a_directory_count() -> None:
+    for given in (
+        {"trainer": {"loss": "sft"}},
+        {"trainer": {"loss": "gspo"}},
+        {"reward": {"speed_weight": 0.0}},
+        {"sandbox": {"images": {"directory": "/images", "most_mb": 7, "build_env": {"A": "1"}}}},
+    ):
+        assert no_effect(Config.model_validate(given)) == []
 
 
 def test_each_rule_names_keys_that_exist() -> None:
