@@ -21,6 +21,7 @@ from orchestrator.contracts.numbers import real
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.output_place import file_to_write
 from orchestrator.runtime.unreachable import for_child
 
 app = typer.Typer(no_args_is_help=True)
@@ -56,6 +57,7 @@ def record(
     as_json: JsonOption = False,
 ) -> None:
     """Play scripted demonstrations of the built-in suite through the gateway and export them: penstock sft record --out demos.st"""
+    file_to_write("--out", out)
     running = None  # check everything that can be wrong before drawing demonstrations and starting a stack
     if config is not None:
         running = Home.at(config)

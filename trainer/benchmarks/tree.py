@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from orchestrator.runtime.output_place import file_to_write
 from trainer.benchmarks import bounded, gpu
 from trainer.benchmarks.bars import bar
 from trainer.benchmarks.peaks import ONE_PASS, budget, peaks
@@ -258,4 +259,9 @@ if __name__ == "__main__":
         "--plot", type=Path, metavar="FILE.svg", help="speed-up against sharing, as a picture"
     )
     options = parser.parse_args()
+    if options.plot is not None:
+        try:
+            file_to_write("--plot", options.plot)
+        except ValueError as error:
+            parser.error(str(error))
     main(options.extent or FULL, json=options.json, plot=options.plot)

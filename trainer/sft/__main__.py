@@ -26,6 +26,7 @@ def main() -> int:
     options = parser.parse_args()
 
     import torch
+    from safetensors import SafetensorError
 
     from trainer.sft.train import SftSettings, train
 
@@ -41,7 +42,7 @@ def main() -> int:
             settings=settings,
             progress=partial(print, flush=True),
         )
-    except ValueError as error:
+    except (ValueError, OSError, SafetensorError) as error:
         print(error, file=sys.stderr)
         return 1
     print(json.dumps(asdict(result)))

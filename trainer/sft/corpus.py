@@ -92,11 +92,13 @@ class Demonstrations:
     @classmethod
     def load(cls, path: Path, *, tokenizer: str) -> Demonstrations:
         """Read a file whose ids were made by `tokenizer`. Raises ValueError if it is not such a file, or another tokenizer made the ids."""
+        if path.is_dir():
+            raise ValueError(f"{path} is a directory: name the file of demonstrations in it")
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, FileNotFoundError) as error:
+        except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is not a file of demonstrations: {error}") from error
         if metadata.get("format") != FORMAT:
             raise ValueError(

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import anyio
+from safetensors import SafetensorError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.errors import PenstockError
@@ -23,6 +24,7 @@ from orchestrator.pool.engine import Role
 from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import get_run
 from orchestrator.queries.recorded import Selection, recorded, without_verdict
+from orchestrator.runtime.output_place import file_to_write
 from orchestrator.runtime.unreachable import named_url
 from trainer.sft.corpus import Demonstrations, tokenizer_digest
 from trainer.sft.samples import demonstrations_of
@@ -112,8 +114,9 @@ def main() -> int:
             return await export(engine, options.run, wanted, options.model, options.out)
 
     try:
+        file_to_write("--out", options.out)
         print(json.dumps(asdict(anyio.run(work))))
-    except (PenstockError, ValueError) as error:
+    except (PenstockError, ValueError, OSError, SafetensorError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch.nn import functional
 
+from orchestrator.runtime.output_place import directory_to_write
 from trainer.model import load_model, own_weights, stored_weights
 from trainer.policy.tokenizer import load_tokenizer
 from trainer.sft.batches import PaddedBatch, demonstration_batches
@@ -76,7 +77,8 @@ def train(
     """Train the model directory `model` on a file of demonstrations and write a new model directory `out`.
 
     The same inputs, seed and number of threads give the same weights. Raises ValueError if the demonstrations were made
-    with another tokenizer or do not fit into the context, the weights of `model` are not whole, or the loss is not finite.
+    with another tokenizer or do not fit into the context, the weights of `model` are not whole, `out` cannot be written, or the loss
+    is not finite.
     """
     settings = settings or SftSettings()
     corpus = Demonstrations.load(demonstrations, tokenizer=tokenizer_digest(model))
@@ -84,6 +86,7 @@ def train(
     if np.diff(corpus.offsets).max() > network.config.max_position_embeddings:
         raise ValueError(f"a demonstration is longer than the context of {model}")
     words = word_mask(load_tokenizer(model))
+    directory_to_write("--out", out)
     batches = demonstration_batches(corpus, words, rows=settings.rows, random=np.random.default_rng(seed))
     result = _loop(network, batches, settings, len(corpus), progress)
     _save(network, model, out)

@@ -392,6 +392,7 @@ def test_an_override_that_is_malformed_or_of_an_unknown_key_is_named(
         ("sft record --out x --scaffold shell=much", "shell=much"),
         ("sft record --out x --sandbox cellar", "cellar"),
         ("sft record --out x --model nowhere", "nowhere"),
+        ("sft record --out /proc/x/y", "--out '/proc/x/y' cannot be written"),
         ("runner -c first --gateway http://b --gateway http://a --gateway-socket s", "--gateway-socket"),
         ("runner -c first --gateway nowhere", "'nowhere' is not a URL of a gateway"),
     ],
