@@ -8,6 +8,16 @@ _ERROR: Final = re.compile(
     r'^Error: building at STEP "(?P<step>.*)": (?:while running runtime: )?(?P<why>.*)$', re.MULTILINE
 )
 _NOISE: Final = re.compile(r"^(Error: building at STEP .*|subprocess exited with status \d+)$")
+_UNKNOWN: Final = re.compile(r"only supports? the .*flag|is not supported|unknown flag", re.IGNORECASE)
+_SINCE: Final = {
+    "RUN --network": "1.30",
+    "ADD --checksum": "1.33",
+    "ADD --exclude": "1.38",
+    "COPY --exclude": "1.38",
+    "COPY --parents": "1.40",
+}
+"""The version of buildah that added a flag of an instruction."""
+_FLAG: Final = re.compile(r"(?<=\s)--[a-z-]+(?=[=\s])")
 _SHOWN, _MESSAGE = 120, 800
 _LINES: Final = 12
 _HINTS: Final = (
@@ -38,6 +48,8 @@ def complaint(what: str, text: str) -> str:
     says = f"{what} failed" + (f" at {_short(step)}" if step else "")
     if error is not None:
         says += f" ({error['why'].strip()})"
+    if error is not None and _UNKNOWN.search(error["why"]):
+        says += _needed(step)
     for pattern, hint in _HINTS:
         if pattern.search(f"{step}\n{shown}"):
             says += f"; {hint}"
@@ -45,6 +57,19 @@ def complaint(what: str, text: str) -> str:
     lines = [line.strip() for line in shown.splitlines() if line.strip() and not _NOISE.match(line.strip())]
     printed = " | ".join(lines[-_LINES:])[-_MESSAGE:]
     return says + (f"; its last lines: {printed}" if printed else "")
+
+
+def _needed(step: str) -> str:
+    """The versions of buildah that the flags of a step need, for the end of a sentence; empty: they are unknown."""
+    name = step.split(None, 1)[0].upper()
+    flags = [f"{name} {flag}" for flag in _FLAG.findall(step)]
+    needs = [
+        f"{flag} needs buildah {_SINCE[flag]} or later" for flag in dict.fromkeys(flags) if flag in _SINCE
+    ]
+    if not needs:
+        return ""
+    instead = ", or check the file in a RUN (sha256sum -c)" if "ADD --checksum" in flags else ", or remove it"
+    return f"; {' and '.join(needs)}: install that on this machine{instead}"
 
 
 def at_step(text: str) -> str:

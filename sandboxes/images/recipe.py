@@ -23,6 +23,7 @@ _FLAGS = re.compile(rf"\s*(RUN|COPY|ADD)((?:{_SPACE}--[a-z][^\s\\]*)+)", re.IGNO
 """An instruction with its flags, which may lie in several lines."""
 _FROM_IMAGE = re.compile(r"(?<=--from=)[^\s\\]+|(?<=,from=)[^\s,\\]+|(?<=--mount=from=)[^\s,\\]+")
 _VOLUME = re.compile(r"\s*VOLUME\s+(.*)$", re.IGNORECASE | re.DOTALL)
+_HEALTHCHECK = re.compile(r"HEALTHCHECK(?:\s|$)", re.IGNORECASE)
 _WORD = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'\\])+""")
 _LINK = re.compile(rf"{_SPACE}--link(?:=\w+)?(?=[\s\\])")
 """A flag that older versions of buildah refuse. It changes how layers are kept, and nothing of what is in them."""
@@ -44,7 +45,7 @@ def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
     """(the lines of a Dockerfile, its stages). ImageRefused for one that does not begin with FROM, or that is for another architecture.
 
     Its VOLUME instructions are LABEL instructions, whose variables buildah expands likewise and `oci` reads: buildah forgets what later instructions
-    write into a volume, and Docker keeps it."""
+    write into a volume, and Docker keeps it. HEALTHCHECK is left out: nothing runs it in a sandbox, and its newer flags fail in older buildahs."""
     try:
         with _short("an ARG"):
             lines = without_documents(lines_of(text_of(dockerfile, "environment/Dockerfile")))
@@ -58,6 +59,8 @@ def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
             stages.append(_stage(at, last, text, variables))
         elif stages and (volume := _VOLUME.match(text)):
             lines[at : last + 1] = [_labels(volume[1], at), *[""] * (last - at)]
+        elif stages and _HEALTHCHECK.match(text):
+            lines[at : last + 1] = [""] * (last + 1 - at)
         elif stages:
             _take(stages, "\n".join(lines[at : last + 1]))
         elif found := _ARG.match(text):

@@ -126,7 +126,8 @@ async def test_a_built_image_keeps_the_owners_that_its_dockerfile_gave_also_as_a
 
 async def test_a_dockerfile_with_run_becomes_an_image_in_which_programs_run(directory: Path) -> None:
     text = (
-        "FROM base:1 AS first\nRUN echo made >/made\nFROM base:1\nENV A=1\nWORKDIR /srv/code\nCOPY --from=first /made .\n"
+        "FROM base:1 AS First\nRUN echo made >/made\nHEALTHCHECK --start-interval=1s CMD true\nFROM base:1\nENV A=1\nWORKDIR /srv/code\n"
+        "COPY --from=First /made .\n"
         "COPY run.sh /usr/bin/\nRUN run.sh >ran && chmod 4755 ran"
     )
     files = {**context(text), "run.sh": File(b"#!/bin/sh\necho ran $A\n", 0o755)}

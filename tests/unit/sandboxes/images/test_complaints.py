@@ -41,6 +41,34 @@ def test_a_common_cause_is_named_before_the_lines(step: str, printed: str, hint:
     assert found.endswith(f"; its last lines: {printed}")
 
 
+@pytest.mark.parametrize(
+    ("step", "why", "hint"),
+    [
+        (
+            "ADD --checksum=sha256:ab https://x/y /z",
+            "ADD only supports the --chmod=<permissions> and the --chown=<uid:gid> flag",
+            "ADD --checksum needs buildah 1.33 or later: install that on this machine, or check the file in a RUN (sha256sum -c)",
+        ),
+        (
+            "COPY --chown=a --exclude=*.md --parents a /b",
+            "COPY only supports the --chmod=<permissions> --chown=<uid:gid> and the --from=<image|stage> flags",
+            "COPY --exclude needs buildah 1.38 or later and COPY --parents needs buildah 1.40 or later: install that on this machine, or remove it",
+        ),
+        (
+            "run --network=none make",
+            "RUN only supports the --mount flag",
+            "RUN --network needs buildah 1.30 or later: install that on this machine, or remove it",
+        ),
+        ("COPY --new a /b", "COPY only supports the --from=<image|stage> flags", ""),
+    ],
+)
+def test_a_flag_that_an_older_buildah_refuses_is_named_with_the_version_that_has_it(
+    step: str, why: str, hint: str
+) -> None:
+    text = f'STEP 2/2: {step}\nError: building at STEP "{step}": {why}\n'
+    assert complaint(WHAT, text) == f"{WHAT} failed at {step} ({why})" + (f"; {hint}" if hint else "")
+
+
 def test_long_steps_and_long_outputs_are_cut() -> None:
     found = complaint(WHAT, output(f"RUN echo {'a' * 9000}", *(f"line {n}" for n in range(5000))))
     assert len(found) < 1200 and found.endswith("line 4999")

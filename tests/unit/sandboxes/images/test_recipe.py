@@ -273,6 +273,21 @@ def test_an_image_from_which_files_are_taken_is_a_base_and_renamed() -> None:
     assert written.replace("  --from", " --from").replace("a:b  ", "a:b ") == expected
 
 
+def test_a_health_check_is_left_out_and_each_line_keeps_its_number() -> None:
+    text = """\
+FROM debian:12
+HEALTHCHECK --start-interval=1s \\
+  # as others do
+  CMD curl -f x
+healthcheck NONE
+RUN echo \\
+  HEALTHCHECK
+"""
+    lines, stages = recipe.read(text.encode())
+    written = recipe.written(lines, stages, str, []).decode().splitlines()
+    assert written == ["FROM debian:12", "", "", "", "", "RUN echo \\", "  HEALTHCHECK"]
+
+
 STAGES = """\
 FROM debian:12 AS Builder
 FROM BUILDER AS Test
