@@ -144,7 +144,8 @@ class SandboxRoutes:
                 except Wanted as lookup:
                     if all(identifier in known.stored for identifier in lookup.ids):
                         raise  # it refers to an id that was not served here
-                    known = replace(known, stored={**known.stored, **resolved(session, lookup.ids)})
+                    with session.working():
+                        known = replace(known, stored={**known.stored, **resolved(session, lookup.ids)})
                 except Problem:
                     if len(raw) > SMALL and not costly(raw):  # costly bodies are counted already
                         self._completions.budgets.charge(session, aside=counting)

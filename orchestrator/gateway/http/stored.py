@@ -28,7 +28,7 @@ from orchestrator.gateway.sessions.call import CompletionCall
 from orchestrator.gateway.sessions.node import Node
 from orchestrator.gateway.sessions.session import Session
 
-_RESPONSE = re.compile(r"resp_([0-9a-f]{32})_([0-9]{1,6})")
+_RESPONSE = re.compile(r"resp_([0-9a-f]{32})_(0|[1-9][0-9]{0,5})")
 _ITEM = re.compile(r"(msg|rs|fc|ctc|lsh|sh|apc)_s([0-9]{1,9})(?:_([0-9]{1,6}))?")
 Message = dict[str, Any]
 

@@ -3,12 +3,14 @@
 GET    /v1/responses/<id>                 the response again, without the tools and instructions of its request
 GET    /v1/responses/<id>/input_items     ?order=desc|asc, limit (1 to 100), after
 DELETE /v1/responses/<id>                 later requests cannot refer to it; its step stays recorded
+
+They are read and written on the event loop in their session's turn, like a request of any wire.
 """
 
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from orchestrator.contracts.numbers import whole
 from orchestrator.contracts.quote import quoted
@@ -23,7 +25,7 @@ from orchestrator.gateway.sessions.session import Session
 from orchestrator.gateway.sessions.store import SessionStore
 
 MOST, USUAL = 100, 20
-Answer = Callable[[web.Request, Session, str, Node], Awaitable[Any]]
+Answer = Callable[[web.Request, Session, str, Node], Any]
 
 
 class StoredRoutes:
@@ -46,20 +48,27 @@ class StoredRoutes:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
                 session = await self._sessions.find(token_of(request))
+                await session.turn()
                 session.check_open()
-                identifier = request.match_info["response"]
-                node = node_of(session, identifier)
-                if node is None:
-                    raise Problem(
-                        404, "not_found", f"no response {quoted(identifier)} was served in this session"
-                    )
-                return json_response(await answer(request, session, identifier, node))
+                with session.working():
+                    response = json_response(self._answered(answer, request, session))
+                if request.method == hdrs.METH_DELETE:
+                    await self._store.save_progress(session)
+                return response
             except Problem as problem:
                 return problem_response(openai_error(problem), problem)
 
         return handle
 
-    async def _response(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
+    @staticmethod
+    def _answered(answer: Answer, request: web.Request, session: Session) -> Any:
+        identifier = request.match_info["response"]
+        node = node_of(session, identifier)
+        if node is None:
+            raise Problem(404, "not_found", f"no response {quoted(identifier)} was served in this session")
+        return answer(request, session, identifier, node)
+
+    def _response(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
         if request.query.get("stream", "false").lower() == "true":
             raise bad_request(
                 "a response that is finished is not streamed again: ask without stream", "stream"
@@ -68,12 +77,11 @@ class StoredRoutes:
         echo = {"id": identifier, "created": 0, "model": "policy", "body": {}}
         return finished_response(echo, reply, list(output_items(reply, {})))
 
-    async def _delete(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
+    def _delete(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
         session.deleted.add(identifier)
-        await self._store.save_progress(session)
         return {"id": identifier, "object": "response", "deleted": True}
 
-    async def _items(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
+    def _items(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
         found = input_items(node)
         if found is None:
             raise Problem(

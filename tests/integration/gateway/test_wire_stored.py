@@ -8,9 +8,12 @@ import anyio
 import openai
 import pytest
 
+from orchestrator.gateway.sessions.registry import SessionRegistry
+from orchestrator.gateway.sessions.session import WAIT_TURN, Session
 from orchestrator.gateway_client import OpenSession
 from tests.integration.gateway.rig import Rig
 from tests.integration.gateway.wires_rig import ask, gpt, message_of, user
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
 
@@ -159,6 +162,52 @@ async def test_instructions_count_for_one_response_and_a_deleted_one_is_gone(rig
             await client.responses.retrieve(first.id)
     kinds = [kind for kind, _ in await stored(rig, rollout, 3)]
     assert kinds[-1] != "continues", "without its instructions it is another conversation"
+
+
+async def test_stored_objects_are_answered_in_the_turn_of_their_session(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, found = SessionRegistry.find, list[Session]()
+
+    async def noted(registry: SessionRegistry, token: str) -> Session:
+        found.append(await find(registry, token))
+        return found[-1]
+
+    monkeypatch.setattr(SessionRegistry, "find", noted)
+    (_, session), (_, other) = await rig.open(scripted=SCRIPT), await rig.open(scripted=SCRIPT)
+    (first, _), (_, others) = await served(session), await served(other)
+    url = f"{session.path}/responses/{first.id}"
+    questions = (("GET", url), ("GET", f"{url}/input_items"), ("DELETE", url))
+    await ask(rig, url, b"", "GET")
+    greedy, statuses = found[-1], list[int]()
+    worked_s = greedy.worked_s
+    await ask(rig, f"{url}/input_items", b"", "GET")
+    assert greedy.worked_s > worked_s
+    greedy.charge_time(1000.0)
+
+    async def one(method: str, path: str) -> None:
+        status, _, _ = await ask(rig, path, b"", method)
+        statuses.append(status)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(WAIT_TURN + 3):
+            tasks.start_soon(one, *questions[number % 3])
+        await eventually(lambda: len(statuses) == 3)
+        assert statuses == [503] * 3
+        status, reply, _ = await ask(
+            rig, f"{other.path}/responses/{others.id}/input_items?limit=1", b"", "GET"
+        )
+        assert status == 200 and len(reply["data"]) == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_an_id_with_another_spelling_is_no_second_name_of_a_response(rig: Rig) -> None:
+    _, session = await rig.open(scripted=SCRIPT)
+    first, _ = await served(session)
+    stem, _, number = first.id.rpartition("_")
+    for method in ("GET", "DELETE"):
+        status, _, _ = await ask(rig, f"{session.path}/responses/{stem}_0{number}", b"", method)
+        assert status == 404
 
 
 async def test_a_response_that_this_session_never_served_is_refused_by_name(rig: Rig) -> None:
