@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
@@ -46,6 +47,16 @@ def repeatable(server_kind: str) -> dict[str, Any]:
     return parameters[server_kind]
 
 
+async def status_for(url: str, authorization: bytes) -> int:
+    """The status of a POST whose key is any bytes."""
+    address = urlsplit(url)
+    async with await anyio.connect_tcp(str(address.hostname), address.port or 80) as stream:
+        head = b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nAuthorization: "
+        await stream.send(head + authorization + b"\r\n\r\n{}")
+        with anyio.fail_after(60):
+            return int((await stream.receive()).split(b" ")[1])
+
+
 async def test_a_server_with_a_key_answers_no_other_user_and_no_web_page(tmp_path: Path) -> None:
     """Any user of the machine, and a form of a page in a local browser, could otherwise replace the policy."""
     write_random_model(tmp_path / "model")
@@ -75,6 +86,11 @@ async def test_a_server_with_a_key_answers_no_other_user_and_no_web_page(tmp_pat
                 }
                 async with http.post(server.url + path, data=b"{}", headers=page) as answer:
                     assert answer.status == 403, path
+            right = {"Authorization": "Bearer the key of the run"}
+            for body in (b"[" * 3000, b'{"a":' * 3000, b'{"text":"\xff"}', b'"\xed\xa0\x80"', b"{", b"[]"):
+                async with http.post(f"{server.url}/generate", data=body, headers=right) as answer:
+                    assert answer.status == 400 and "the body" in await answer.text(), body[:9]
+            assert (await status_for(server.url, b"Bearer \xff\xfe")) == 401
             async with http.get(f"{server.url}/model_info") as answer:
                 assert answer.status == 200 and (await answer.json())["weight_version"] == "default"
         async with RolloutServerClient(server.url, key="another") as stranger:

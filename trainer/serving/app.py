@@ -55,8 +55,10 @@ async def _object(request: web.Request) -> dict[str, Any]:
         return {}
     try:
         body = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Refusal(f"the body is not JSON: {error}") from error
+    except RecursionError:
+        raise Refusal("the body is nested too deeply.") from None
     if not isinstance(body, dict):
         raise Refusal("the body must be a JSON object.")
     return body
@@ -253,7 +255,9 @@ def _refused(request: web.Request, key: str | None, *, loopback: bool) -> web.Re
     if "Origin" in request.headers:
         return _json({"error": {"message": "requests of web pages are refused"}}, status=403)
     if key is not None and not hmac.compare_digest(
-        request.headers.get("Authorization", "").encode(), f"Bearer {key}".encode()
+        # The bytes of a header need not be text.
+        request.headers.get("Authorization", "").encode("utf-8", "surrogateescape"),
+        f"Bearer {key}".encode(),
     ):
         return _json({"error": {"message": "the bearer token is not the key of this server"}}, status=401)
     return None
