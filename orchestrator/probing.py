@@ -342,13 +342,12 @@ class ProbeRun:
     ) -> Left:
         settings = step.task.settings
         result = await sandbox.exec(["bash", "-c", command], timeout_s=limits.wall_s, env=env)
-        await run_hooks(sandbox, settings.verifier.collect)
         most = limits_of(self._section, memory_bytes=None)
         sources = with_convention(settings.artifacts, step.task.tests_files())
-        collected = await declared(sandbox, sources, most)
-        seen = {*self.pristine.files, *(file.path for file in collected)}
-        elsewhere = await left_elsewhere(self._provider, sandbox, seen)
+        await run_hooks(sandbox, settings.verifier.collect)
+        elsewhere = await left_elsewhere(self._provider, sandbox, self.pristine.files.keys(), sources)
         changed = await sandbox.changed(most)
+        collected = await declared(sandbox, sources, most)
         answer = answer_of_output(result.stdout.decode(errors="replace"))
         ended = (
             ""

@@ -85,7 +85,7 @@ class Clocks:
         self._began = self._moved = time.monotonic()
         self._started = self._began if started is None else started
         self._ended: float | None = None
-        self._past_s = 0.0  # of earlier runs
+        self._past_s = 0.0  # of earlier runs, and what was counted after them
         self._own_before_s = 0.0  # the agent's own time at the start of this run
         self._account = Account()  # of a white box: its completions and tools
         self._open: set[OpenCompletion] = set()
@@ -113,7 +113,7 @@ class Clocks:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds between the start and the end of each `run`, plus those of replayed completions."""
+        """Seconds between the start and the end of each `run`, plus what was `counted` after them and those of replayed completions."""
         return self._past_s + (self._ended or time.monotonic()) - self._began + self.replayed_s
 
     @property
@@ -180,6 +180,15 @@ class Clocks:
             self._ended = time.monotonic()
         assert failure is not None
         raise failure
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Wraps work after a `run` in which the agent, too, can go on: its time is the agent's own."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._past_s += time.monotonic() - began
 
     @contextmanager
     def completion(self) -> Iterator[OpenCompletion]:

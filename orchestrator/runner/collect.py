@@ -1,12 +1,14 @@
 """The files that cross from the agent's sandbox to the tests: the changes of its work directory, and the declared artifacts after the collect hooks.
 
-Hooks run as the agent after it has ended, so what they report is as much the agent's word as its files. Only regular files are copied, and links
-are not followed; what else lies there stays behind, by name and number. A missing source is not an error: the tests decide what its absence means.
+Hooks run as the agent after it has ended, next to what it left running: their time is the agent's, and what they report is as much its word as its
+files. Then every process of the sandbox is ended, and only then is anything copied. Only regular files are copied, and links are not followed; what
+else lies there stays behind, by name and number. A missing source is not an error: the tests decide what its absence means.
 """
 
 import os
 import posixpath
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -17,6 +19,7 @@ from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.ids import b64
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FailureClass, Left
+from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.outcome import AttemptOutcome, outcome_of
 from orchestrator.runner.redact import redacted_changes, redacted_files, without
 from orchestrator.runtime.log import get
@@ -67,13 +70,15 @@ async def artifacts_of(
     *,
     hooks: Sequence[CollectHook] = (),
     sources: Sequence[ArtifactSource] = (),
+    clocks: Clocks | None = None,
 ) -> tuple[AttemptOutcome, list[ArtifactFile]]:
     """The artifacts to copy to verification, after the task's `hooks`, and the resulting outcome: too many or unreadable artifacts cannot be graded,
-    and count as caused by the agent. Those that do not fit into memory are stored as blobs when this returns."""
+    and count as caused by the agent. Those that do not fit into memory are stored as blobs when this returns. `clocks` count the time of hooks."""
     try:
-        await run_hooks(sandbox, hooks)
-        collected = await declared(sandbox, sources, limits, partial(_kept, keep, token))
+        with nullcontext() if clocks is None or not hooks else clocks.counted():
+            await run_hooks(sandbox, hooks)
         changed = await sandbox.changed(limits)
+        collected = await declared(sandbox, sources, limits, partial(_kept, keep, token))
     except (SandboxError, PathRefused, OSError) as error:
         unread = outcome_of(error)
         if outcome.infra and not outcome.reachable:

@@ -3,7 +3,8 @@
     workdir/ and setup.sh of the step → agent → changed files → where the step has a `min_reward`: its tests, in a sandbox of their own
 
 An ordinary task is one step. After an end that the policy caused the next step begins, as in Harbor: its own time has not been used. The verdict on
-steps is the verifier's; the tests that run here only decide whether the attempt goes on. The time between two runs of the agent is not the agent's.
+steps is the verifier's; the tests that run here only decide whether the attempt goes on. The time between two runs of the agent is not the agent's,
+but for that of collect hooks, in which what it left running can work.
 """
 
 import time
@@ -135,6 +136,7 @@ class Episode:
                 self.worker.files.keep,
                 hooks=task.settings.verifier.collect,
                 sources=with_convention(task.settings.artifacts, task.tests_files()),
+                clocks=self.clocks,
             )
         if step.name is None:
             self.artifacts += left

@@ -11,6 +11,7 @@ from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.states import Left
 from orchestrator.runner.collect import LIST_S
 from orchestrator.tasks.artifacts import SHOWN_PATH
+from orchestrator.tasks.collected import ArtifactSource
 from sandboxes.base import HOME, Provider, Sandbox, SandboxError
 
 MOST: Final = 20
@@ -27,10 +28,10 @@ _PROCESSES: Final = (
 
 
 async def left_elsewhere(
-    provider: Provider, sandbox: Sandbox, seen: Collection[str]
+    provider: Provider, sandbox: Sandbox, seen: Collection[str], sources: Sequence[ArtifactSource]
 ) -> Sequence[ArtifactFile]:
-    """At most `MOST` of each, before the sandbox's processes are ended. `seen`: absolute paths that the tests get in any case. Nothing without
-    isolation: other users' files and processes are not the solution's."""
+    """At most `MOST` of each, before the sandbox's processes are ended. `seen`: absolute paths that the tests get in any case, as what lies in
+    `sources`. Nothing without isolation: other users' files and processes are not the solution's."""
     if not provider.isolated:
         return []
     try:
@@ -39,7 +40,10 @@ async def left_elsewhere(
         processes = await sandbox.exec(["sh", "-c", _PROCESSES], timeout_s=LIST_S, cwd="/")
     except SandboxError:  # what the attempt left names it
         return []
-    paths = [path for path in _names(files.stdout) if path not in seen][:MOST]
+    collected = tuple(f"{sandbox.path(source.source)}/" for source in sources if source.is_collected)
+    paths = [
+        path for path in _names(files.stdout) if path not in seen and not f"{path}/".startswith(collected)
+    ][:MOST]
     commands = [each for each in _names(processes.stdout) if each.strip()][:MOST]
     return [_behind(path, OUTSIDE) for path in paths] + [_behind(each, ENDED) for each in commands]
 
