@@ -8,10 +8,13 @@ from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.rules import Rule
+from orchestrator.tasks.traps.somewhere import decides, is_wanted
 from orchestrator.tasks.traps.tree import every, quoted, source_of
 
 _CALCULATES: Final = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 _TIMES: Final = re.compile(r" -(nt|ot) ")
+_NAMED: Final = re.compile(r"\$\{?(\w+)")
+_CUTS: Final = frozenset({"/", "//", "/#", "/%", "#", "##", "%", "%%"})
 _QUOTED: Final = re.compile(r'"[^"]*"|\'[^\']*\'')
 
 
@@ -22,6 +25,8 @@ def in_test(node: Node, text: AgentText) -> Iterator[Rule]:
         return
     if _TIMES.search(source_of(node)):
         yield Rule.TIMES
+    if _cuts_by_answer(node, text):
+        yield Rule.PATTERN
     for expression in every(node):
         if expression.type != "binary_expression" or len(expression.children) < 3:
             continue
@@ -33,12 +38,17 @@ def in_test(node: Node, text: AgentText) -> Iterator[Rule]:
             yield Rule.ARITHMETIC
         elif sign in ("==", "=", "!=", "=~"):
             yield from _matched(left, sign, rest, text)
+            part = sign in ("==", "=", "!=") and _is_part(left, "".join(map(source_of, rest)), node, text)
+            if part and is_wanted(node, holds=sign != "!="):
+                yield Rule.EMPTY
 
 
 def in_old_test(node: Node, arguments: list[Node], text: AgentText) -> Iterator[Rule]:
     """`[ … ]` and `test …`, which parse their arguments again."""
     if _TIMES.search(source_of(node)):
         yield Rule.TIMES
+    if any(_cuts_by_answer(child, text) for child in arguments):
+        yield Rule.PATTERN
     if any(_unquoted_agent_text(child, text) for child in arguments):
         yield Rule.OPERATORS
 
@@ -48,15 +58,48 @@ def in_case(node: Node, text: AgentText) -> Iterator[Rule]:
     if not node.named_children or node.parent is None:
         return
     pattern = node.named_children[0]
-    if _unquoted_agent_text(pattern, text):
+    if _names_agent_text(pattern, text):
         yield Rule.PATTERN
     bare = _QUOTED.sub("", source_of(pattern))
     if text.carries(node.parent.named_children[0]) and "*" in bare and source_of(pattern) != "*":
         yield Rule.SOMEWHERE
+    whole = source_of(node).partition(")")[0]
+    subject = node.parent.named_children[0]
+    if _is_part(subject, whole, node, text) and any(map(decides, every(node))):
+        yield Rule.EMPTY
+
+
+def _is_part(left: Node, pattern: str, node: Node, text: AgentText) -> bool:
+    """`[[ "$want" == *"$got"* ]]`: the quoted text of the agent's is looked for, and nothing else in the script looks at it."""
+    if text.carries(left) or not re.fullmatch(r"\s*\*+\s*", _QUOTED.sub("", pattern)):
+        return False
+    named = {name for found in _QUOTED.findall(pattern) for name in _NAMED.findall(found)}
+    if not named or not named <= text.names:
+        return False
+    used = re.compile(rf"\$\{{?(?:{'|'.join(named)})\b")
+    return not any(used.search(source) for test, source in text.conditions if test != node)
+
+
+def _cuts_by_answer(node: Node, text: AgentText) -> bool:
+    """`[ "${want/$got/}" = "" ]`: the agent's text is the pattern of what is cut out."""
+    return any(
+        inner.type == "expansion"
+        and any(child.type in _CUTS for child in inner.children)
+        and not {source_of(c) for c in inner.named_children if c.type == "variable_name"} & text.names
+        and any(_names_agent_text(c, text) for c in inner.named_children if c.type != "variable_name")
+        for inner in every(node)
+    )
+
+
+def _names_agent_text(pattern: Node, text: AgentText) -> bool:
+    """Whether an unquoted variable in a pattern that the parser reads as one word holds agent text."""
+    if pattern.type not in ("regex", "extglob_pattern"):
+        return _unquoted_agent_text(pattern, text)
+    return bool(text.names.intersection(_NAMED.findall(_QUOTED.sub("", source_of(pattern)))))
 
 
 def _matched(left: Node, sign: str, right: list[Node], text: AgentText) -> Iterator[Rule]:
-    if any(_unquoted_agent_text(node, text) for node in right):
+    if any(_names_agent_text(node, text) for node in right):
         yield Rule.PATTERN
     source = "".join(map(source_of, right))
     whole = source.lstrip().startswith("^") and source.rstrip().endswith("$")

@@ -10,6 +10,7 @@ from orchestrator.tasks.traps.python_calls import Calls
 from orchestrator.tasks.traps.python_lists import Lists
 from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_numbers import Numbers
+from orchestrator.tasks.traps.python_parts import Parts
 from orchestrator.tasks.traps.python_text import Texts
 from orchestrator.tasks.traps.python_tree import nodes_of
 from orchestrator.tasks.traps.python_word import OwnWord
@@ -57,6 +58,7 @@ def _found(
     yield from ((node, Rule.SOMEWHERE) for node in texts.somewhere())
     lists = Lists(tree, names, texts)
     yield from ((node, Rule.SOMEWHERE) for node in lists.somewhere())
+    yield from Parts(tree, names, texts).found()
     numbers = Numbers(tree, names=names, texts=texts, lists=lists)
     yield from ((node, Rule.NOT_A_NUMBER) for node in numbers.not_a_number())
     yield from OwnWord(tree, names=names, texts=texts, calls=calls).found()

@@ -35,6 +35,7 @@ class Rule(StrEnum):
     IMAGE_DATA = "PT123"
     INPUT = "PT124"
     NOT_A_NUMBER = "PT125"
+    EMPTY = "PT126"
     SHELLCHECK = "PT190"
 
 
@@ -128,6 +129,10 @@ ADVICE: Final[dict[Rule, Advice]] = {
     Rule.NOT_A_NUMBER: Advice(
         "an answer of nan passes: it is neither too small nor too large, and min(1.0, nan) is 1.0",
         "compare in the positive way: abs(got - want) <= 0.01, in awk exit !(d < 0.01); or math.isfinite(got) first",
+    ),
+    Rule.EMPTY: Advice(
+        "an empty answer passes: it is a part of every text, and no line of it is wrong",
+        'compare the whole: [ "$got" = "$want" ], got == want; zip(got, want, strict=True); require the length: len(rows) == 3',
     ),
     Rule.SHELLCHECK: Advice("shellcheck found something", "see its page"),
 }  # fmt: skip

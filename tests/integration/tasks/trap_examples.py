@@ -16,6 +16,7 @@ READ = "got=$(head -c 1000 out 2>/dev/null)\n"
 WHOLE = '[ "$got" = "$want" ] && ok=1\n'
 RUN = 'got=$(python3 -I "$PENSTOCK_UNTRUSTED" 10 {} 2>/dev/null | head -c 1000)\n'
 CASES = 'ok=1\nwhile read -r n want; do\n[ "$({} total.py $n 2>/dev/null | head -c 1000)" = "$want" ] || ok=0\ndone < /tests/cases\n'
+PYTHON = 'python3 -I -c "{}" 2> /dev/null && ok=1\n'
 TAKEN = '[ "$(cat /tmp/got/result 2> /dev/null)" = "$want" ] && ok=1\n'
 
 
@@ -62,6 +63,18 @@ EXAMPLES = (
     Example(
         name="a pattern of case", rule=Rule.PATTERN, line="$got)", attack="answers with a pattern",
         trap=READ + 'case "$want" in\n$got) ok=1;;\nesac\n', safe=READ + 'case "$want" in\n"$got") ok=1;;\nesac\n',
+    ),
+    Example(
+        name="a pattern in what is cut out", rule=Rule.PATTERN, line="${want/", attack="answers with a pattern",
+        trap=READ + '[ "${want/$got/}" = "" ] && ok=1\n', safe=READ + WHOLE,
+    ),
+    Example(
+        name="a pattern of Python", rule=Rule.PATTERN, line="re.fullmatch", attack="answers with an expression",
+        trap=READ + PYTHON.format("import re; assert re.fullmatch(open('/app/out').read().strip(), '42')"), safe=READ + WHOLE,
+    ),
+    Example(
+        name="a part of what is expected", rule=Rule.EMPTY, line="[[", attack="true",
+        trap=READ + '[[ "$want" == *"$got"* ]] && ok=1\n', safe=READ + WHOLE,
     ),
     Example(
         name="unquoted operators", rule=Rule.OPERATORS, line="[ $got", attack="answers with operators of test",
