@@ -78,16 +78,20 @@ class FixedText:
             if inner.type == "variable_name"
         )
 
-    def in_a_safe_directory(self, node: Node) -> bool:
-        """Whether the script went to a directory of the tests before this word (`cd /tests`)."""
+    def directory(self, node: Node) -> str | None:
+        """The directory to which the script went before this word; None if it went nowhere."""
         inside = {ancestor.id for ancestor in above(node)}
         before = bisect_right(self._went, node.start_byte, key=lambda went: went[0].end_byte)
         for cd, where in reversed(self._went[:before]):
             around = next((a for a in above(cd) if a.type in ("subshell", "command_substitution")), None)
             if around is None or around.id in inside:
-                path = self.text(where)
-                return is_safe(path) or _is_own(path)
-        return False
+                return self.text(where)
+        return None
+
+    def in_a_safe_directory(self, node: Node) -> bool:
+        """Whether the script went to a directory of the tests before this word (`cd /tests`)."""
+        path = self.directory(node)
+        return path is not None and (is_safe(path) or _is_own(path))
 
 
 def _is_own(text: str) -> bool:

@@ -56,5 +56,8 @@ class PaidText(AgentText):
 
 
 def is_reward(word: Node, text: AgentText) -> bool:
-    """Whether a word names the file of the reward."""
-    return REWARD.search(text.text(word)) is not None
+    """Whether a word names the file of the reward, perhaps from the directory to which the script went."""
+    path = text.text(word)
+    if not path.startswith(("/", "$", "~")):
+        path = posixpath.normpath(posixpath.join(text.directory(word) or "", path))
+    return REWARD.search(path) is not None

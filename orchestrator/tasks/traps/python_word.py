@@ -57,6 +57,8 @@ class OwnWord:
         """`Path("/logs/verifier/reward.txt").write_text(…)`, `file.write(…)`, `json.dump(…, file)`, `shutil.copy(…)` with what the agent wrote."""
         if self._names.called(node.func) in _COPIES and len(node.args) > 1:
             return self._is_reward(node.args[1]) and self._names.is_agents(node.args[0])
+        if self._calls.runs_agents(node):
+            return any(k.arg == "stdout" and self._is_reward(k.value) for k in node.keywords)
         written = self._written(node)
         return written is not None and self._is_reward(written[0]) and any(map(self._is_given, written[1]))
 

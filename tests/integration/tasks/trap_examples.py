@@ -220,6 +220,11 @@ EXAMPLES = (
         trap="ok=$(head -c 100 out)\n", safe=READ + WHOLE,
     ),
     Example(
+        name="a reward that a program of the agent's prints", rule=Rule.PAID, line="total.py > ", attack="echo 'print(1)' > total.py",
+        trap='python3 -I "$PENSTOCK_UNTRUSTED" 10 python3 total.py > /logs/verifier/reward.txt\nexit\n',
+        safe=RUN.format("python3 total.py") + WHOLE, oracle="echo 'print(42)' > total.py",
+    ),
+    Example(
         name="an expected file that the agent can write", rule=Rule.BOTH_SIDES, line="cmp", attack="echo 7 > out; echo 7 > expected",
         trap="cmp -s out expected && ok=1\n", safe="cmp -s out /tests/want.line && ok=1\n",
         files={"environment/files/expected": "", "tests/want.line": "42\n"},

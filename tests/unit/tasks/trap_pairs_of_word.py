@@ -31,6 +31,21 @@ SHELL = [
     (f"{UNTRUSTED}sh -c './p > /tmp/o'; cat /tmp/o > {REWARD}", Rule.PAID,
      f"{UNTRUSTED}sh -c './p > /tmp/o'; cmp -s /tmp/o /tests/o && echo 1 > {REWARD}"),
     (f"cat out | tee /tmp/o; cat /tmp/o > {REWARD}", Rule.PAID, f"cat /tests/x | tee /tmp/o; cat /tmp/o > {REWARD}"),
+    (f"{UNTRUSTED}./score > {REWARD}", Rule.PAID, f"{UNTRUSTED}./score | python3 -I /tests/score.py > {REWARD}"),
+    (f"{UNTRUSTED}./score 2> /tmp/e | tee {REWARD}", Rule.PAID, f"{UNTRUSTED}./score | grep -c ok > {REWARD}"),
+    (f"curl -s localhost:80/score > {REWARD}", Rule.PAID, f"curl -s localhost:80/score > /tmp/o; echo 0 > {REWARD}"),
+    (f"curl -s -o {REWARD} localhost:80/score", Rule.PAID, f"curl -s -o /tmp/o localhost:80/score; cmp -s /tmp/o /tests/o && echo 1 > {REWARD}"),
+    (f"awk '{{ print $1 / 10 }}' out > {REWARD}", Rule.PAID,
+     f"awk 'NR == FNR {{ w[$1] = $2; next }} w[$1] == $2 {{ n++ }} END {{ print n / NR }}' /tests/want out > {REWARD}"),
+    (f"awk 'NR == 2 {{ print $2 }}' out > {REWARD}", Rule.PAID, f"awk '$2 > 3 {{ n++ }} END {{ print n / 5 }}' out > {REWARD}"),
+    (f"dd if=out of={REWARD}", Rule.PAID, f"dd if=/tests/one of={REWARD}; dd if=/dev/zero of=/tmp/x count=1"),
+    (f"dd of={REWARD} < out", Rule.PAID, f"dd of={REWARD} < /tests/one"),
+    (f"rsync out {REWARD}", Rule.PAID, f"rsync /tests/one {REWARD}"),
+    (f"cat < out > {REWARD}", Rule.PAID, f"cat < /tests/one > {REWARD}"),
+    (f"sort -o {REWARD} out", Rule.PAID, f"sort -o /tmp/o out; cat out 2> {REWARD}"),
+    ("cd /logs/verifier; cat /app/out > reward.txt", Rule.PAID, "cd /logs/verifier; cat /tests/one > reward.txt"),
+    (f"(cd /logs/verifier && {UNTRUSTED}./score > ./reward.txt)", Rule.PAID, f"(cd /logs/verifier); {UNTRUSTED}./score > /tmp/reward.txt"),
+    (f"exec > {REWARD}\ncat out", Rule.PAID, f"exec > {REWARD}\npython3 -I /tests/score.py out"),
     # What the script reads after a program of the agent's, and the words of an awk program.
     ("./p > /tmp/o; awk -v n=1 '{ print n }' out", Rule.LINKS, f"{UNTRUSTED}./p > /tmp/o; n=3; awk -v n=$n 'BEGIN {{ print n / 4 }}'"),
     # The agent wrote both sides.
@@ -331,4 +346,6 @@ PYTHON = [
      "got = open('/app/o').read()\nassert len(got) == 64 and all(c in '0123456789abcdef' for c in got)"),
     ("class T(unittest.TestCase):\n    def test(self):\n        self.assertIn(open('/app/o').read(), 'the answer is 42')", Rule.EMPTY,
      "WORDS = {'yes', 'no'}\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertIn(open('/app/o').read(), WORDS)"),
+    ("with open('/logs/verifier/reward.txt', 'w') as f:\n    sp.run([*U, '/app/score'], stdout=f)", Rule.PAID,
+     "with open('/logs/verifier/reward.txt', 'w') as f:\n    sp.run(['/tests/score', '/app/o'], stdout=f)"),
 ]  # fmt: skip
