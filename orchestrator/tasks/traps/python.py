@@ -7,6 +7,7 @@ from typing import Final
 from orchestrator.tasks.traps.draws import draws_in_python
 from orchestrator.tasks.traps.programs import PROGRAM_PATHS
 from orchestrator.tasks.traps.python_calls import Calls
+from orchestrator.tasks.traps.python_lengths import Lengths
 from orchestrator.tasks.traps.python_lists import Lists
 from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_numbers import Numbers
@@ -58,6 +59,7 @@ def _found(
     yield from ((node, Rule.SOMEWHERE) for node in texts.somewhere())
     lists = Lists(tree, names, texts)
     yield from ((node, Rule.SOMEWHERE) for node in lists.somewhere())
+    yield from ((node, Rule.EMPTY) for node in Lengths(tree, texts=texts, lists=lists).empty())
     yield from Parts(tree, names, texts).found()
     numbers = Numbers(tree, names=names, texts=texts, lists=lists)
     yield from ((node, Rule.NOT_A_NUMBER) for node in numbers.not_a_number())

@@ -77,6 +77,11 @@ EXAMPLES = (
         trap=READ + '[[ "$want" == *"$got"* ]] && ok=1\n', safe=READ + WHOLE,
     ),
     Example(
+        name="as many comparisons as lines of the agent", rule=Rule.EMPTY, line="zip", attack="> out",
+        trap=PYTHON.format("assert all(g == w for g, w in zip(open('/app/out').read().split(), ['42']))"),
+        safe=PYTHON.format("assert all(g == w for g, w in zip(open('/app/out').read().split(), ['42'], strict=True))"),
+    ),
+    Example(
         name="unquoted operators", rule=Rule.OPERATORS, line="[ $got", attack="answers with operators of test",
         trap=READ + "[ $got = $want ] && ok=1\n", safe=READ + WHOLE,
     ),
