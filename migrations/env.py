@@ -9,6 +9,7 @@ Migrations do not comment tables or columns: after the newest migration, these g
 import asyncio
 import re
 from collections.abc import Collection
+from configparser import InterpolationError
 from typing import Any
 
 from alembic import context
@@ -161,8 +162,18 @@ def _upgrade(url: str) -> None:
         raise CommandError(str(error)) from None
 
 
+def _configured() -> str | None:
+    """`sqlalchemy.url`. Raises ConfigurationError for a single %, which the file's format does not take; its own error shows the login."""
+    try:
+        return context.config.get_main_option("sqlalchemy.url")
+    except InterpolationError:
+        raise ConfigurationError(
+            f"sqlalchemy.url of {context.config.config_file_name or 'the configuration'} has a single %: write each % as %% there, such as %%40"
+        ) from None
+
+
 try:
-    if url := context.config.get_main_option("sqlalchemy.url"):
+    if url := _configured():
         remember(url, of_key("sqlalchemy.url", context.config.config_file_name or "the configuration"))
     else:
         url = named_url("DATABASE_URL")

@@ -107,6 +107,23 @@ def test_alembic_takes_the_same_urls_and_says_what_is_wrong_in_one_sentence(
         )
 
 
+def test_a_percent_of_an_ini_file_is_doubled_and_a_single_one_is_one_sentence(
+    database_url: str, tmp_path: Path
+) -> None:
+    def alembic(url: str) -> "subprocess.CompletedProcess[str]":
+        file = tmp_path / "a.ini"
+        file.write_text(f"[alembic]\nscript_location = {REPOSITORY / 'migrations'}\nsqlalchemy.url = {url}\n")
+        argv = [sys.executable, "-m", "alembic", "-c", str(file), "current"]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+
+    taken = alembic(f"{database_url}&application_name=a%%20b")
+    assert taken.returncode == 0, taken.stderr
+    refused = alembic("postgresql://u:secret%40w@127.0.0.1:1/db")
+    printed = refused.stdout + refused.stderr
+    assert refused.returncode != 0 and "a.ini has a single %: write each % as %% there" in printed
+    assert "Traceback" not in printed and "secret" not in printed and "40w" not in printed
+
+
 async def test_a_server_that_does_not_fit_the_url_is_one_sentence_for_statements_too(
     database_url: str,
 ) -> None:
