@@ -162,14 +162,19 @@ class Address:
 
 def address_of(url: str) -> Address:
     """Parse a URL. ServiceError, one sentence without its password, for an invalid URL or an option that cannot be honoured."""
+    if "%00" in url or "\0" in url:
+        raise ServiceError("the PostgreSQL URL has a NUL (%00) in it: take it out")
+    if unseen := next((each for each in url if each.isspace() or not each.isprintable()), ""):
+        raise ServiceError(
+            f"{name_of(url, 'DATABASE_URL')} has white space or an invisible character in it (U+{ord(unseen):04X}): take it out, "
+            "or write it as in %20"
+        )
     scheme, mark, rest = url.partition("://")
     if not mark or scheme.partition("+")[0] not in DRIVERS:
         raise ServiceError(
             f"{name_of(url, 'DATABASE_URL')} is not a PostgreSQL URL (it begins with {quoted(scheme.partition(':')[0].partition('=')[0], 20)}): "
             "use postgresql://user:password@host:port/database"
         )
-    if "%00" in rest or "\0" in rest:
-        raise ServiceError("the PostgreSQL URL has a NUL (%00) in it: take it out")
     location, _, query = rest.partition("?")
     # To libpq all of that is a login.
     if "@" in query.partition("/")[0] and "/" not in location and ":" in location:

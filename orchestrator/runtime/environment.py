@@ -9,12 +9,13 @@ from sandboxes.text_files import read_text
 
 
 def named(variable: str, environment: Mapping[str, str] | None = None) -> str:
-    """The value of `variable`; empty if neither is set. A file keeps it out of the environment, which children and crash reports see.
+    """The value of `variable` without white space around it; empty if neither is set. A file keeps it out of the environment, which children and
+    crash reports see. An `.env` file of Windows leaves the CR of its line ends in values.
 
     Raises ConfigurationError, one sentence, for a file that cannot be read or is empty.
     """
     environment = os.environ if environment is None else environment
-    if value := environment.get(variable):
+    if value := environment.get(variable, "").strip():
         return value
     if not (file := environment.get(f"{variable}_FILE")):
         return ""

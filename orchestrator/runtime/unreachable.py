@@ -87,7 +87,7 @@ def of_directory(directory: Path) -> AddressOrigin:
 
 def of_variable(variable: str) -> AddressOrigin:
     """The origin of a URL that the environment names: in the variable, or in a file that the variable names."""
-    if os.environ.get(variable):
+    if os.environ.get(variable, "").strip():
         if given := os.environ.get(variable + _SUFFIX):
             return _read(given)
         return AddressOrigin(f"{variable} in the environment", "correct or unset that variable")

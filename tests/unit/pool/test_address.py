@@ -9,6 +9,7 @@ import pytest
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.pool.address import MODES, address_of, place_of
 from orchestrator.pool.engine import open_engine
+from orchestrator.settings.config import load
 
 LOGIN = "postgresql://a%40b:p%2Fw%23%3A+%20@"
 
@@ -183,6 +184,21 @@ def test_what_is_not_a_url_of_postgresql_is_one_sentence_without_its_password(ur
         address_of(url)
     assert "secret" not in str(refused.value) and "\n" not in str(refused.value)
     assert "secret" not in place_of(url)
+
+
+@pytest.mark.parametrize("unseen", ["\r", " ", "\n", "\t", "\u00a0", "\u200b", "\x7f"])
+def test_white_space_in_a_url_is_refused_by_the_name_of_its_key(unseen: str) -> None:
+    for url in (
+        f"postgresql://u:secret@h/d{unseen}",
+        f"postgresql://u:secret@h{unseen}/d",
+        f"{unseen}postgresql://h/d",
+    ):
+        with pytest.raises(ServiceError, match=rf"^DATABASE_URL has .*\(U\+{ord(unseen):04X}\)") as refused:
+            address_of(url)
+        assert str(refused.value).isprintable() and "secret" not in str(refused.value)
+    load(None, [f"services.database_url=postgresql://h/d{unseen}x"])
+    with pytest.raises(ServiceError, match=r"^--set services\.database_url has white space"):
+        address_of(f"postgresql://h/d{unseen}x")
 
 
 def test_a_service_gives_what_the_url_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

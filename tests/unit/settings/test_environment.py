@@ -7,6 +7,7 @@ import pytest
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import Home
 from orchestrator.runtime.environment import named
+from orchestrator.runtime.unreachable import named_url, origin_of
 from orchestrator.settings.config import load
 
 
@@ -16,6 +17,20 @@ def test_a_value_is_the_variables_own_else_the_content_of_the_file_that_it_names
     assert named("DATABASE_URL", {"DATABASE_URL_FILE": str(file)}) == "postgresql://kept"
     assert named("DATABASE_URL", {"DATABASE_URL": "given", "DATABASE_URL_FILE": str(file)}) == "given"
     assert named("DATABASE_URL", {}) == ""
+
+
+def test_white_space_around_a_value_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named("DATABASE_URL", {"DATABASE_URL": " postgresql://u@h/db\r\n"}) == "postgresql://u@h/db"
+    (tmp_path / "url").write_text("postgresql://kept\r\n")
+    given = {"DATABASE_URL": " \r", "DATABASE_URL_FILE": str(tmp_path / "url")}
+    assert named("DATABASE_URL", given) == "postgresql://kept"
+    monkeypatch.setenv("NATS_URL", "nats://h:4222\r")
+    assert load().services.nats_url == "nats://h:4222"
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    url = named_url("DATABASE_URL")
+    origin = origin_of(url)
+    assert url == "postgresql://kept" and origin is not None and "DATABASE_URL_FILE" in origin.source
 
 
 @pytest.mark.parametrize(("content", "says"), [(None, "cannot be read"), (" \n", "is empty")])
