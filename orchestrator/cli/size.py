@@ -140,16 +140,11 @@ async def _measure(home: Home, check: bool) -> tuple[dict[str, Any], "Plan", lis
 def _as_json(work: "Workload", plan: "Plan", found: "Sizing", held: list["Held"]) -> dict[str, Any]:
     from orchestrator.deploy.cluster.workload import PRODUCT
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(each) for key, each in value.items()}
-        return [plain(each) for each in value] if isinstance(value, list | tuple) else tables.finite(value)
-
     return {
         "workload": work.model_dump(),
-        "plan": plain(asdict(plan)),
-        "sizing": plain(asdict(found)),
-        "held": [plain(asdict(each)) for each in held],
+        "plan": tables.finite(asdict(plan)),
+        "sizing": tables.finite(asdict(found)),
+        "held": [tables.finite(asdict(each)) for each in held],
         "product": {name: asdict(figure) for name, figure in PRODUCT.items()},
     }
 

@@ -40,7 +40,7 @@ def shown(value: Any) -> str:
         case datetime():
             return endless(value) or value.isoformat(" ", "milliseconds")
         case dict() | list():
-            return json.dumps(value, default=as_json, ensure_ascii=False)
+            return json.dumps(finite(value), default=as_json, ensure_ascii=False)
         case _:
             return ranged(value) or str(value)
 
@@ -111,15 +111,21 @@ def _end(text: str) -> str:
 
 
 def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become text, as in PostgreSQL's to_json."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    return value
+    """JSON has no NaN and no infinity: they become text, as in PostgreSQL's to_json, also inside lists and dicts."""
+    match value:
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case list() | tuple():
+            return [finite(each) for each in value]
+        case dict():
+            return {key: finite(each) for key, each in value.items()}
+        case _:
+            return value
 
 
 def line(row: dict[str, Any]) -> str:
     """One row as a line of JSON, plain ASCII: it contains no control characters."""
-    return json.dumps({key: finite(value) for key, value in row.items()}, default=as_json)
+    return json.dumps(finite(row), default=as_json, allow_nan=False)
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, upright: bool = True) -> None:

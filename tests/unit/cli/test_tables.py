@@ -50,6 +50,27 @@ def test_infinite_times_and_ranges_read_as_in_postgresql() -> None:
     assert list(json.loads(tables.line(row)).values()) == in_json
 
 
+def test_a_line_is_json_for_every_reader_also_where_numbers_are_not_finite() -> None:
+    row = {
+        "a": [1.5, float("nan"), [float("-inf")]],
+        "b": {"x": float("inf"), "y": [None, Decimal("NaN")]},
+        "c": float("nan"),
+        "d": Decimal("-Infinity"),
+        "e": (1, True),
+    }
+    assert json.loads(tables.line(row), parse_constant=pytest.fail) == {
+        "a": [1.5, "NaN", ["-Infinity"]],
+        "b": {"x": "Infinity", "y": [None, "NaN"]},
+        "c": "NaN",
+        "d": "-Infinity",
+        "e": [1, True],
+    }
+    assert json.loads(tables.shown(row["b"]), parse_constant=pytest.fail) == {
+        "x": "Infinity",
+        "y": [None, "NaN"],
+    }
+
+
 def test_json_keeps_every_digit_of_a_range_and_quotes_its_ends() -> None:
     row = {
         "a": Range(datetime(2026, 1, 1, 1, 1, 1, 123456), None),
