@@ -41,7 +41,7 @@ def evaluate(
     ] = None,
     policy: PolicyOption = NEWEST,
     label: Annotated[
-        str | None, typer.Option(help="Name of the suite in the results (default: its folder's).")
+        str | None, typer.Option(help="Name of the suite in the results (default: its folder's or file's).")
     ] = None,
     rollouts: Annotated[int, typer.Option(min=1, max=INT2, help="Tries per task.")] = 1,
     greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0 instead of the run's.")] = False,
@@ -70,7 +70,7 @@ def evaluate(
 
     home = Home.at(config)
     request = EvaluationRequest(
-        suite=suite.resolve().stem if label is None else label,
+        suite=name_of_suite(suite) if label is None else label,
         version=_version(policy),
         rollouts=rollouts,
         greedy=greedy,
@@ -106,6 +106,12 @@ def evaluate(
         _show(found, reasons)
     if not found.complete:
         raise typer.Exit(1)
+
+
+def name_of_suite(suite: Path) -> str:
+    """The name of a suite in the results: its folder's, or its file's without `.jsonl`."""
+    place = suite.resolve()
+    return place.name if place.is_dir() else place.name.removesuffix(".jsonl")
 
 
 @app.command("list")
