@@ -48,6 +48,10 @@ class Experts:
         """Bytes of one id."""
         return 1 if self.count <= 256 else 2
 
+    def bytes_of(self, tokens: int) -> int:
+        """The bytes in which a rollout server sends the routes of `tokens` tokens, at most: base64 of int32, with its padding."""
+        return 16 * self.layers * self.top_k * tokens // 3 + 4
+
     def tokens_in(self, size: int) -> int:
         """The number of tokens whose routes a rollout server sends in `size` bytes: base64 of int32."""
         return size * 3 // (16 * self.layers * self.top_k)

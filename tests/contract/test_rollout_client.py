@@ -2,14 +2,14 @@
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from orchestrator.contracts.errors import InfraFailure
 from orchestrator.contracts.processes import PauseMode
@@ -22,40 +22,22 @@ from orchestrator.gateway.servers.client import (
     WeightSpan,
     WeightUpdateRefused,
 )
-from orchestrator.gateway.servers.client.client import error_message
-from orchestrator.gateway.servers.client.generation import parse_generation
+from orchestrator.gateway.servers.client.generation import Requested, parse_generation
+from orchestrator.gateway.servers.client.replies import error_message
 from orchestrator.trajectory.routes import Experts
+from tests.contract.answering import always, answering
 from tests.contract.rollout_server import golden
 
 pytestmark = pytest.mark.anyio
 
 SAMPLING = SamplingParams(max_new_tokens=8)
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def answering(answer: Answer) -> AsyncIterator[RolloutServerClient]:
-    """A client of a server that answers every request with `answer`."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", answer)
-    async with TestServer(app) as server, RolloutServerClient(str(server.make_url("/"))) as client:
-        yield client
-
-
-def always(body: Any, status: int = 200) -> Answer:
-    async def answer(request: web.Request) -> web.StreamResponse:
-        return (
-            web.Response(text=body, status=status)
-            if isinstance(body, str)
-            else web.json_response(body, status=status)
-        )
-
-    return answer
+PROMPT: list[int] = golden("generate_input_ids_logprob")[0]["body"]["input_ids"]
+REQUESTED = Requested(prompt=len(PROMPT), limit=8)
 
 
 def test_a_recorded_completion_is_read_completely() -> None:
     recorded = golden("generate_input_ids_logprob")[1]["body"]
-    got = parse_generation(recorded)
+    got = parse_generation(msgspec.json.encode(recorded), REQUESTED)
     assert list(got.output_ids) == recorded["output_ids"]
     assert got.logprobs[0] == recorded["meta_info"]["output_token_logprobs"][0][0]
     assert got.spans == (WeightSpan(version="default", start=0, end=8),)
@@ -66,7 +48,8 @@ def test_a_recorded_completion_is_read_completely() -> None:
 
 
 def test_a_recorded_abort_is_a_valid_partial_completion() -> None:
-    got = parse_generation(golden("midflight_abort")[1]["body"])
+    aborted = msgspec.json.encode(golden("midflight_abort")[1]["body"])
+    got = parse_generation(aborted, Requested(prompt=8, limit=200))
     assert (got.finish.kind, got.finish.message, got.completion_tokens) == ("abort", "Aborted", 15)
     assert got.spans == (WeightSpan(version="step-2-retract", start=0, end=15),)
 
@@ -95,11 +78,14 @@ def _score(reply: dict[str, Any], logprob: float | None) -> None:
         (lambda reply: reply["meta_info"].update(completion_tokens=7), "completion_tokens = 7"),
         (lambda reply: reply["meta_info"]["weight_versions"].clear(), "cover 0 of 8"),
         (lambda reply: reply["meta_info"]["weight_versions"][0].update(start=1), "not adjacent"),
-        (lambda reply: reply["meta_info"].update(finish_reason={"type": "tired"}), "unknown finish reason"),
-        (lambda reply: reply.pop("meta_info"), "not a completion"),
-        (lambda reply: _score(reply, 0.5), "a logprob is 0.5"),
+        (
+            lambda reply: reply["meta_info"].update(finish_reason={"type": "tired"}),
+            "Invalid enum value 'tired'",
+        ),
+        (lambda reply: reply.pop("meta_info"), "missing required field `meta_info`"),
+        (lambda reply: _score(reply, 0.5), "Expected `float` <= 0.0001"),
         (lambda reply: _score(reply, float("nan")), "not JSON"),
-        (lambda reply: _score(reply, None), "not a completion"),
+        (lambda reply: _score(reply, None), "Expected `float`, got `null`"),
     ],
 )
 async def test_a_reply_that_contradicts_itself_is_the_servers_fault(
@@ -107,18 +93,18 @@ async def test_a_reply_that_contradicts_itself_is_the_servers_fault(
 ) -> None:
     async with answering(always(_break(change))) as client:
         with pytest.raises(RolloutServerBroken, match=reason):
-            await client.generate([1, 2], SAMPLING)
+            await client.generate(PROMPT, SAMPLING)
 
 
 async def test_statuses_decide_whose_fault_it_is() -> None:
     recorded = golden("duplicate_rid")[1]
     async with answering(always(recorded["body"], recorded["status"])) as client:
         with pytest.raises(RequestRefused, match="Duplicate request ID detected: dup_rid") as refused:
-            await client.generate([1, 2], SAMPLING)
+            await client.generate(PROMPT, SAMPLING)
         assert refused.value.status == 400
     async with answering(always("overloaded", 503)) as client:
         with pytest.raises(RolloutServerBroken, match="status 503: overloaded"):
-            await client.generate([1, 2], SAMPLING)
+            await client.generate(PROMPT, SAMPLING)
         assert not await client.ping()
     async with answering(always("<html>")) as client:
         with pytest.raises(RolloutServerBroken, match="not JSON"):
@@ -141,10 +127,10 @@ async def test_a_server_that_dies_is_absent_or_silent_is_unreachable(free_tcp_po
 
     async with answering(drop) as client:
         with pytest.raises(RolloutServerUnreachable):
-            await client.generate([1, 2], SAMPLING)
+            await client.generate(PROMPT, SAMPLING)
     async with answering(never) as client:
         with pytest.raises(RolloutServerUnreachable, match=r"no answer within 0\.05 s"):
-            await client.generate([1, 2], SAMPLING, timeout=0.05)
+            await client.generate(PROMPT, SAMPLING, timeout=0.05)
     async with RolloutServerClient(f"http://127.0.0.1:{free_tcp_port}") as client:
         with pytest.raises(RolloutServerUnreachable) as failure:
             await client.model_info()
@@ -163,7 +149,7 @@ async def test_the_recorded_bodies_are_what_the_client_sends() -> None:
         return web.json_response({"success": True, "loads": [{}]})
 
     async with answering(remember) as client:
-        await client.generate([1, 100], SAMPLING, rid="traj0-turn0")
+        await client.generate(PROMPT, SAMPLING, rid="traj0-turn0")
         await client.pause(PauseMode.RETRACT)
         await client.continue_()
         await client.update_weights("/models/model1", "step-1")
@@ -198,10 +184,10 @@ async def test_routes_are_requested_from_a_position_on_and_read_in_ascending_ord
         return web.json_response(_routed(14 - bodies[-1].get("routed_experts_start_len", 0)))
 
     async with answering(answer) as client:
-        assert (await client.generate([1, 2], SAMPLING)).routes is None
+        assert (await client.generate(PROMPT, SAMPLING)).routes is None
         client._experts = EXPERTS
-        whole = await client.generate([1, 2], SAMPLING)
-        part = await client.generate([1, 2], SAMPLING, routes_from=6)
+        whole = await client.generate(PROMPT, SAMPLING)
+        part = await client.generate(PROMPT, SAMPLING, routes_from=6)
     wanted = [(one.get("return_routed_experts"), one.get("routed_experts_start_len")) for one in bodies]
     assert wanted == [(None, None), (True, 0), (True, 6)]
     assert whole.routes is not None and part.routes is not None
@@ -210,7 +196,8 @@ async def test_routes_are_requested_from_a_position_on_and_read_in_ascending_ord
 
 
 def test_a_server_may_leave_out_routes() -> None:
-    assert parse_generation(golden("generate_input_ids_logprob")[1]["body"], EXPERTS).routes is None
+    recorded = msgspec.json.encode(golden("generate_input_ids_logprob")[1]["body"])
+    assert parse_generation(recorded, replace(REQUESTED, experts=EXPERTS)).routes is None
 
 
 @pytest.mark.parametrize(
@@ -232,4 +219,4 @@ def test_routes_that_do_not_fit_the_tokens_or_the_model_are_the_servers_fault(
     reply: Any, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        parse_generation(reply, EXPERTS)
+        parse_generation(msgspec.json.encode(reply), replace(REQUESTED, experts=EXPERTS))

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
+import msgspec
 import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
@@ -118,7 +119,7 @@ async def test_a_server_tells_the_digest_of_the_weights_that_it_holds_whatever_t
     for seed in (1, 0):
         await client.update_weights(str(models / f"model{seed}"), "the same label")
         info = await client.model_info()
-        assert (info["weight_version"], info["weights_digest"]) == ("the same label", digests[seed])
+        assert (info.weight_version, info.weights_digest) == ("the same label", digests[seed])
         got = await client.generate(PROMPT, plain(3))
         assert got.weights == {("the same label", digests[seed])}
         empty = await client.generate(PROMPT, plain(0))
@@ -131,7 +132,7 @@ async def test_a_server_tells_the_digest_of_the_weights_that_it_holds_whatever_t
 
 async def until(client: RolloutServerClient, condition: Callable[[dict[str, Any]], bool]) -> None:
     """Wait until the server's load meets the condition."""
-    await eventually(client.loads, lambda seen: condition(dict(seen)), within_s=20)
+    await eventually(client.loads, lambda seen: condition(msgspec.structs.asdict(seen)), within_s=20)
 
 
 async def arrived(server: ServerProcess, act: Callable[[], object], count: int) -> None:
@@ -261,7 +262,7 @@ async def test_prompt_and_completion_must_fit_the_context(client: RolloutServerC
         assert (got.completion_tokens, got.finish.kind) == (made, "length")
     with pytest.raises(RequestRefused, match=f"exceeds the maximum allowed length .{CONTEXT - 6} tokens"):
         await client.generate([5] * (CONTEXT - 5), plain(1))
-    assert (await client.server_info())["max_req_input_len"] == CONTEXT - 6
+    assert (await client.server_info()).max_req_input_len == CONTEXT - 6
 
 
 # ---- the prefix cache ----
@@ -404,7 +405,7 @@ async def test_an_update_without_a_pause_waits_for_the_running_request(
     assert [one["version"] for one in recorded["weight_versions"]] == [recorded["weight_version"]]
     assert golden("update_while_running")[1]["status"] == 200
     assert order == ["updated"]
-    assert (await client.model_info())["weight_version"] == "v1"
+    assert (await client.model_info()).weight_version == "v1"
 
 
 async def test_requests_that_arrive_while_paused_are_held_and_run_under_the_new_weights(

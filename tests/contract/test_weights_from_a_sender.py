@@ -38,7 +38,7 @@ async def test_weights_from_a_sender_are_served_as_those_of_a_directory(
     before = await client.prompt_logprobs(PROMPT)
     assert_close(before, logprobs_of(references[0], PROMPT))
     await sent(client, models / "model1", "v1", part_bytes=part_bytes)
-    assert (await client.model_info())["weight_version"] == "v1"
+    assert (await client.model_info()).weight_version == "v1"
     assert_close(await client.prompt_logprobs(PROMPT), logprobs_of(references[1], PROMPT))
     assert spans(await client.generate(PROMPT, plain(4))) == [("v1", 0, 4)]
 
@@ -49,7 +49,7 @@ async def test_weights_from_a_sender_have_the_digest_of_the_directory(
 ) -> None:
     await sent(client, models / "model1", "v1", part_bytes=100_000)
     expected = weights_digest([models / "model1" / "model.safetensors"])
-    assert (await client.model_info())["weights_digest"] == expected
+    assert (await client.model_info()).weights_digest == expected
 
 
 async def test_a_group_that_was_never_opened_is_refused_and_the_weights_stay(

@@ -18,6 +18,7 @@ class InFlight:
 
     server: RolloutServer | None = None
     home: RolloutServer | None = None  # the server that it was sent to last, also between two segments
+    avoided: RolloutServer | None = None  # its newest reply was broken
     rid: str | None = None  # of its newest request
     abandoned: anyio.Event = field(default_factory=anyio.Event)
     times: CallTime = field(default_factory=lambda: Account().call(time.monotonic()))

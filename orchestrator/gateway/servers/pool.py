@@ -20,6 +20,7 @@ import anyio
 
 from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.marks import Finish
+from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.problems import unavailable
 from orchestrator.gateway.servers.client import Generation, RolloutServerError, SamplingParams
@@ -161,10 +162,11 @@ class ServerPool:
         self._move(in_flight, server)
         rid = uuid.uuid4().hex
         in_flight.server, in_flight.rid = server, rid
-        sent_at = time.monotonic()
+        sent_at, broken = time.monotonic(), server.broken_replies
         in_flight.times.requested(sent_at)
         reply = await server.send(request.ids, request.params, rid, key, request.routes_from)
         in_flight.server = None
+        in_flight.avoided = server if reply is None and server.broken_replies > broken else None
         abandoned = in_flight.abandoned.is_set()
         if reply is not None:
             reply = self._checked(server, reply, request.version, abandoned=abandoned)
@@ -186,7 +188,7 @@ class ServerPool:
             return None
         foreign = reply.labels - {str(pinned)}
         if foreign and server.version == pinned:
-            server.invalidate(f"a reply comes from the weights {', '.join(sorted(foreign))}, not {pinned}")
+            server.invalidate(f"a reply comes from the weights {quoted(sorted(foreign))}, not {pinned}")
         routes_expected = self._longest_routed is not None and bool(reply.output_ids)
         if routes_expected and reply.routes is None and belongs(reply, pinned):
             self._miss_routes(server.url)
@@ -256,6 +258,9 @@ class ServerPool:
         """Wait for a server to send to and return it; None when the call is abandoned before."""
         while not in_flight.abandoned.is_set():
             changed, servers = self._changed, self._taking(version, in_flight.home, length)
+            others = [server for server in servers if server is not in_flight.avoided]
+            if any(server.ready for server in others):  # they may answer what the avoided one cannot
+                servers = others
             if (chosen := choose(servers, key, self._spill_s)) is not None:
                 if chosen is not preferred(servers, key):
                     self._metrics.spilled.labels(chosen.url).inc()

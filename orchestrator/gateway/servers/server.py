@@ -14,9 +14,8 @@ A pause does not change the state: the route that checks whether a server is ali
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import anyio
 
@@ -24,6 +23,8 @@ from orchestrator.contracts.ids import Ids
 from orchestrator.gateway.metrics import UpstreamMetrics
 from orchestrator.gateway.servers.client import (
     Generation,
+    Load,
+    ModelInfo,
     RolloutServerBroken,
     RolloutServerClient,
     RolloutServerError,
@@ -38,8 +39,6 @@ from orchestrator.runtime.metrics import measured
 log = get(__name__)
 
 RECENT = 0.2  # weight of the newest call in the mean time that a call takes
-# Numbers of /v1/loads that change with every token that a server reads or generates.
-STIRRING = ("num_used_tokens", "num_total_tokens", "total_prefill_uncached_tokens")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,15 +51,16 @@ class ServerLoad:
     slots: int = 0  # calls that it runs at once; 0: it does not report this
     ours: int = 0  # our own calls at that moment
     service_s: float = 0.0
-    tokens: tuple[int, ...] = ()  # the numbers of STIRRING; empty: it does not report them all
+    tokens: tuple[int, ...] = ()  # its numbers of tokens; empty: it does not report them all
 
-    def update(self, load: Mapping[str, Any], ours: int) -> None:
+    def update(self, load: Load, ours: int) -> None:
         """Take in a fresh answer of /v1/loads; `ours`: number of our calls at the server."""
-        numbers = (load.get(key) for key in ("num_waiting_reqs", "num_running_reqs", "max_running_requests"))
-        self.waiting, self.running, self.slots = (n if isinstance(n, int) else 0 for n in numbers)
-        self.ours = ours
-        tokens = [n for key in STIRRING if isinstance(n := load.get(key), int)]
-        self.tokens = tuple(tokens) if len(tokens) == len(STIRRING) else ()
+        self.waiting, self.running = load.num_waiting_reqs or 0, load.num_running_reqs or 0
+        self.slots, self.ours = load.max_running_requests or 0, ours
+        # Numbers that change with every token that a server reads or generates.
+        stirring = load.num_used_tokens, load.num_total_tokens, load.total_prefill_uncached_tokens
+        tokens = tuple(number for number in stirring if number is not None)
+        self.tokens = tokens if len(tokens) == len(stirring) else ()
 
     def served(self, seconds: float) -> None:
         """Take in the time of a call: `seconds` without its wait in the queue."""
@@ -92,6 +92,7 @@ class RolloutServer:
         self.hangs = False  # it takes connections and does not answer
         self.draining = False  # a person requested that it gets no new calls
         self.in_flight: dict[str, anyio.CancelScope] = {}  # by request id
+        self.broken_replies = 0  # to calls, so far
         self._landed = anyio.Event()  # set, and replaced, when a call has left it
         self.load = ServerLoad()
         self._stirred_at = 0.0  # when it was last seen to generate, or had nothing to generate
@@ -127,7 +128,7 @@ class RolloutServer:
         busy = self.in_flight or self.load.running or self.load.waiting
         return anyio.current_time() - self._stirred_at if busy and self.load.tokens else 0.0
 
-    def take_in(self, load: Mapping[str, Any]) -> None:
+    def take_in(self, load: Load) -> None:
         """Take in a fresh answer of /v1/loads."""
         before, idle = self.load.tokens, not self.still_s
         self.load.update(load, len(self.in_flight))
@@ -175,7 +176,7 @@ class RolloutServer:
         self.shut()
         self.attention.set()
 
-    def compare(self, model_info: Mapping[str, Any]) -> None:
+    def compare(self, model_info: ModelInfo) -> None:
         """Compare the weights that it tells with those that it was admitted with."""
         found, expected = ReportedWeights.of(model_info), self.holds or ReportedWeights(str(self.version))
         fault = found.instead_of(expected)
@@ -225,8 +226,7 @@ class RolloutServer:
 
     async def measure(self) -> None:
         """Query the longest prompt: a server's memory may hold less than the model's context. Raises RolloutServerError."""
-        longest = (await self.client.server_info()).get("max_req_input_len")
-        self.capacity = longest if isinstance(longest, int) and longest > 0 else None
+        self.capacity = (await self.client.server_info()).max_req_input_len or None
 
     async def drained(self) -> None:
         """Wait until no call is in flight."""
@@ -248,13 +248,14 @@ class RolloutServer:
                 )
                 self.stirred()
                 took_s = time.monotonic() - sent_at
-                self.load.served(took_s - generation.timings.queue_s)
+                self.load.served(max(0.0, took_s - max(0.0, generation.timings.queue_s)))
                 measured(UpstreamMetrics).call_s.labels(self.url).observe(took_s)
                 return generation
             except RolloutServerError as error:
                 measured(UpstreamMetrics).errors.labels(self.url, error.kind).inc()
                 if not isinstance(error, (RolloutServerUnreachable, RolloutServerBroken)):
                     raise
+                self.broken_replies += isinstance(error, RolloutServerBroken)
                 await self._doubt(error)
             finally:
                 del self.in_flight[rid]

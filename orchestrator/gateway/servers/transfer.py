@@ -93,8 +93,8 @@ async def sending(
     """Start a sender of the checkpoint at `path` and let the server join it, within `within` seconds. `address`: of this machine, as the
     server reaches it. Raises TransferFailed. The sender always ends with the context."""
     info = await client.server_info()
-    ranks, backend = int(info.get("tp_size", 1)), "gloo" if info.get("device") == "cpu" else "nccl"
-    if int(info.get("dp_size", 1)) != 1:
+    ranks, backend = info.tp_size, "gloo" if info.device == "cpu" else "nccl"
+    if info.dp_size != 1:
         raise TransferFailed(
             "the server has several data-parallel replicas, and SGLang sends to one", always=True
         )

@@ -9,13 +9,10 @@ content counts.
 | version and directory (SGLang): in /model_info | version and directory |
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from orchestrator.contracts.quote import quoted
-from orchestrator.gateway.servers.client import Generation
-from orchestrator.gateway.servers.client.generation import DIGEST
+from orchestrator.gateway.servers.client import Generation, ModelInfo
 
 KEPT = 16  # digests of versions; a reply is never of older weights
 
@@ -29,14 +26,9 @@ class ReportedWeights:
     digest: str | None = None
 
     @classmethod
-    def of(cls, model_info: Mapping[str, Any]) -> "ReportedWeights":
+    def of(cls, info: ModelInfo) -> "ReportedWeights":
         """Those in an answer of /model_info."""
-
-        def text(key: str) -> str | None:
-            found = model_info.get(key)
-            return found if isinstance(found, str) and found else None
-
-        return cls(text("weight_version"), text("model_path"), text(DIGEST))
+        return cls(info.weight_version or None, info.model_path or None, info.weights_digest or None)
 
     def instead_of(self, expected: "ReportedWeights") -> str | None:
         """How they differ from `expected`, as the end of a sentence; None: they do not. Equal digests are enough, whatever was read."""

@@ -332,7 +332,7 @@ async def _paused_while_both_run(server: RolloutServerClient, proxy: Proxy, befo
     while len(proxy.sent) == before:
         await server.pause(PauseMode.IN_PLACE)
         load = await server.loads()
-        if load["num_running_reqs"] == 2:
+        if load.num_running_reqs == 2:
             return True
         await server.continue_()
     await until(lambda: len(proxy.sent) == before + 2)

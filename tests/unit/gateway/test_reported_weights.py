@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from orchestrator.contracts.marks import Finish
-from orchestrator.gateway.servers.client import FinishReason, Generation, Timings, WeightSpan
+from orchestrator.gateway.servers.client import FinishReason, Generation, ModelInfo, Timings, WeightSpan
 from orchestrator.gateway.servers.weights import KEPT, KnownDigests, ReportedWeights
 
 GIVEN = ReportedWeights("3", "/runs/version-000003", "aa")
@@ -31,10 +31,10 @@ def test_a_server_without_digests_is_judged_by_version_and_directory() -> None:
     assert ReportedWeights("4").instead_of(given) == "serves the weights '4' instead of '3'"
 
 
-def test_answers_of_any_form_are_read() -> None:
-    reported = ReportedWeights.of({"weight_version": "3", "model_path": "", "weights_digest": ["aa"]})
+def test_an_empty_text_tells_nothing() -> None:
+    reported = ReportedWeights.of(ModelInfo(weight_version="3", model_path="", weights_digest=""))
     assert reported == ReportedWeights("3", None, None)
-    assert ReportedWeights.of({}) == ReportedWeights(None)
+    assert ReportedWeights.of(ModelInfo()) == ReportedWeights(None)
 
 
 def reply(*spans: tuple[str, str | None]) -> Generation:

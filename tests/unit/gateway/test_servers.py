@@ -14,7 +14,7 @@ from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.servers import in_flight as in_flight_module
 from orchestrator.gateway.servers import pool as pool_module
 from orchestrator.gateway.servers import server as server_module
-from orchestrator.gateway.servers.client import Generation, RolloutServerClient, SamplingParams
+from orchestrator.gateway.servers.client import Generation, Load, RolloutServerClient, SamplingParams
 from orchestrator.gateway.servers.client.errors import RolloutServerUnreachable
 from orchestrator.gateway.servers.client.generation import FinishReason, Timings, WeightSpan
 from orchestrator.gateway.servers.in_flight import InFlight
@@ -105,21 +105,18 @@ async def test_a_call_waits_for_a_short_sync_of_its_server() -> None:
 
 def test_the_estimated_wait_counts_free_slots_and_what_was_sent_since_the_last_look() -> None:
     load = ServerLoad(service_s=4.0)
-    load.update({"num_waiting_reqs": 0, "num_running_reqs": 2, "max_running_requests": 4}, ours=2)
+    load.update(Load(num_waiting_reqs=0, num_running_reqs=2, max_running_requests=4), ours=2)
     assert [load.delay(ours) for ours in (2, 4, 5, 6)] == [0.0, 0.0, 2.0, 4.0]
-    load.update({"num_waiting_reqs": 3, "num_running_reqs": 4, "max_running_requests": 4}, ours=7)
+    load.update(Load(num_waiting_reqs=3, num_running_reqs=4, max_running_requests=4), ours=7)
     assert load.delay(7) == 3.0 and load.delay(5) == 1.0
     assert ServerLoad(service_s=4.0).delay(9) == 0.0, "a server that does not tell its load is never left"
 
 
-def load_of(running: int, used: int) -> dict[str, int]:
+def load_of(running: int, used: int | None) -> Load:
     """An answer of /v1/loads."""
-    return {
-        "num_running_reqs": running,
-        "num_used_tokens": used,
-        "num_total_tokens": 40,
-        "total_prefill_uncached_tokens": 7,
-    }
+    return Load(
+        num_running_reqs=running, num_used_tokens=used, num_total_tokens=40, total_prefill_uncached_tokens=7
+    )
 
 
 async def test_a_server_stands_still_from_the_last_sign_that_it_generates_while_it_has_calls() -> None:
@@ -148,7 +145,7 @@ async def test_a_server_stands_still_from_the_last_sign_that_it_generates_while_
 async def test_a_server_that_does_not_tell_its_tokens_is_never_called_still() -> None:
     server = servers(0.0)[0]
     server.in_flight["r"] = anyio.CancelScope()
-    for load in ({}, {"num_running_reqs": 1}, load_of(1, 4) | {"num_used_tokens": None}):
+    for load in (Load(), Load(num_running_reqs=1), load_of(1, None)):
         server.take_in(load)
         await passes(900.0)
         assert server.still_s == 0.0

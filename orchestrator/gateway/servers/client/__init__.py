@@ -16,12 +16,15 @@ from orchestrator.gateway.servers.client.generation import (
     Timings,
     WeightSpan,
 )
+from orchestrator.gateway.servers.client.replies import Load, ModelInfo, ServerInfo
 
 __all__ = [
     "CONTEXT_KEPT",
     "QUICK_S",
     "FinishReason",
     "Generation",
+    "Load",
+    "ModelInfo",
     "RequestRefused",
     "RolloutServerBroken",
     "RolloutServerClient",
@@ -29,6 +32,7 @@ __all__ = [
     "RolloutServerSilent",
     "RolloutServerUnreachable",
     "SamplingParams",
+    "ServerInfo",
     "Timings",
     "WeightSpan",
     "WeightUpdateRefused",

@@ -25,9 +25,28 @@ from orchestrator.gateway.servers.client.errors import (
     RolloutServerUnreachable,
     WeightUpdateRefused,
 )
-from orchestrator.gateway.servers.client.generation import Generation, SamplingParams, parse_generation
+from orchestrator.gateway.servers.client.generation import (
+    Generation,
+    Requested,
+    SamplingParams,
+    parse_generation,
+)
 from orchestrator.gateway.servers.client.id_text import json_ids
 from orchestrator.gateway.servers.client.own_server import OwnServerConnector
+from orchestrator.gateway.servers.client.replies import (
+    MOST,
+    TOKEN_BYTES,
+    Load,
+    Loads,
+    ModelInfo,
+    Prompt,
+    ServerInfo,
+    T,
+    Updated,
+    body_of,
+    decoded,
+    error_message,
+)
 from orchestrator.runtime.failpoints import boundary
 from orchestrator.settings.timeouts import timeouts
 from orchestrator.trajectory.routes import Experts
@@ -38,6 +57,9 @@ QUICK_S = 30.0
 CONTEXT_KEPT = 6
 """Positions of the model's context that SGLang reserves for itself. It refuses a longer prompt, also when a call is sent again with
 its tokens so far."""
+
+OF_CONTENT = (400, 413, 422)
+"""Statuses by which a server refuses a completion for its content. The others of 400 to 499 say that it, or a proxy before it, is not working."""
 
 KEEP_ALIVE_S = 4.0
 """The client closes idle connections: SGLang's HTTP server closes them after 5 s, and a request sent at that moment would be lost."""
@@ -62,7 +84,9 @@ class RolloutServerClient:
         self.base_url = base_url.rstrip("/")
         self._vocabulary = vocabulary
         self._experts = experts
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._headers = {"Accept-Encoding": "identity"}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
         self._user = user
         self._session: aiohttp.ClientSession | None = None
 
@@ -74,6 +98,7 @@ class RolloutServerClient:
             else OwnServerConnector(self._user, **kept),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=timeouts().server_connect_s),
             headers=self._headers,
+            auto_decompress=False,  # `body_of` bounds what is read
             cookie_jar=aiohttp.DummyCookieJar(),  # rollout servers set no cookies, and every request would query the jar
         )
         return self
@@ -98,7 +123,7 @@ class RolloutServerClient:
         timeout: float | None = None,
     ) -> Generation:
         """One completion of `input_ids`. It waits through pauses; `timeout` None: it waits indefinitely. `routes_from`: the first position whose
-        routes are wanted, if routes are recorded."""
+        routes are wanted, if routes are recorded. Raises RolloutServerError, RequestRefused only for what the request contains."""
         self._check(input_ids)
         ids = np.array(input_ids, dtype="<i4")
         body: dict[str, Any] = {
@@ -112,8 +137,23 @@ class RolloutServerClient:
             body["routing_key"] = routing_key
         if self._experts is not None:
             body |= {"return_routed_experts": True, "routed_experts_start_len": routes_from}
-        _, raw = await self._call("POST", "/generate", body, timeout)
-        return replace(self._parse(raw, routes_from), sent=ids)
+        requested = Requested(
+            prompt=len(ids),
+            limit=sampling.max_new_tokens,
+            vocabulary=self._vocabulary,
+            experts=self._experts,
+            routes_from=routes_from,
+        )
+        try:
+            url, raw = await self._call("POST", "/generate", body, timeout, most=requested.longest_reply)
+        except RequestRefused as refused:
+            if refused.status in OF_CONTENT:
+                raise
+            raise RolloutServerBroken(refused.url, f"status {refused.status}: {refused.message}") from refused
+        try:
+            return replace(parse_generation(raw, requested), sent=ids)
+        except ValueError as error:
+            raise RolloutServerBroken(url, str(error)) from error
 
     async def prompt_logprobs(
         self, input_ids: Sequence[int], *, timeout: float | None = QUICK_S
@@ -127,15 +167,15 @@ class RolloutServerClient:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        url, raw = await self._call("POST", "/generate", body, timeout, at="server.canary")
-        reply = self._json(url, raw)
-        try:
-            entries = reply["meta_info"]["input_token_logprobs"]
-            if [entry[1] for entry in entries] != list(input_ids):
-                raise RolloutServerBroken(url, "the prompt's ids came back changed")
-            return [float(entry[0]) for entry in entries[1:]]
-        except (KeyError, TypeError, IndexError) as error:
-            raise RolloutServerBroken(url, f"the reply has no prompt logprobs ({error})") from error
+        most = MOST + TOKEN_BYTES * len(input_ids)
+        url, raw = await self._call("POST", "/generate", body, timeout, at="server.canary", most=most)
+        entries = self._decoded(url, raw, Prompt).meta_info.input_token_logprobs
+        if [entry.id for entry in entries] != list(input_ids):
+            raise RolloutServerBroken(url, "the prompt's ids came back changed")
+        logprobs = [entry.logprob for entry in entries[1:] if entry.logprob is not None]
+        if len(logprobs) != len(entries) - 1:
+            raise RolloutServerBroken(url, "a token of the prompt has no logprob")
+        return logprobs
 
     async def abort(self, rid: str | None = None) -> None:
         """End one request, or all of them (None). Each answers its caller with its tokens so far. Unknown ids are not an error."""
@@ -211,11 +251,8 @@ class RolloutServerClient:
             url, raw = await self._call("POST", path, body, timeout, at="server.update")
         except RequestRefused as refused:
             raise WeightUpdateRefused(refused.url, refused.message, refused.status) from refused
-        reply = self._json(url, raw)
-        if not isinstance(reply, dict) or reply.get("success") is not True:
-            raise RolloutServerBroken(
-                url, f"the reply does not say that the update succeeded: {quoted(reply)}"
-            )
+        if not self._decoded(url, raw, Updated).success:
+            raise RolloutServerBroken(url, f"the reply does not say that the update succeeded: {quoted(raw)}")
 
     async def flush(self) -> None:
         """Empty the prefix cache. Raises RequestRefused while requests hold keys and values."""
@@ -223,21 +260,17 @@ class RolloutServerClient:
 
     # ---- state ----
 
-    async def model_info(self, *, timeout: float = QUICK_S) -> Mapping[str, Any]:
-        """`weight_version`, `model_path`, `architectures` …; instant, also while paused."""
-        return await self._get_object("/model_info", timeout)
+    async def model_info(self, *, timeout: float = QUICK_S) -> ModelInfo:
+        """The served weights; instant, also while paused."""
+        return await self._get("/model_info", ModelInfo, timeout)
 
-    async def server_info(self) -> Mapping[str, Any]:
-        """Limits and settings: `max_total_num_tokens`, `max_req_input_len` …"""
-        return await self._get_object("/server_info")
+    async def server_info(self) -> ServerInfo:
+        """Limits and settings."""
+        return await self._get("/server_info", ServerInfo)
 
-    async def loads(self, *, timeout: float = QUICK_S) -> Mapping[str, Any]:
-        """The first rank's load: `num_running_reqs`, `num_waiting_reqs`, `token_usage`, `gen_throughput` …"""
-        body = await self._get_object("/v1/loads", timeout)
-        ranks = body.get("loads")
-        if not isinstance(ranks, list) or not ranks or not isinstance(ranks[0], dict):
-            raise RolloutServerBroken(f"{self.base_url}/v1/loads", "no load of any rank")
-        return dict(ranks[0])
+    async def loads(self, *, timeout: float = QUICK_S) -> Load:
+        """The first rank's load."""
+        return (await self._get("/v1/loads", Loads, timeout)).loads[0]
 
     async def ping(self, *, timeout: float = 5.0) -> bool:
         """Whether the process answers. It does not show whether the server generates, and is true while paused."""
@@ -261,17 +294,21 @@ class RolloutServerClient:
             message = f"input_ids[{at}] = {ids[at]} is outside the vocabulary (0 … {self._vocabulary - 1})"
             raise RequestRefused(f"{self.base_url}/generate", message, 400)
 
-    async def _get_object(self, path: str, timeout: float = QUICK_S) -> dict[str, Any]:
-        url, raw = await self._call("GET", path, None, timeout)
-        body = self._json(url, raw)
-        if not isinstance(body, dict):
-            raise RolloutServerBroken(url, "the reply is not a JSON object")
-        return body
+    async def _get(self, path: str, kind: type[T], timeout: float = QUICK_S) -> T:
+        return self._decoded(*await self._call("GET", path, None, timeout), kind)
 
     async def _call(
-        self, method: str, path: str, body: Any, timeout: float | None, *, at: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        timeout: float | None,
+        *,
+        at: str | None = None,
+        most: int = MOST,
     ) -> tuple[str, bytes]:
-        """The body of a 2xx answer. Every failure is raised as one of our errors. `at` names the call in `failpoints.BOUNDARIES`."""
+        """The URL and the body of a 2xx answer of at most `most` bytes. Every failure is raised as one of our errors. `at` names the call in
+        `failpoints.BOUNDARIES`."""
         assert self._session is not None, "enter the client before using it"
         url = self.base_url + path
         data = None if body is None else msgspec.json.encode(body)
@@ -281,7 +318,7 @@ class RolloutServerClient:
 
         async def exchange() -> tuple[int, bytes]:
             async with request() as response:
-                return response.status, await response.read()
+                return response.status, await body_of(response, most)
 
         try:
             status, raw = await (exchange() if at is None else boundary(at, exchange))
@@ -289,6 +326,8 @@ class RolloutServerClient:
             raise RolloutServerSilent(url, f"no answer within {timeout} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise RolloutServerUnreachable(url, f"{type(error).__name__}: {error}") from error
+        except ValueError as error:
+            raise RolloutServerBroken(url, str(error)) from error
         if status < 300:
             return url, raw
         message = error_message(raw)
@@ -298,30 +337,8 @@ class RolloutServerClient:
             raise RequestRefused(url, message, status)
         raise RolloutServerBroken(url, f"status {status}: {message}")
 
-    def _json(self, url: str, raw: bytes) -> Any:
+    def _decoded(self, url: str, raw: bytes, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(raw)
-        except msgspec.DecodeError as error:
-            raise RolloutServerBroken(url, f"the reply is not JSON: {error}") from error
-
-    def _parse(self, raw: bytes, routes_from: int) -> Generation:
-        url = f"{self.base_url}/generate"
-        try:
-            return parse_generation(self._json(url, raw), self._experts, routes_from)
+            return decoded(raw, kind)
         except ValueError as error:
             raise RolloutServerBroken(url, str(error)) from error
-
-
-def error_message(raw: bytes) -> str:
-    """The sentence in an error body, which is `{"error": "…"}`, `{"error": {"message": "…"}}`, `{"message": "…"}`,
-    or plain text."""
-    try:
-        body = msgspec.json.decode(raw)
-    except msgspec.DecodeError:
-        return raw.decode(errors="replace").strip()
-    if isinstance(body, dict):
-        error = body.get("error", body)
-        if isinstance(error, dict):
-            error = error.get("message", error)
-        return str(error)
-    return str(body)

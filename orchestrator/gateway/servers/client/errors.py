@@ -10,14 +10,25 @@
 """
 
 from orchestrator.contracts.errors import InfraFailure
+from orchestrator.contracts.quote import cut_to
+from orchestrator.pool.sanitize import clean
+
+LONGEST_MESSAGE = 500  # characters
+
+
+def shown(message: str) -> str:
+    """A server's words as rows, logs and agents may get them."""
+    return cut_to(clean(message[: LONGEST_MESSAGE + 1]), LONGEST_MESSAGE)
 
 
 class RolloutServerError(InfraFailure):
-    """Any failure at the boundary to a rollout server. `url` names the route."""
+    """Any failure at the boundary to a rollout server. `url` names the route. The message is clean and short, although a server may have written it:
+    it goes to rows, logs and agents."""
 
     kind = "other"
 
     def __init__(self, url: str, message: str) -> None:
+        message = shown(message)
         super().__init__(f"{url}: {message}")
         self.url = url
         self.message = message
@@ -36,13 +47,13 @@ class RolloutServerSilent(RolloutServerUnreachable):
 
 
 class RolloutServerBroken(RolloutServerError):
-    """A status of 500 and above, or a reply that contradicts itself."""
+    """A status of 500 and above, or a reply that contradicts itself, the request or the form of its route (replies.py)."""
 
     kind = "broken"
 
 
 class RequestRefused(RolloutServerError):
-    """A status of 400 to 499. `message` is the server's own sentence."""
+    """A status of 400 to 499; of a completion, one that means its content (client.OF_CONTENT). `message` is the server's own sentence."""
 
     kind = "refused"
 

@@ -2,19 +2,17 @@
 experts that each token was routed to."""
 
 import base64
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from orchestrator.contracts.ids import LOGPROB_SLACK, Ids
+from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.marks import Finish
 from orchestrator.contracts.quote import quoted
+from orchestrator.gateway.servers.client.errors import shown
+from orchestrator.gateway.servers.client.replies import MOST, TOKEN_BYTES, Completion, decoded
 from orchestrator.trajectory.routes import Experts, Routes
-
-DIGEST = "weights_digest"
-"""The key under which the embedded server tells the digest of weights; SGLang has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,72 +120,93 @@ class Generation:
         return spans or frozenset({(self.weight_version, self.weights_digest)})
 
 
-def parse_generation(reply: Any, experts: Experts | None = None, routes_from: int = 0) -> Generation:
-    """Read one `/generate` reply to a request with return_logprob, and if `experts` are given with return_routed_experts and
-    routed_experts_start_len = `routes_from`. Raises ValueError when the reply contradicts itself or the model."""
-    try:
-        meta = reply["meta_info"]
-        ids = tuple(reply["output_ids"])
-        entries = meta.get("output_token_logprobs") or []
-        generation = Generation(
-            rid=meta["id"],
-            output_ids=ids,
-            logprobs=tuple(float(entry[0]) for entry in entries),
-            spans=tuple(
-                WeightSpan(
-                    version=span["version"],
-                    start=span["start"],
-                    end=span["end"],
-                    digest=span.get(DIGEST) or None,
-                )
-                for span in meta.get("weight_versions") or []
-            ),
-            finish=_finish(meta["finish_reason"]),
-            weight_version=meta["weight_version"],
-            weights_digest=meta.get(DIGEST) or None,
-            prompt_tokens=meta["prompt_tokens"],
-            completion_tokens=meta["completion_tokens"],
-            cached_tokens=meta.get("cached_tokens") or 0,
-            retractions=meta.get("num_retractions") or 0,
-            timings=Timings(
-                queue_s=float(meta.get("queue_time") or 0.0),
-                first_token_s=meta.get("first_token_latency"),
-                e2e_s=meta.get("e2e_latency"),
-            ),
-            text=reply["text"],
-            routes=_routes(meta.get("routed_experts"), experts),
-        )
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"the reply is not a completion: {type(error).__name__} {error}") from error
-    if tuple(entry[1] for entry in entries) != ids:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested:
+    """The request that a reply answers: tokens of its prompt, the most tokens that it may generate, the size of the vocabulary (None: unknown), and
+    the position from which on routes of `experts` are wanted (None: no routes)."""
+
+    prompt: int
+    limit: int
+    vocabulary: int | None = None
+    experts: Experts | None = None
+    routes_from: int = 0
+
+    @property
+    def longest_reply(self) -> int:
+        """Bytes of the longest reply that is read."""
+        routed = 0 if self.experts is None else self.prompt + self.limit - self.routes_from
+        return MOST + TOKEN_BYTES * self.limit + (self.experts.bytes_of(routed) if self.experts else 0)
+
+
+def parse_generation(raw: bytes, requested: Requested) -> Generation:
+    """Read the `/generate` reply to `requested`, with return_logprob. Raises ValueError when it has another form, or contradicts itself, the request
+    or the model."""
+    reply = decoded(raw, Completion)
+    meta, ids = reply.meta_info, tuple(reply.output_ids)
+    scored = meta.output_token_logprobs or []
+    finish, spans = meta.finish_reason, meta.weight_versions or []
+    matched = None if isinstance(finish.matched, list) else finish.matched
+    generation = Generation(
+        rid=meta.id,
+        output_ids=ids,
+        logprobs=tuple(token.logprob for token in scored),
+        spans=tuple(
+            WeightSpan(
+                version=span.version, start=span.start, end=span.end, digest=span.weights_digest or None
+            )
+            for span in spans
+        ),
+        finish=FinishReason(finish.type, matched, None if finish.message is None else shown(finish.message)),
+        weight_version=meta.weight_version,
+        weights_digest=meta.weights_digest or None,
+        prompt_tokens=meta.prompt_tokens,
+        completion_tokens=meta.completion_tokens,
+        cached_tokens=meta.cached_tokens or 0,
+        retractions=meta.num_retractions or 0,
+        timings=Timings(
+            queue_s=meta.queue_time or 0.0,
+            first_token_s=meta.first_token_latency,
+            e2e_s=meta.e2e_latency,
+        ),
+        text=reply.text,
+        routes=_routes(meta.routed_experts, requested.experts),
+    )
+    if tuple(token.id for token in scored) != ids:
         raise ValueError("output ids and the ids of their logprobs differ")
-    if generation.completion_tokens != len(ids):
-        raise ValueError(f"{len(ids)} output ids, but completion_tokens = {generation.completion_tokens}")
-    for logprob in generation.logprobs:
-        if not -math.inf < logprob <= LOGPROB_SLACK:
-            raise ValueError(f"a logprob is {logprob}, which is not the logarithm of a probability")
-    at = 0
-    for span in generation.spans:
-        if span.start != at or span.end <= span.start:
-            raise ValueError(f"version spans are not adjacent: {generation.spans}")
-        at = span.end
-    if at != len(ids):
-        raise ValueError(f"version spans cover {at} of {len(ids)} tokens")
-    fed = generation.prompt_tokens + len(ids) - 1 - routes_from
-    if generation.routes is not None and len(generation.routes) != fed:
-        raise ValueError(f"routes of {len(generation.routes)} tokens came, {fed} were requested")
+    _check_tokens(generation, requested)
     return generation
 
 
-def _finish(reported: Any) -> FinishReason:
-    try:
-        kind = Finish(reported["type"])
-    except ValueError:
-        raise ValueError(f"unknown finish reason {quoted(reported['type'])}") from None
-    return FinishReason(kind, reported.get("matched"), reported.get("message"))
+def _check_tokens(generation: Generation, requested: Requested) -> None:
+    """Raise ValueError when the tokens do not fit their spans, the request or the model."""
+    ids = generation.output_ids
+    if generation.completion_tokens != len(ids):
+        raise ValueError(f"{len(ids)} output ids, but completion_tokens = {generation.completion_tokens}")
+    if len(ids) > requested.limit:
+        raise ValueError(f"{len(ids)} output ids, but max_new_tokens = {requested.limit} was requested")
+    if requested.vocabulary is not None and ids and (largest := max(ids)) >= requested.vocabulary:
+        raise ValueError(
+            f"output id {largest} is outside the vocabulary (0 … {requested.vocabulary - 1}): the server has another model"
+        )
+    at = 0
+    for span in generation.spans:
+        if span.start != at or span.end <= span.start:
+            raise ValueError(f"version spans are not adjacent: {quoted(generation.spans)}")
+        at = span.end
+    if at != len(ids):
+        raise ValueError(f"version spans cover {at} of {len(ids)} tokens")
+    if not ids:  # SGLang counts no prompt for a request that was aborted in its queue
+        return
+    if generation.prompt_tokens != requested.prompt:
+        raise ValueError(
+            f"a prompt of {requested.prompt} tokens was sent, but prompt_tokens = {generation.prompt_tokens}"
+        )
+    fed = requested.prompt + len(ids) - 1 - requested.routes_from
+    if generation.routes is not None and len(generation.routes) != fed:
+        raise ValueError(f"routes of {len(generation.routes)} tokens came, {fed} were requested")
 
 
-def _routes(encoded: Any, experts: Experts | None) -> Routes | None:
+def _routes(encoded: str | None, experts: Experts | None) -> Routes | None:
     """SGLang's encoding: base64 of little-endian int32 [tokens, layers, top_k]."""
     if experts is None or encoded is None:
         return None
