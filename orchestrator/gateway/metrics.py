@@ -41,7 +41,7 @@ class GatewayMetrics:
         self.faults = Counter(
             "penstock_gateway_faults", "unexpected errors inside the gateway", ["where"], registry=r
         )
-        each(self.faults, "call", "dialect")
+        each(self.faults, "call", "dialect", "row")
         self.resubmitted = Counter(
             "penstock_gateway_resubmitted", "segments sent again, by reason", ["reason"], registry=r
         )

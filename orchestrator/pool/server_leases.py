@@ -13,13 +13,17 @@ from sqlalchemy import exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import ServerState
 from orchestrator.pool.locks import lock_table
+from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import rollout_servers
 from orchestrator.pool.transact import transact
 from orchestrator.runtime.log import get
 
 log = get(__name__)
+
+LONGEST_DETAIL = 500  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +124,8 @@ class ServerRows:
         values = {
             "state": state.value,
             "version": version,
-            "weights_digest": weights_digest,
-            "detail": detail[:500] if detail else None,
+            "weights_digest": clean(weights_digest) if weights_digest else None,
+            "detail": cut_to(clean(detail), LONGEST_DETAIL) if detail else None,
             "changed": func.clock_timestamp(),
         }
         return await self._update(url, epoch, values, at="server.row")

@@ -161,11 +161,16 @@ class WeightSyncer:
         return f"it hangs (it takes connections and does not answer); {then}; its calls use other servers, or wait for it"
 
     async def _say(self, state: ServerState, detail: str) -> None:
-        """Write a row that only informs."""
-        if self._lease.epoch is not None:
+        """Write a row that only informs: without it the syncer goes on."""
+        if self._lease.epoch is None:
+            return
+        try:
             # Lease lost: the new owner writes the row.
             with anyio.move_on_after(timeouts().server_row_s), suppress(LeaseLost):
                 await self._lease.write(state, self._server.version, detail)
+        except Exception:
+            self._metrics.faults.labels("row").inc()
+            log.exception("server.row_failed", server=self._server.url, state=state)
 
     async def _follow(self, target: PolicyVersion) -> float:
         """Follow the owner's row; return the seconds until the next read. While the data pool is away the gate stays unchanged."""

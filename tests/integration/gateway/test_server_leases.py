@@ -53,6 +53,17 @@ async def test_a_server_has_one_owner_who_loses_it_only_after_its_lease_ran_out(
     assert await one.claim(URL, steal=False) == 3, "what is given back is free at once"
 
 
+async def test_a_row_takes_any_words_of_a_server(engine: AsyncEngine, gateway: AsyncEngine) -> None:
+    run = await run_named(engine, "one")
+    rows = ServerRows(gateway, run, owner="one", ttl_s=30.0)
+    assert await rows.claim(URL, steal=False) == 1
+    odd = "bad\x00\ud800" + "s" * 5000
+    assert await rows.write(URL, 1, ServerState.FAILED, None, odd, "a\x00")
+    async with engine.connect() as connection:
+        detail = await connection.scalar(text("SELECT detail FROM rollout_servers"))
+    assert detail is not None and detail.startswith("bad\ufffd?ss") and len(detail) == 500
+
+
 async def test_a_restarted_gateway_has_its_servers_back_at_once_under_a_new_epoch(
     engine: AsyncEngine, gateway: AsyncEngine
 ) -> None:
