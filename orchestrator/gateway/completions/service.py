@@ -53,11 +53,16 @@ from orchestrator.gateway.sessions.session import Session
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.runtime.log import get
 from orchestrator.settings.config import SamplingSection
+from orchestrator.trajectory.routes import Routed
 from orchestrator.trajectory.waiting import Stretch
 
 log = get(__name__)
 
 TOO_MUCH = 2  # contexts: a text with more tokens is refused before rendering
+
+
+class GenerationFailed(Exception):
+    """An unexpected failure between the gateway and its rollout servers: the platform's, because only checked ids and parameters get there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +313,7 @@ class CompletionService:
             self._metrics.faults.labels("call").inc()
             log.exception("call.failed", rollout=session.spec.rollout, attempt=session.spec.attempt)
             # The content of the request may cause any other failure: it is not evidence against the platform.
-            platform_fault = isinstance(error, OSError)
+            platform_fault = isinstance(error, OSError | GenerationFailed)
             outcome = Problem(
                 500, "internal_error", "the gateway failed; nothing was recorded", ours=platform_fault
             )
@@ -367,15 +372,7 @@ class CompletionService:
             generated = await self._demonstrated(completion, session.script)
         else:
             rule = Repetition(self._sampling.repetition_tokens, self._sampling.repetition_probability)
-            generated = await self._pool.generate(
-                placement.ids,
-                params,
-                completion.key,
-                call.in_flight,
-                rule,
-                placement.routed,
-                session.spec.version,
-            )
+            generated = await self._generated(completion, params, rule, placement.routed)
         if generated.segments > 1 and request.stop:
             generated = cut_at_stop(generated, request.stop, self._renderer.decode, self._renderer.stop_ids)
         if generated.repeats:
@@ -422,15 +419,27 @@ class CompletionService:
 
     async def _generated_in_its_place(self, completion: PreparedCompletion, tokens: int) -> Generated:
         """`tokens` tokens on the same state, for the time that they take."""
-        return await self._pool.generate(
-            completion.placement.ids,
-            SamplingParams(max_new_tokens=tokens, ignore_eos=True),
-            completion.key,
-            completion.call.in_flight,
-            UNWATCHED,
-            UNROUTED,
-            completion.session.spec.version,
-        )
+        params = SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+        return await self._generated(completion, params, UNWATCHED, UNROUTED)
+
+    async def _generated(
+        self, completion: PreparedCompletion, params: SamplingParams, rule: Repetition, routed: Routed
+    ) -> Generated:
+        """As `ServerPool.generate`. Raises GenerationFailed for any other failure there."""
+        try:
+            return await self._pool.generate(
+                completion.placement.ids,
+                params,
+                completion.key,
+                completion.call.in_flight,
+                rule,
+                routed,
+                completion.session.spec.version,
+            )
+        except (Problem, PromptTooLong, RequestRefused):
+            raise
+        except Exception as error:  # `_run` counts and logs it
+            raise GenerationFailed from error
 
     def _scripted(self, turn: Turn, room: int) -> Generated:
         """A demonstration's reply as the ids that the policy would have sampled."""

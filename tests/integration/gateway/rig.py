@@ -84,6 +84,7 @@ class Proxy:
     most: int | None = None  # completions that pass; the others wait here until their client leaves
     held: dict[str, anyio.Event] = field(default_factory=dict)  # paths that wait here first
     swallowed: set[str] = field(default_factory=set)  # paths that are answered here, and never arrive
+    odd: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # paths that get this status and body
     untold: tuple[str, ...] = ()  # keys whose text no answer tells
     # Tokens after which the next completions are broken off, as a pause does.
     cuts: list[int] = field(default_factory=list)
@@ -124,6 +125,9 @@ class Proxy:
         self.seen.append("canary" if body and not sampled else request.path)
         if request.path in self.swallowed:
             return web.Response()
+        if request.path in self.odd and (sampled or request.path != "/generate"):
+            status, odd = self.odd[request.path]
+            return web.Response(status=status, body=odd, content_type="application/json")
         if request.path in self.held:
             await self.held[request.path].wait()
         if sampled and self.most is not None and len(self.requests) >= self.most:

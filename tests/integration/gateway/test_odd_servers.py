@@ -1,0 +1,127 @@
+"""A gateway before rollout servers whose replies are odd: it goes on, names the server, and charges nothing to the policy."""
+
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from orchestrator.contracts.states import ServerState
+from orchestrator.gateway.problems import bad_request
+from orchestrator.gateway.servers.lease import ServerLease
+from orchestrator.gateway.servers.pool import ServerPool
+from orchestrator.gateway_client import NativeLlm
+from tests.integration.gateway.rig import Rig, until_row
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
+POLICY_VERSIONS = 2
+
+DEEP = b"[" * 3000 + b"]" * 3000
+HUGE = b'{"loads":[{"num_waiting_reqs":1' + b"0" * 320 + b"}]}"
+MESSAGES = [{"role": "user", "content": "oak"}]
+
+
+async def ready(rig: Rig, version: int) -> None:
+    server = rig.gateway.pool.servers[0]
+    await eventually(lambda: server.ready and server.version == version)
+
+
+async def complete(rig: Rig) -> None:
+    _, session = await rig.open()
+    async with NativeLlm(rig.gateway.url, session.token) as llm:
+        await llm.complete(MESSAGES, max_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "body"),
+    [
+        ("/model_info", 200, DEEP),
+        ("/model_info", 500, DEEP),
+        ("/v1/loads", 200, DEEP),
+        ("/v1/loads", 200, HUGE),
+        ("/server_info", 200, b'{"max_req_input_len": "x"}'),
+        ("/update_weights_from_disk", 200, DEEP),
+        ("/update_weights_from_disk", 400, b'{"error":{"message":"bad\\u0000weights' + b"s" * 600 + b'"}}'),
+    ],
+)
+async def test_a_gateway_goes_on_through_the_odd_replies_of_a_server_and_uses_it_afterwards(
+    rig: Rig, path: str, status: int, body: bytes
+) -> None:
+    await ready(rig, 0)
+    seen = rig.proxy.seen.count(path)
+    rig.proxy.odd[path] = status, body
+    await rig.publish(1)
+    await eventually(lambda: rig.proxy.seen.count(path) >= seen + 3)
+    if path == "/update_weights_from_disk":
+        await until_row(
+            rig, "SELECT 1 FROM rollout_servers WHERE detail ~ 'update_weights|refuses version 1'"
+        )
+    rig.proxy.odd.clear()
+    await ready(rig, 1)
+    await complete(rig)
+
+
+async def test_a_row_that_only_informs_never_ends_the_syncer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ready(rig, 0)
+    write = ServerLease.write
+
+    async def failing(lease: ServerLease, state: ServerState, *rest: Any) -> None:
+        if state is ServerState.READY and "refuses" in str(rest):
+            raise RuntimeError("the data pool cannot take this row")
+        await write(lease, state, *rest)
+
+    monkeypatch.setattr(ServerLease, "write", failing)
+    rig.proxy.odd["/update_weights_from_disk"] = 400, b"no"
+    await rig.publish(1)
+    value = rig.gateway.metrics.registry.get_sample_value
+    await eventually(lambda: (value("penstock_gateway_faults_total", {"where": "row"}) or 0.0) > 1)
+    rig.proxy.odd.clear()
+    await ready(rig, 1)
+
+
+async def status_of(rig: Rig, token: str) -> int:
+    """The status of one completion request, without any retry."""
+    async with aiohttp.ClientSession() as http:
+        headers = {"Authorization": f"Bearer {token}"}
+        body: dict[str, Any] = {"model": "policy", "messages": MESSAGES}
+        async with http.post(f"{rig.gateway.url}/v1/chat/completions", json=body, headers=headers) as answer:
+            return answer.status
+
+
+async def test_calls_that_get_only_odd_replies_fail_as_the_platforms_fault(rig: Rig) -> None:
+    await ready(rig, 0)
+    rollout, session = await rig.open()
+    meta = {
+        "id": "r",
+        "finish_reason": {"type": "stop"},
+        "weight_version": 0,
+        "weight_versions": [{"version": 0, "start": 0, "end": 1}],
+        "output_token_logprobs": [[-0.5, 1, None]],
+        "prompt_tokens": 1,
+        "completion_tokens": 1,
+    }
+    rig.proxy.odd["/generate"] = 200, json.dumps({"text": "", "output_ids": [1], "meta_info": meta}).encode()
+    assert await status_of(rig, session.token) == 503
+    assert (await rig.seal(rollout)).failing is not None
+    rig.proxy.odd.clear()
+    await complete(rig)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "ours"), [(TypeError("odd"), 500, True), (bad_request("no"), 400, False)]
+)
+async def test_a_failure_while_servers_generate_is_the_platforms_unless_it_says_otherwise(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int, ours: bool
+) -> None:
+    await ready(rig, 0)
+    rollout, session = await rig.open()
+
+    async def failing(*given: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(ServerPool, "generate", failing)
+    assert await status_of(rig, session.token) == status
+    assert ((await rig.seal(rollout)).failing is not None) is ours
