@@ -80,6 +80,7 @@ INSIDE = {
     "orchestrator/runner/worker.py:while_full": PART,
     "orchestrator/gateway/http/app.py:SandboxRoutes._read": REQUEST,
     "orchestrator/gateway/http/app.py:SandboxRoutes._stream": REQUEST,
+    "orchestrator/gateway/servers/client/replies.py:body_of": PART,
     "orchestrator/gateway/servers/server.py:RolloutServer.drained": PART,
     "orchestrator/gateway/servers/pool.py:ServerPool._admit": REQUEST,
     "orchestrator/gateway/servers/pool.py:ServerPool.generate": REQUEST,

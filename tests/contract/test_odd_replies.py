@@ -151,7 +151,7 @@ async def test_a_sound_reply_is_read_and_so_is_an_abort_in_the_queue() -> None:
         (completion() | {"meta_info": []}, "meta_info"),
     ],
 )
-async def test_a_completion_that_is_no_answer_to_its_request_is_the_servers_fault(
+async def test_a_completion_that_does_not_answer_its_request_is_the_servers_fault(
     reply: dict[str, Any], reason: str
 ) -> None:
     async with answering(always(json.dumps(reply)), vocabulary=1000) as client:
