@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -207,3 +208,5 @@ def _print(results: "list[Imported]") -> None:
             typer.echo(plain(f"{named}: {each.reason}"))
         elif each.run is not None:
             typer.echo(plain(f"{named}: a run would refuse it: {each.run}"))
+    for note, number in Counter(each.note for each in results if each.note is not None).items():
+        typer.echo(plain(f"{number} tasks: {note}" if number > 1 else f"1 task: {note}"))

@@ -60,17 +60,17 @@ def _placed(found: Found, staging: Path, to: Path, sandbox: SandboxSection, limi
         raise ValueError(
             f"{quoted(found.name)} cannot name a directory: use 1 to 200 letters, digits and ._@+=-, not a dot first"
         )
-    found.write(staging)
+    note = found.write(staging) or None
     task = _checked(staging, limits)
     run = _problem(task, sandbox)
     target = to / found.name
     if target.exists() or target.is_symlink():
         if not _is_equal(target, task, limits):
             raise ValueError(f"{target} exists already with other content: remove it, or choose another --to")
-        return Imported(name=found.name, source=found.source, outcome=Outcome.UNCHANGED, run=run)
+        return Imported(name=found.name, source=found.source, outcome=Outcome.UNCHANGED, run=run, note=note)
     staging.chmod(0o755)
     staging.rename(target)
-    return Imported(name=found.name, source=found.source, outcome=Outcome.IMPORTED, run=run)
+    return Imported(name=found.name, source=found.source, outcome=Outcome.IMPORTED, run=run, note=note)
 
 
 def _checked(directory: Path, limits: BundleLimits) -> Task:

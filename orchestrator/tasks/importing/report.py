@@ -17,23 +17,25 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A task of a set. `source`: where it was found; `write`: writes its files into an empty directory. ValueError, one sentence, or OSError
-    refuses it."""
+    """A task of a set. `source`: where it was found; `write`: writes its files into an empty directory, and returns a sentence on what its tests
+    leave possible, empty or None without any. ValueError, one sentence, or OSError refuses it."""
 
     name: str
     source: str
-    write: Callable[[Path], object]
+    write: Callable[[Path], str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The result of one task. `reason`: why it is refused; `run`: why a run with these sandboxes would refuse it."""
+    """The result of one task. `reason`: why it is refused; `run`: why a run with these sandboxes would refuse it; `note`: what its tests leave
+    possible."""
 
     name: str
     source: str
     outcome: Outcome
     reason: str | None = None
     run: str | None = None
+    note: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""

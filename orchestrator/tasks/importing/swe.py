@@ -6,7 +6,8 @@
 | the files of the commit, from a repository on this machine (`--repositories`) | any provider | those files in /app, without history |
 
 The hidden tests never lie in the environment: test.sh puts them into the work directory when the agent has ended, and restores the files of all named
-tests. A row of SWE-smith has the fault as its patch, and its image is without it, so it needs `--repositories`.
+tests and those that configure what runs them (`swe_base`). A row of SWE-smith has the fault as its patch, and its image is without it, so it needs
+`--repositories`.
 """
 
 import shutil
@@ -19,13 +20,14 @@ import tomlkit
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.bundle import check_path
-from orchestrator.tasks.importing import swe_scripts
+from orchestrator.tasks.importing import swe_base, swe_scripts
 from orchestrator.tasks.importing.patch import Patch
 from orchestrator.tasks.importing.report import Found, Imported
 from orchestrator.tasks.importing.repository import Repositories, copy
 from orchestrator.tasks.importing.swe_rows import Placed, Row, read_rows
 
 WORKDIR: Final = "/testbed"
+_VET: Final = "run `penstock tasks vet` before you train on it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ def from_rows(
 def _found(placed: Placed, options: SweOptions, repositories: Repositories | None) -> Found:
     row = placed.row
 
-    def write(staging: Path) -> None:
+    def write(staging: Path) -> str:
         command = options.command or row.command or swe_scripts.PYTEST
         files = _test_files(row)
         if not files and options.command is None and row.command is None:
@@ -71,6 +73,7 @@ def _found(placed: Placed, options: SweOptions, repositories: Repositories | Non
             "tests/test.sh": script,
             "tests/grade.py": swe_scripts.GRADE,
             "tests/expected.json": swe_scripts.expected([*row.to_fix, *row.to_keep]),
+            f"tests/{swe_base.SCRIPT}": swe_base.RESTORE,
             "solution/solve.sh": swe_scripts.SOLVE,
             "solution/fix.patch": fix,
             "instruction.md": row.statement.rstrip() + "\n",
@@ -78,6 +81,7 @@ def _found(placed: Placed, options: SweOptions, repositories: Repositories | Non
         }
         for path, text in written.items():
             (staging / path).write_text(text, encoding="utf-8", errors="surrogateescape")
+        return _note(fix)
 
     return Found(name=row.name, source=placed.place, write=write)
 
@@ -99,11 +103,14 @@ def _of_image(
         raise ValueError(
             "it names no image (image_name, docker_image, image): give --image or --repositories"
         )
-    tests = Patch.of(row.tests, "test_patch")
+    tests, patch = Patch.of(row.tests, "test_patch"), Patch.of(row.patch, "patch")
     (staging / "tests" / swe_scripts.PATCH).write_text(tests.text, encoding="utf-8", errors="surrogateescape")
     old = [path for path in dict.fromkeys((*tests.paths, *files)) if path not in tests.new]
-    script = swe_scripts.with_patch(command, files, options.test_s, commit=row.commit, old=old, new=tests.new)
-    return Patch.of(row.patch, "patch").text, script
+    kept = swe_base.configure(patch.paths)
+    (staging / "tests" / swe_base.GIVEN).write_text(
+        swe_base.given(row.commit, old=old, new=tests.new, kept=kept), encoding="utf-8"
+    )
+    return patch.text, swe_scripts.with_patch(command, files, options.test_s)
 
 
 def _of_files(
@@ -114,7 +121,7 @@ def _of_files(
     command: str,
     files: Sequence[str],
 ) -> tuple[str, str]:
-    """(the solution's patch, test.sh). Writes environment/files and tests/files."""
+    """(the solution's patch, test.sh). Writes environment/files, tests/files and the base's files that configure the tests."""
     if row.commit is None:
         raise ValueError("it names no commit (base_commit)")
     base = repositories.files(row.repo, row.commit)
@@ -148,7 +155,20 @@ def _of_files(
         (staging / "environment" / "Dockerfile").write_text(
             f"FROM {options.base}\nWORKDIR /app\nCOPY files/ /app/\n", encoding="utf-8"
         )
-    return fix, swe_scripts.with_files(command, files, options.test_s, removed)
+    kept = swe_base.configure(patch.paths)
+    given = swe_base.given(None, old=(), new=removed, kept=kept)
+    (staging / "tests" / swe_base.GIVEN).write_text(given, encoding="utf-8")
+    if archive := swe_base.packed(base, [*kept, *removed]):
+        (staging / "tests" / swe_base.PACKED).write_bytes(archive)
+    return fix, swe_scripts.with_files(command, files, options.test_s)
+
+
+def _note(fix: str) -> str:
+    """A sentence on what a task's tests leave possible."""
+    if own := swe_base.configure(Patch.of(fix, "patch").paths):
+        shown = ", ".join(map(quoted, own[:3])) + (" …" if len(own) > 3 else "")
+        return f"its fix changes {shown}, so the tests run with the agent's version, which configures them: {_VET}"
+    return f"the agent's modules run in the process of its tests, and can change what that prints: {_VET}"
 
 
 def _test_files(row: Row) -> list[str]:

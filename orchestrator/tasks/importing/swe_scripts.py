@@ -5,6 +5,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
+from orchestrator.tasks.importing import swe_base
+
 FILES: Final = "{files}"
 """In a test command: the files that hold the named tests."""
 PYTEST: Final = (
@@ -29,16 +31,28 @@ lost() {
 mkdir -p /logs/verifier
 held 60 true || exit 1 # no verdict where nothing can run; from here on, what fails is the agent's doing
 """
-_PLACE: Final = """\
-tar -C /tests/files -chf - . | held 120 tar -xf - --unlink-first --no-same-owner
-[ "${PIPESTATUS[1]}" -eq 0 ] || lost
+_RESTORE: Final = f"""\
+made=$(mktemp -d)
+place() {{ # the files of a directory, whatever the agent left there
+  tar -C "$1" -chf - . | held 120 tar -xf - --no-overwrite-dir --no-same-owner
+  [ "${{PIPESTATUS[1]}}" -eq 0 ] || lost
+}}
+python3 -I -X utf8 /tests/{swe_base.SCRIPT} "$made" || lost
+mapfile -d '' -t removed < "$made/removed"
+[ ${{#removed[@]}} -eq 0 ] || held 60 rm -rf -- "${{removed[@]}}" || lost
 """
-_REMOVE: Final = "held 60 rm -rf -- {names}\n"
-_RESTORE: Final = "held 120 git -c safe.directory='*' checkout -q {commit} -- {name}\n"
-_APPLY: Final = f"""\
-command -v git > /dev/null || exit 1
-held 120 git -c safe.directory='*' apply --whitespace=nowarn - < /tests/{PATCH}
-[ $? -eq 0 ] || lost
+_FILES: Final = """\
+place "$made/files"
+place /tests/files
+"""
+_GIT: Final = "command -v git > /dev/null || exit 1\n"
+_PATCH: Final = f"""\
+( # apart from the agent's repository, whose settings and filters would count
+  cd "$made/files" || exit
+  export HOME="$made" XDG_CONFIG_HOME="$made" GIT_CEILING_DIRECTORIES="$made" GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null
+  git apply --whitespace=nowarn /tests/{PATCH}
+) || exit 1
+place "$made/files"
 """
 _RUN: Final = """\
 ran=$(mktemp)
@@ -112,26 +126,14 @@ fi
 """
 
 
-def with_files(command: str, files: Sequence[str], seconds: float, removed: Sequence[str]) -> str:
-    """test.sh for an environment of files: /tests/files has the tests' files."""
-    remove = _REMOVE.format(names=_words(removed)) if removed else ""
-    return _HEAD + remove + _PLACE + _run(command, files, seconds)
+def with_files(command: str, files: Sequence[str], seconds: float) -> str:
+    """test.sh for an environment of files: /tests/files has the tests' files, `swe_base` those that configure them."""
+    return _HEAD + _RESTORE + _FILES + _run(command, files, seconds)
 
 
-def with_patch(
-    command: str,
-    files: Sequence[str],
-    seconds: float,
-    *,
-    commit: str | None,
-    old: Sequence[str],
-    new: Sequence[str],
-) -> str:
-    """test.sh for an image with a git repository: the files `old` are those of `commit` again, `new` are removed, then the patch is applied."""
-    revision = commit or "HEAD"
-    restore = "".join(_RESTORE.format(commit=revision, name=shlex.quote(name)) for name in old)
-    remove = _REMOVE.format(names=_words(new)) if new else ""
-    return _HEAD + remove + restore + _APPLY + _run(command, files, seconds)
+def with_patch(command: str, files: Sequence[str], seconds: float) -> str:
+    """test.sh for an image with a git repository: the files that `swe_base.given` names are those of the commit again, then the patch is applied."""
+    return _HEAD + _GIT + _RESTORE + _PATCH + _run(command, files, seconds)
 
 
 def expected(names: Sequence[str]) -> str:

@@ -1,6 +1,9 @@
 """`penstock tasks import` as a command, and its report."""
 
 import json
+import os
+import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,11 @@ class Reported:
         """Why a run would refuse them."""
         return {_key(each): each["run"] for each in self.report["tasks"] if each["run"] is not None}
 
+    @property
+    def notes(self) -> dict[str, str]:
+        """Sentences on what their tests leave possible."""
+        return {_key(each): each["note"] for each in self.report["tasks"] if each["note"] is not None}
+
 
 def _key(task: Mapping[str, Any]) -> str:
     return str(task["name"] or task["source"].rpartition("/")[2])
@@ -51,3 +59,31 @@ def refused(form: str, source: Path | str, to: Path, *more: str) -> str:
     assert isinstance(done.exception, ValueError), (done, done.exception)
     assert "\n" not in str(done.exception)
     return str(done.exception)
+
+
+def judged(task: Path, work: Path) -> str:
+    """The reward that the tests of an imported task write for a work directory."""
+    tests = shutil.copytree(task / "tests", task.parent / f"{task.name}.tests", dirs_exist_ok=True)
+    for name in ("test.sh", "grade.py", "restore.py"):
+        text = (tests / name).read_text().replace("/logs/", f"{tests}/logs/")
+        for file in (
+            "test.patch",
+            "grade.py",
+            "restore.py",
+            "base.json",
+            "base.tar.gz",
+            "expected.json",
+            "files",
+        ):
+            text = text.replace(f"/tests/{file}", f"{tests}/{file}")
+        (tests / name).write_text(text)
+    done = subprocess.run(
+        ["bash", str(tests / "test.sh")],
+        cwd=work,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    reward = tests / "logs/verifier/reward.txt"
+    return reward.read_text().strip() if reward.exists() else f"no verdict: {done}"

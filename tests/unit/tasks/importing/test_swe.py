@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli.main import app
 from orchestrator.tasks.harbor import Task, load
 from orchestrator.tasks.importing import swe_rows
 from orchestrator.tasks.importing.patch import Patch
 from orchestrator.tasks.importing.swe_scripts import GRADE
 from tests.import_sets import CALCULATOR, CHECK, FIX, TESTS, committed, git, row, rows, smith, write
-from tests.unit.tasks.importing.rig import imported, refused
+from tests.unit.tasks.importing.rig import imported, judged, refused
 
 NAME = "people__calculator-7"
 BINARY = "diff --git a/a.bin b/a.bin\nnew file mode 100644\nindex 0000000..bdc955b\nBinary files /dev/null and b/a.bin differ\n"
@@ -53,8 +55,9 @@ def test_a_row_with_an_image_names_it_and_carries_its_patches(tmp_path: Path) ->
         "test_calc.py::test_twice",
     ]
     assert below(task, "environment/") == set()
-    script = task.files["tests/test.sh"].data.decode()
-    assert f"checkout -q {'1' * 40} -- test_calc.py" in script and "-m pytest" in script
+    given = json.loads(task.files["tests/base.json"].data)
+    assert (given["commit"], given["old"], given["new"]) == ("1" * 40, ["test_calc.py"], [])
+    assert "-m pytest" in task.files["tests/test.sh"].data.decode()
 
 
 def test_the_image_may_follow_from_the_name(tmp_path: Path) -> None:
@@ -149,21 +152,21 @@ def test_files_that_the_agent_made_as_well_do_not_stand_in_the_way_of_the_hidden
     assert imported("swe", source, tmp_path / "to", "--test-command", CHECK).code == 0
     write(with_data, {**dict.fromkeys(MADE, "the agent's own\n"), "data.txt": "changed\n"})
     (with_data / "kind").unlink()
-    tests = tmp_path / "to" / NAME / "tests"
-    for name in ("test.sh", "grade.py"):
-        text = (tests / name).read_text().replace("/logs/", f"{tmp_path}/logs/")
-        (tests / name).write_text(
-            text.replace("/tests/test.patch", f"{tests}/test.patch")
-            .replace("/tests/grade", f"{tests}/grade")
-            .replace('"/tests/', f'"{tests}/')
-        )
-    done = subprocess.run(
-        ["bash", str(tests / "test.sh")], cwd=with_data, capture_output=True, text=True, timeout=120
-    )
-    assert (tmp_path / "logs/verifier/reward.txt").read_text() == "1", done
+    assert judged(tmp_path / "to" / NAME, with_data) == "1"
     assert (with_data / "tests/p/__init__.py").read_bytes() == b"" and (
         with_data / "café.py"
     ).read_text() == "x = 1\n"
+
+
+def test_the_report_says_once_what_the_tests_leave_possible(tmp_path: Path) -> None:
+    source = rows(
+        tmp_path / "rows.jsonl", *(row("1" * 40, image="a:1", instance_id=name) for name in ("a", "b"))
+    )
+    done = CliRunner().invoke(app, ["tasks", "import", "swe", str(source), "--to", str(tmp_path / "to")])
+    assert (
+        " ".join(done.stdout.split()).count("2 tasks: the agent's modules run in the process of its tests")
+        == 1
+    )
 
 
 def test_hidden_files_of_a_repository_are_whole_whatever_their_names(tmp_path: Path, with_data: Path) -> None:
@@ -176,7 +179,7 @@ def test_hidden_files_of_a_repository_are_whole_whatever_their_names(tmp_path: P
     assert found.code == 0, found.reasons
     made = load(tmp_path / "to" / NAME)
     assert below(made, "tests/files/") == {*MADE, "kind", "test_calc.py"}
-    assert "rm -rf -- data.txt\n" in made.files["tests/test.sh"].data.decode()
+    assert json.loads(made.files["tests/base.json"].data)["new"] == ["data.txt"]
 
 
 def test_a_bare_repository_and_a_base_image_make_a_dockerfile(

@@ -1,0 +1,178 @@
+"""The files of the base commit that decide how tests run: test.sh restores them when the agent has ended.
+
+The agent may have changed each file of its work directory, the repository's objects and the settings of git in it included. So nothing of it is
+trusted: an object counts if its bytes have the hash that the commit names, and the hidden tests are patched apart from the repository.
+"""
+
+import gzip
+import io
+import json
+import re
+import tarfile
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+CONFIGURES: Final = r"(conftest|pytest|sitecustomize|usercustomize)\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|.+\.pth"
+"""Names of files that change what runs the tests, in any directory."""
+SCRIPT: Final = "restore.py"
+GIVEN: Final = "base.json"
+PACKED: Final = "base.tar.gz"
+
+RESTORE: Final = '''\
+"""Files of the base commit, for /tests/test.sh: `restore.py DIRECTORY` writes them below DIRECTORY/files, and into DIRECTORY/removed
+the paths that the agent may have made or changed, each with a NUL."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+
+
+def objects(names):
+    """Id -> bytes of objects of the repository, each with the hash that is its id."""
+    wrapper = os.environ.get("PENSTOCK_UNTRUSTED")
+    command = ["python3", "-I", wrapper, "120"] if wrapper else []
+    command += ["git", "--no-replace-objects", "-c", "safe.directory=*", "cat-file", "--batch"]
+    wanted = "".join(name + "\\n" for name in names).encode()
+    sent = subprocess.run(command, input=wanted, stdout=subprocess.PIPE).stdout
+    found, at = {}, 0
+    for name in names:
+        end = sent.find(b"\\n", at)
+        words = sent[at:end].split()
+        if end < 0 or len(words) != 3 or not words[2].isdigit():
+            raise ValueError("the repository lacks the object " + name)
+        data = sent[end + 1 : end + 1 + int(words[2])]
+        at = end + 2 + int(words[2])
+        made = hashlib.sha256 if len(words[0]) == 64 else hashlib.sha1
+        if not made(words[1] + b" " + words[2] + b"\\0" + data).hexdigest().startswith(name):
+            raise ValueError("the repository holds other bytes as the object " + name)
+        found[name] = data
+    return found
+
+
+def tree(commit):
+    """Path -> (mode, id) of the files of a commit, and its directories."""
+    files, directories = {}, {""}
+    above = {objects([commit])[commit].split(b"\\n", 1)[0].split()[1].decode(): [""]}
+    while above:
+        found, below = objects(sorted(above)), {}
+        for name, places in above.items():
+            data, at = found[name], 0
+            while at < len(data):
+                end = data.index(b"\\0", at)
+                mode, _, entry = data[at:end].partition(b" ")
+                at = end + 1 + len(name) // 2
+                inner = data[end + 1 : at].hex()
+                for place in places:
+                    path = place + os.fsdecode(entry)
+                    if mode == b"40000":
+                        directories.add(path)
+                        below.setdefault(inner, []).append(path + "/")
+                    elif mode != b"160000":
+                        files[path] = mode, inner
+        above = below
+    return files, directories
+
+
+def write(path, mode, data):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if mode == b"120000":
+        os.symlink(data, path)
+        return
+    with open(path, "wb") as file:
+        file.write(data)
+    os.chmod(path, 0o755 if mode == b"100755" else 0o644)
+
+
+def below(top):
+    return {os.path.relpath(os.path.join(at, name), top) for at, _, names in os.walk(top) for name in names}
+
+
+def main():
+    to = os.path.join(sys.argv[1], "files")
+    os.mkdir(to)
+    with open("/tests/base.json", encoding="utf-8") as file:
+        given = json.load(file)
+    pattern, kept, directories = re.compile(given["configures"]), set(given["kept"]), None
+
+    def configures(path):
+        return pattern.fullmatch(os.path.basename(path)) and path not in kept
+
+    if given["commit"]:
+        files, directories = tree(given["commit"])
+        wanted = {path for path in files if path in given["old"] or configures(path)}
+        for _ in range(2):  # the second time, the files that links of the first lead to
+            found = objects(sorted({files[path][1] for path in wanted}))
+            targets = set()
+            for path in wanted:
+                mode, data = files[path][0], found[files[path][1]]
+                write(os.path.join(to, path), mode, data)
+                if mode == b"120000":
+                    targets.add(os.path.normpath(os.path.join(os.path.dirname(path), os.fsdecode(data))))
+            wanted = {path for path in targets if path in files and not os.path.lexists(os.path.join(to, path))}
+    elif os.path.exists("/tests/base.tar.gz"):
+        with tarfile.open("/tests/base.tar.gz") as archive:
+            archive.extractall(to)
+    placed = below(to) | below("/tests/files") | set(given["new"])
+    removed = placed | {os.path.join(os.path.dirname(path), "__pycache__") for path in placed}
+    for at, inner, names in os.walk("."):
+        place = os.path.relpath(at, ".") if at != "." else ""
+        removed.update(path for path in (os.path.join(place, name) for name in inner + names) if configures(path))
+        inner[:] = [
+            name
+            for name in inner
+            if name != ".git" and (directories is None or os.path.join(place, name) in directories)
+        ]
+    if directories:
+        removed -= directories
+    with open(os.path.join(sys.argv[1], "removed"), "wb") as file:
+        file.write(b"".join(os.fsencode(path) + b"\\0" for path in sorted(removed)))
+
+
+main()
+'''
+
+
+def configure(paths: Iterable[str]) -> list[str]:
+    """Those of the paths that change what runs the tests."""
+    return [path for path in paths if re.fullmatch(CONFIGURES, path.rpartition("/")[2])]
+
+
+def given(commit: str | None, *, old: Sequence[str], new: Sequence[str], kept: Sequence[str]) -> str:
+    """base.json. `commit`: of the repository in the work directory, None for files that lie in base.tar.gz; `old`: files that come from the commit;
+    `new`: files that it does not have; `kept`: files that configure, and stay the agent's."""
+    found = {
+        "commit": commit,
+        "old": list(old),
+        "new": list(new),
+        "kept": list(kept),
+        "configures": CONFIGURES,
+    }
+    return json.dumps(found, indent=1) + "\n"
+
+
+def packed(base: Path, kept: Collection[str]) -> bytes:
+    """base.tar.gz: the files below `base` that change what runs the tests, but for `kept`; empty without any."""
+    inside = base.resolve()  # a link may lead out
+    paths = sorted(
+        str(path.relative_to(base))
+        for path in base.rglob("*")
+        if path.is_file() and path.resolve().is_relative_to(inside)
+    )
+    if not (found := [path for path in configure(paths) if path not in kept]):
+        return b""
+    out = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=out, mode="wb", mtime=0) as stream,
+        tarfile.open(fileobj=stream, mode="w") as archive,
+    ):
+        for path in found:
+            data = (base / path).read_bytes()
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(data), 0o755 if (base / path).stat().st_mode & 0o100 else 0o644
+            archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
