@@ -183,15 +183,15 @@ class ProbeRun:
         section: SandboxSection | None = None,
         hide: Sequence[str] = (),
     ) -> Left | None:
-        """Artifacts of the reference solution; None without one. `env`: more variables; `environment`: instead of the task's; `section`: other
-        limits; `hide`: files that are empty while it runs (exit code `NOT_HIDDEN`: one cannot be emptied)."""
+        """Artifacts of the reference solution; None without one. `env`: more variables, below the task's; `environment`: instead of the task's;
+        `section`: other limits; `hide`: files that are empty while it runs (exit code `NOT_HIDDEN`: one cannot be emptied)."""
         if not self._task.is_solved:
             return None
         longest = max(step.task.settings.agent.timeout_sec for step in self._steps)
         limits = replace(self._agent, wall_s=longest)
         if section is not None:
             limits = sandbox_limits(section, limits.wall_s)
-        variables = {**self._task.settings.solution.env, **(env or {})}
+        variables = {**(env or {}), **self._task.settings.solution.env}
 
         def act(step: TaskStep) -> tuple[str, Bundle]:
             options = " ".join(shell_options(step.task.files[SOLUTION].data))
@@ -204,6 +204,14 @@ class ProbeRun:
             if file.body is not None and takes_the_place_of(file.path, unb64(file.body))
         )
         return replace(left, programs=programs)
+
+    @property
+    def pinned(self) -> frozenset[str]:
+        """The variables that the tests find set in each run: those of their environments and of [verifier].env."""
+        tables = (step.task.settings.verifier.env for step in self._steps)
+        return frozenset(
+            name for each in (*tables, *(judging.env for judging in self._judging)) for name in each
+        )
 
     async def open_tests(self) -> None:
         """Open each sandbox of the tests that is not the agent's, without any work. ValueError, one sentence, if one is refused."""
@@ -254,8 +262,9 @@ class ProbeRun:
         section: SandboxSection | None = None,
         seed: int = 0,
     ) -> Grade:
-        """The verdict of the task's tests on an attempt's work. `order`: changes the files of the tests; `env`: more variables; `section`: other
-        limits. Of several steps: the last one's, with the reward of all. Steps that are not among what was left are graded as `left`."""
+        """The verdict of the task's tests on an attempt's work. `order`: changes the files of the tests; `env`: more variables, below the task's;
+        `section`: other limits. Of several steps: the last one's, with the reward of all. Steps that are not among what was left are graded as
+        `left`."""
         found: list[Grade] = []
         ended = False
         works = left.steps if left.earlier else (left,) * len(self._steps)
@@ -268,7 +277,7 @@ class ProbeRun:
                 replace(
                     work,
                     tests=tests,
-                    env={**work.env, **(env or {})},
+                    env={**(env or {}), **work.env},
                     access=access(of_tests(step.task.settings), section or self._judged_within),
                 ),
                 section or self._judged_within,

@@ -1,7 +1,7 @@
 """The controls of one task, in order, up to the wanted level."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +22,7 @@ from orchestrator.tasks.probes import PROBES, Probe
 from orchestrator.tasks.traps import traps_of
 from orchestrator.tasks.verdict import same
 from orchestrator.tasks.vetting.budget import RESERVE, for_probes, squeeze_findings, time_findings
-from orchestrator.tasks.vetting.conditions import PLAIN, plan, varies
+from orchestrator.tasks.vetting.conditions import HOOKED, PLAIN, Condition, plan, varies
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.instruction import instruction_findings
 from orchestrator.tasks.vetting.outcomes import Outcome, flaky_findings, nothing_findings, oracle_findings
@@ -167,7 +167,7 @@ class _Vet:
         self._add(Control.BUILD, (), details=note or f"{len(shown.files)} readable files")
         if self._stops_at(Level.BUILDS):
             return self.ended()
-        left = await self._controls(trials, faketime)
+        left = await self._controls(trials, faketime, trials.run.pinned.union(shown.variables))
         if left is not None:
             leaks, unread = await leak_findings(trials, left, shown)
             if shown.unread:
@@ -186,11 +186,11 @@ class _Vet:
             await self._tamper(trials)
         return self.ended()
 
-    async def _controls(self, trials: Trials, faketime: str) -> Left | None:
-        """Oracle, nothing, flaky. The work of a solution that earns the maximum."""
+    async def _controls(self, trials: Trials, faketime: str, pinned: Collection[str]) -> Left | None:
+        """Oracle, nothing, flaky. The work of a solution that earns the maximum. `pinned`: variables that the task sets."""
         times, task = self._options.times, trials.task
         tests = {path: file for step in steps_of(task) for path, file in step.task.tests_files().items()}
-        conditions = plan(times, tests, faketime)
+        conditions = plan(times, tests, faketime, pinned)
         left: Left | None = None
         if not task.is_solved:
             where = " for every step" if task.is_multi_step else ""
@@ -206,9 +206,12 @@ class _Vet:
         nothing = await trials.nothing([PLAIN] * times)
         self._add(Control.NOTHING, nothing_findings(nothing), _rewards(nothing))
         varied = await trials.oracle(conditions) if earned else ()
-        flaky = flaky_findings("the solution", self._plain, varied)
-        flaky += flaky_findings("the untouched environment", nothing, await trials.nothing(conditions))
-        self._add(Control.FLAKY, flaky, f"varied: {varies(conditions)}")
+        of_solution = flaky_findings("the solution", self._plain, varied)
+        flaky = await _by_order("the solution", of_solution, self._plain, trials.oracle)
+        what = "the untouched environment"
+        of_nothing = flaky_findings(what, nothing, await trials.nothing(conditions))
+        flaky += await _by_order(what, of_nothing, nothing, trials.nothing)
+        self._add(Control.FLAKY, flaky, f"varied: {varies(conditions, pinned)}")
         return left if earned else None
 
     async def _budget(self, trials: Trials) -> None:
@@ -234,6 +237,19 @@ class _Vet:
         findings = [finding_of(each.probe, each.reward, each.reason, each.leaked) for each in tried]
         details = f"{len(tried)} probes of {kinds([each.probe for each in tried])} kinds"
         self._add(Control.TAMPER, [finding for finding in findings if finding is not None], details)
+
+
+async def _by_order(
+    what: str,
+    found: Sequence[Finding],
+    plain: Sequence[Outcome],
+    runs: Callable[[Sequence[Condition]], Awaitable[Sequence[Outcome]]],
+) -> list[Finding]:
+    """Those of the findings that stay when the hook that orders the tests, without another order, changes the reward: the order is not the cause."""
+    by_order = [finding for finding in found if finding.fault is TaskFault.ORDER_DEPENDENT]
+    if by_order and flaky_findings(what, plain, await runs([HOOKED])):
+        return [finding for finding in found if finding not in by_order]
+    return list(found)
 
 
 def _rewards(runs: Sequence[Outcome]) -> str:

@@ -3,7 +3,10 @@
 import base64
 import gzip
 import io
+import os
 import re
+import subprocess
+import sys
 import tarfile
 import zlib
 from pathlib import Path
@@ -19,7 +22,7 @@ from orchestrator.tasks.resources import granted
 from orchestrator.tasks.settings import parse_settings
 from orchestrator.tasks.verdict import same
 from orchestrator.tasks.vetting.budget import for_probes, squeeze_findings, squeezed, time_findings
-from orchestrator.tasks.vetting.conditions import Condition, in_order, plan, varies
+from orchestrator.tasks.vetting.conditions import AS_WRITTEN, Condition, in_order, plan, varies
 from orchestrator.tasks.vetting.findings import REMEDIES, TaskFault
 from orchestrator.tasks.vetting.forms import Form, views
 from orchestrator.tasks.vetting.instruction import instruction_findings
@@ -101,6 +104,69 @@ def test_the_plan_varies_what_the_task_and_its_sandboxes_let_vary() -> None:
     assert changed.startswith("import os\n") and "Random(2).shuffle(items)" in changed
     compile(changed, "conftest.py", "exec")
     assert in_order(tests, 0) == tests
+
+
+def test_what_the_task_pins_is_not_varied() -> None:
+    tests = Bundle.of({"test.sh": b"true"}).files
+    assert {c.name for c in plan(2, tests, pinned=["TZ"])} == {"draws 1", "draws 2"}
+    later = [c.env for c in plan(1, tests, "/usr/lib/faketime.so", ["TZ"]) if c.env]
+    assert [("TZ" in env, "FAKETIME" in env) for env in later] == [(False, True)]
+    with_library = [c.env for c in plan(1, tests, "/usr/lib/faketime.so", ["LD_PRELOAD"]) if c.env]
+    assert [("TZ" in env, "LD_PRELOAD" in env) for env in with_library] == [(True, False)]
+    assert varies(plan(1, tests, pinned=["TZ"]), ["TZ"]) == "draws; time zone pinned by the task"
+
+
+OLD_PLUGGY = """\
+import pytest
+hookimpl = pytest.hookimpl
+
+def before_1_0(*given, **named):
+    if "specname" in named:
+        raise TypeError("__call__() got an unexpected keyword argument 'specname'")
+    return hookimpl(*given, **named)
+
+pytest.hookimpl = before_1_0
+"""
+OWN_HOOKS = """
+def pytest_configure(config):
+    print("OWN configure")
+
+def pytest_collection_modifyitems(items):
+    print("OWN", *[item.name for item in items])
+"""
+
+
+@pytest.mark.parametrize("own", ["", OWN_HOOKS])
+@pytest.mark.parametrize("before", ["", OLD_PLUGGY])
+@pytest.mark.parametrize(("order", "ran"), [(AS_WRITTEN, ["a", "b"]), (1, ["b", "a"])])
+def test_pytest_of_any_age_runs_the_tests_in_the_order_of_the_hook(
+    tmp_path: Path, before: str, own: str, order: int, ran: list[str]
+) -> None:
+    tests = in_order({"conftest.py": File((before + own).encode())}, order)
+    (tmp_path / "conftest.py").write_bytes(tests["conftest.py"].data)
+    (tmp_path / "test_it.py").write_text("def test_a(): print('RAN a')\n\n\ndef test_b(): print('RAN b')\n")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-s",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            "/dev/null",
+            "test_it.py",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done
+    assert re.findall(r"RAN (\w)", done.stdout) == ran
+    assert re.findall("OWN .*", done.stdout) == (["OWN configure", "OWN test_a test_b"] if own else [])
 
 
 def test_time_needs_a_reserve() -> None:
