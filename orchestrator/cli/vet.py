@@ -161,6 +161,9 @@ def _print(reports: "Sequence[TaskReport]", until: Level) -> None:
         for finding in report.findings:
             typer.echo(plain(f"{report.name}: {finding.control} {finding.fault}: {finding.says}"))
             typer.echo(plain(f"    remedy: {finding.what_to_do}"))
+    if kept := sorted(report.at for report in reports if report.kept):
+        since = f", the oldest of {kept[0]}" if kept[0] else ""
+        typer.echo(f"{tables.counted(len(kept), 'kept report')}{since}: --again vets such tasks again")
     reached = sum(report.level.reaches(until) and not report.undecided for report in reports)
     typer.echo(f"{reached} of {tables.counted(len(reports), 'task')} reach {until}")
 

@@ -8,6 +8,7 @@ import anyio
 
 from orchestrator.contracts.vetting import Level
 from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.vetting.budget import limits_of
 from orchestrator.tasks.vetting.findings import Control, TaskFault
 from orchestrator.tasks.vetting.report import Status, TaskReport
 from orchestrator.vetting.records import Records
@@ -21,8 +22,21 @@ _LAST: Final = {
     Level.CONTROLS_HOLD: Control.INSTRUCTION,
     Level.VETTED: Control.TAMPER,
 }
-_PASSING: Final = frozenset({TaskFault.NOT_WELL_FORMED, TaskFault.DOES_NOT_BUILD})
-"""Faults whose cause may lie outside of the task: a missing base, images that are off, a limit of the run."""
+_LASTING: Final = frozenset(
+    {
+        TaskFault.NO_SOLUTION,
+        TaskFault.NOTHING_PAYS,
+        TaskFault.LEAK_IN_FILE,
+        TaskFault.LEAK_IN_ENV,
+        TaskFault.LEAK_ENCODED,
+        TaskFault.LEAK_IN_CACHE,
+        TaskFault.LEAK_IN_HISTORY,
+        TaskFault.LEAK_IN_NAME,
+        TaskFault.PROBE_PAYS,
+        TaskFault.PROBE_LEAKS,
+    }
+)
+"""Faults that a task keeps as long as its bytes. The cause of another may lie outside: images, limits of the run, a busy machine, chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +93,16 @@ async def vet_all(
 
 
 async def known_report(candidate: Candidate, provider: Provider, options: Options) -> TaskReport | None:
-    """A kept report that answers the same question about the same bytes."""
+    """A kept report that answers the same question about the same bytes under the same limits."""
     if isinstance(candidate.found, str):
         return None
     report = await candidate.records.find(candidate.found.content_hash)
     if report is None or report.provider != provider.name or report.times < options.times:
         return None
+    if report.limits and report.limits != limits_of(options.section, candidate.found.settings):
+        return None
     return (
-        replace(report, place=candidate.place, name=candidate.found.called(candidate.place))
+        replace(report, place=candidate.place, name=candidate.found.called(candidate.place), kept=True)
         if finished(report, options.until)
         else None
     )
@@ -94,7 +110,7 @@ async def known_report(candidate: Candidate, provider: Provider, options: Option
 
 def finished(report: TaskReport, until: Level) -> bool:
     """Whether a report holds everything that a call up to `until` would run, and none of it may have changed while the task did not."""
-    if not _PASSING.isdisjoint(report.faults):
+    if not _LASTING.issuperset(report.faults):
         return False
     status = {result.control: result.status for result in report.results}
     return status.get(_LAST[until], Status.SKIPPED) is not Status.SKIPPED

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from orchestrator.contracts.errors import InfraFailure
@@ -21,7 +22,7 @@ from orchestrator.tasks.multi_step import steps_of
 from orchestrator.tasks.probes import PROBES, Probe
 from orchestrator.tasks.traps import traps_of
 from orchestrator.tasks.verdict import same
-from orchestrator.tasks.vetting.budget import RESERVE, for_probes, squeeze_findings, time_findings
+from orchestrator.tasks.vetting.budget import RESERVE, for_probes, limits_of, squeeze_findings, time_findings
 from orchestrator.tasks.vetting.conditions import HOOKED, PLAIN, Condition, plan, varies
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.instruction import instruction_findings
@@ -124,6 +125,8 @@ class _Vet:
             results=(*self._results, *skipped),
             undecided=undecided,
             warnings=warnings,
+            limits=limits_of(self._options.section, task.settings) if task else {},
+            at=datetime.now(UTC).isoformat(timespec="minutes"),
         )
 
     def _add(self, control: Control, findings: Sequence[Finding], details: str = "") -> None:

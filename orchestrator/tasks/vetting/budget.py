@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.resources import granted
 from orchestrator.tasks.settings import TaskSettings
 from orchestrator.tasks.verdict import same
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
@@ -27,6 +28,16 @@ def time_findings(runs: Sequence[Outcome], settings: TaskSettings, reserve: floa
             says = f"{what} took {took_s:.1f} s of {limit_s:g} s: less than {reserve:.0%} in reserve"
             found.append(Finding(control=Control.BUDGET, fault=fault, says=says))
     return found
+
+
+def limits_of(section: SandboxSection, settings: TaskSettings) -> dict[str, float]:
+    """The limits that a run with `section` grants the sandboxes of a task and of its tests, by name."""
+    tables = {"": settings.environment, "tests.": settings.judging}
+    return {
+        f"{whose}{name}": getattr(granted(section, table), name)
+        for whose, table in tables.items()
+        for name in ("memory_mb", "disk_mb", "processes", "cpu_s")
+    }
 
 
 def squeezed(section: SandboxSection, reserve: float = RESERVE) -> SandboxSection:

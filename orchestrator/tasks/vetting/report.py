@@ -1,7 +1,7 @@
 """The results of the controls of one task, and its level."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Any, Final
 
@@ -66,7 +66,8 @@ def level_of(results: Sequence[ControlResult]) -> Level:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReport:
     """The vetting of one task. `place`: where it was read; `sha256`: its content hash, empty if it cannot be read; `undecided`: why the platform
-    could not finish, empty: it did."""
+    could not finish, empty: it did; `limits`: what its sandboxes were granted (`budget.limits_of`), empty in older reports; `at`: when it ended, ISO
+    8601 in UTC, or empty; `kept`: an earlier call made it."""
 
     place: str
     name: str
@@ -76,6 +77,9 @@ class TaskReport:
     results: tuple[ControlResult, ...]
     undecided: str = ""
     warnings: tuple[str, ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    at: str = ""
+    kept: bool = False
 
     @property
     def level(self) -> Level:
@@ -112,6 +116,8 @@ class TaskReport:
             "undecided": self.undecided,
             "seconds": round(self.seconds, 2),
             "warnings": list(self.warnings),
+            "limits": dict(self.limits),
+            "at": self.at,
             "controls": [
                 {
                     "control": result.control.value,
@@ -167,6 +173,8 @@ class TaskReport:
             times=stored.times,
             undecided=stored.undecided,
             warnings=tuple(stored.warnings),
+            limits=stored.limits,
+            at=stored.at,
             results=results,
         )
 
@@ -196,3 +204,5 @@ class _Stored(msgspec.Struct, kw_only=True):
     controls: list[_StoredControl]
     undecided: str = ""
     warnings: list[str] = msgspec.field(default_factory=list)
+    limits: dict[str, float] = msgspec.field(default_factory=dict)
+    at: str = ""

@@ -65,6 +65,8 @@ async def test_the_command_reports_and_a_second_call_continues(suite: Path, tmp_
     assert "remedy: make the tests fail on the untouched environment" in done.stdout
     assert "nothing-pays" in (tmp_path / "page.html").read_text()
     kept = (suite / FILE).read_text()
+    shown = await penstock(*words)
+    assert "2 kept reports, the oldest of 2" in shown.stdout and "--again" in shown.stdout
     again = await penstock(*words, "--json")
     found = {each["place"].rpartition("/")[2]: each["level"] for each in json.loads(again.stdout)}
     assert found == {"good": "controls-hold", "bad": "builds"} and again.exit_code == 1
@@ -113,6 +115,19 @@ async def test_an_environment_that_the_provider_refuses_does_not_build_until_its
     provider.error = None  # the user followed the remedy: the same bytes open
     (found,) = await vet_all(candidates, provider, options, jobs=1)
     assert found.level is Level.BUILDS and records.vettings()[found.sha256].level is Level.BUILDS
+
+
+async def test_a_run_with_other_limits_vets_a_task_again(tmp_path: Path) -> None:
+    records, provider = FileRecords(tmp_path / FILE), BubblewrapProvider()
+    candidates = [Candidate(place="a", found=Task.from_files(WELL_MADE["write"]), records=records)]
+    kept = []
+    for memory_mb in (512, 512, 1024):
+        section = SandboxSection(memory_mb=memory_mb)
+        options = Options(section=section, times=1, until=Level.BUILDS)
+        (found,) = await vet_all(candidates, provider, options, jobs=1)
+        assert found.limits["memory_mb"] == found.limits["tests.memory_mb"] == memory_mb and found.at
+        kept.append(found.kept)
+    assert kept == [False, True, False]
 
 
 SEPARATE = WELL_MADE["write"] | {

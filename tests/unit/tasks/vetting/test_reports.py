@@ -60,7 +60,11 @@ def test_a_control_that_did_not_run_does_not_hold() -> None:
 
 
 def test_a_report_comes_back_from_json() -> None:
-    found = report(finding(Control.TAMPER, TaskFault.PROBE_PAYS))
+    found = replace(
+        report(finding(Control.TAMPER, TaskFault.PROBE_PAYS)),
+        limits={"memory_mb": 512},
+        at="2026-01-02T03:04+00:00",
+    )
     again = TaskReport.from_json(json.loads(json.dumps(found.to_json())))
     assert again.to_json() == found.to_json() and again.level is found.level
     for broken in (
@@ -109,6 +113,14 @@ def test_a_second_call_asks_again_only_for_what_is_missing() -> None:
         (Control.FORM, TaskFault.NOT_WELL_FORMED),
         (Control.BUILD, TaskFault.DOES_NOT_BUILD),
         (Control.TAMPER, TaskFault.DOES_NOT_BUILD),
+        (Control.ORACLE, TaskFault.ORACLE_FAILS),
+        (Control.ORACLE, TaskFault.ORACLE_HAS_NO_VERDICT),
+        (Control.NOTHING, TaskFault.NOTHING_HAS_NO_VERDICT),
+        (Control.FLAKY, TaskFault.RANDOM),
+        (Control.LEAK, TaskFault.NOT_SEARCHED),
+        (Control.BUDGET, TaskFault.SLOW_TESTS),
+        (Control.BUDGET, TaskFault.TIGHT_LIMITS),
+        (Control.TAMPER, TaskFault.PROBE_HAS_NO_VERDICT),
     ],
 )
 def test_a_fault_whose_cause_may_lie_outside_of_the_task_is_looked_at_again(
