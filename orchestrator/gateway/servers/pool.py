@@ -15,6 +15,8 @@ import uuid
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from statistics import median_high
 
 import anyio
 
@@ -41,6 +43,11 @@ from orchestrator.runtime.log import get
 from orchestrator.trajectory.routes import Routed
 
 log = get(__name__)
+
+LEAST_PROMPT = 64  # tokens; no conversation of an agent fits into fewer
+FAR = 8
+"""A server whose longest prompt is that many times shorter than the usual one of the run's servers gets no calls. The shortest of all bounds the
+context of every session, also of those whose calls run elsewhere."""
 
 
 class PromptTooLong(Exception):
@@ -74,7 +81,8 @@ class ServerPool:
         self._changed = anyio.Event()
         self._calls: Counter[str] = Counter()  # open calls, by the URL of their server
         for server in self.servers:
-            server.changed = self._wake_waiting
+            server.changed = self._server_changed
+            server.too_small = partial(self._too_small, server)
 
     def drain(self, urls: Collection[str]) -> None:
         """Send no new calls to these servers; others may get new calls."""
@@ -94,12 +102,47 @@ class ServerPool:
     @property
     def capacity(self) -> float:
         """The longest prompt, in tokens, that every server open to calls takes; infinite where no server reports a limit."""
+        least = self._least
         reported = [
             server.capacity
             for server in self.servers
-            if server.usable and not server.draining and server.capacity is not None
+            if server.usable
+            and not server.draining
+            and server.capacity is not None
+            and server.capacity >= least
         ]
         return min(reported, default=math.inf)
+
+    @property
+    def _usual(self) -> int:
+        """The longest prompt of the middle one of the servers that served before, whether they are up or not; 0 if none reports it."""
+        known = [
+            server.capacity for server in self.servers if server.openings and server.capacity is not None
+        ]
+        return median_high(known) if known else 0
+
+    @property
+    def _least(self) -> int:
+        """The longest prompt, in tokens, below which a server gets no calls."""
+        return max(LEAST_PROMPT, -(-self._usual // FAR))
+
+    def _too_small(self, server: RolloutServer) -> str | None:
+        """Why a server's memory keeps it from getting calls: the end of a sentence; None: it does not."""
+        if server.capacity is None or server.capacity >= self._least:
+            return None
+        found = f"it takes prompts of {server.capacity:,} tokens at most (max_req_input_len)"
+        if server.capacity < LEAST_PROMPT:
+            return f"{found}, too few for any conversation: give it more memory, or a longer context"
+        return (
+            f"{found}, and the run's other servers take {self._usual:,}: give it as much memory as they have"
+        )
+
+    def _server_changed(self) -> None:
+        """A gate opened or will not open. A server that was admitted before the others were known may be too small among them."""
+        for server in self.servers:
+            if server.ready and (fault := self._too_small(server)) is not None:
+                server.invalidate(fault)
+        self._wake_waiting()
 
     def _wake_waiting(self) -> None:
         """Wake calls that wait for admission: a gate opened or will not open, so they choose again."""

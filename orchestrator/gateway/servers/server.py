@@ -102,6 +102,8 @@ class RolloutServer:
         self.owned: Callable[[], bool] = lambda: True
         # Called when calls may be sent again, or must use another server.
         self.changed: Callable[[], None] = lambda: None
+        # Why its capacity keeps it from getting calls; None: it does not.
+        self.too_small: Callable[[], str | None] = lambda: None
 
     @property
     def ready(self) -> bool:
@@ -225,8 +227,12 @@ class RolloutServer:
             scope.cancel()
 
     async def measure(self) -> None:
-        """Query the longest prompt: a server's memory may hold less than the model's context. Raises RolloutServerError."""
+        """Query the longest prompt: a server's memory may hold less than the model's context. Raises RolloutServerError, also for a server that
+        holds so little that it gets no calls."""
         self.capacity = (await self.client.server_info()).max_req_input_len or None
+        if (fault := self.too_small()) is not None:
+            self.shut()
+            raise RolloutServerBroken(self.url, fault)
 
     async def drained(self) -> None:
         """Wait until no call is in flight."""
