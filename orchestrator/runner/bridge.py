@@ -2,7 +2,7 @@
 
 Sandboxes have no network, so the runner relays. A connection that the gateway does not accept is closed at once: inside the sandbox this looks
 like an absent gateway, as it would on the same host. The gateway ends connections that send nothing, and these end here with it. Above
-`most_connections()` of them, a new one closes the oldest on which the gateway was asked nothing since its last response; if there is none, the new
+`most_connections()` of them, a new one closes the oldest without a request after the last response; if there is none, the new
 one is closed. So no program keeps the others of this host from the gateway, or takes the descriptors of the runner.
 """
 

@@ -74,7 +74,7 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. Raises OSError, after a pause if there is no descriptor for it."""
+        """Accept a connection. Raises OSError, after a pause if it has no descriptor left."""
         try:
             return cast("tuple[Any, Any]", super().get_request())
         except OSError as error:

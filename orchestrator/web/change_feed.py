@@ -89,9 +89,8 @@ class ChangeFeed:
             return await self.database.read(newest_ids), ""
         except PenstockError as error:
             return (), str(error)
-        except (
-            DRIVER_ERRORS
-        ) as error:  # a changed password, a missing right, a migration: a person repairs it meanwhile
+        except DRIVER_ERRORS as error:
+            # A changed password, a missing right, a migration: a person repairs it while this goes on.
             self.metrics.errors.labels("GET").inc()
             detail = str(error).partition("\n")[0][:200]
             log.error("change_feed.refused", error=type(error).__name__, detail=detail)

@@ -98,7 +98,7 @@ async def test_new_weights_in_the_middle_of_a_generation_leave_spans_whose_logpr
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(llm.complete, [user("oak")])
-        await eventually(server.loads, lambda seen: seen["num_running_reqs"] != 0, within_s=PATIENCE_S)
+        await eventually(server.loads, lambda seen: seen.num_running_reqs != 0, within_s=PATIENCE_S)
         await rig.publish(1)
     (step,) = await rig.stored(rollout, 1)
     assert [version for version, _, _ in step.spans] == [0, 1]

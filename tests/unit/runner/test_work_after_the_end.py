@@ -1,4 +1,4 @@
-"""What an agent leaves running works in no time that is not the agent's: hooks count, and before its files are read it is ended."""
+"""Programs that an agent leaves running work in no time that is not the agent's: hooks count, and they have ended before its files are read."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -114,7 +114,7 @@ def test_one_of_many_files_of_a_solution_is_found_wherever_it_stands(place: int)
         check_leaks(of_many_files({"a.bin": body}, answers))
 
 
-def test_many_files_beside_many_of_a_solution_take_the_time_of_their_bytes() -> None:
+def test_many_files_with_many_of_a_solution_take_the_time_of_their_bytes() -> None:
     shown = {f"{number:04}.txt": b"line %d of a file\n" % number * 60 for number in range(MANY)}
     alike = [b"# the same header in each\n" * 40 + b"end %06d" % number for number in range(MANY)]
 
