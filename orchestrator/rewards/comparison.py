@@ -7,7 +7,8 @@ With `zero_signal = "returns"` a group of equal performance therefore trains onl
     sd(log T) >= 3 · noise      noise = sd(log T) of at least 8 replays of one recorded rollout under the run's load
 
 With `advantage_std` the same holds for a group whose performances vary less than its speed bonuses: division by the small standard deviation
-of its returns would make the noise of speed as large as a success.
+of its returns would make the noise of speed as large as a success. It would do so with style, too: a group is also silent if its process payments vary
+more than its performances and more than its speed bonuses.
 
 T in seconds; both are sample standard deviations of the natural logarithm, so the unit of T does not matter. Process alone trains no group: its
 signals rate the style of a step, and a group that fails in better style must not be preferred for it.
@@ -42,6 +43,7 @@ class Silence(StrEnum):
     NOT_MEASURED = "equal performance; speed noise not measured"
     WITHIN_NOISE = "equal performance; speed differs by less than 3 x its noise"
     BELOW_SPEED = "performance differs by less than what speed pays; speed by less than 3 x its noise, or that is not measured"
+    BELOW_PROCESS = "neither performance nor speed differs by as much as what process pays"
     EQUAL_RETURNS = "equal returns"
 
 
@@ -100,12 +102,13 @@ def _silence(
         # If the clock is too coarse for the replays, the noise is 0.
         if sd_log_t < NOISE_FACTOR * noise or sd_log_t <= EQUAL:
             return Silence.WITHIN_NOISE
-    elif (
-        settings.advantage_std
-        and settings.speed_weight * pstdev(_bonuses(rewards)) > pstdev(performances)
-        and (sd_log_t is None or noise is None or sd_log_t < NOISE_FACTOR * noise)
-    ):
-        return Silence.BELOW_SPEED
+    if settings.advantage_std:
+        above_noise = sd_log_t is not None and noise is not None and sd_log_t >= NOISE_FACTOR * noise
+        of_performance, of_speed = pstdev(performances), settings.speed_weight * pstdev(_bonuses(rewards))
+        if of_speed > of_performance and not above_noise:
+            return Silence.BELOW_SPEED
+        if pstdev(map(_process, rewards)) > max(of_performance, of_speed):
+            return Silence.BELOW_PROCESS
     if by_returns or settings.advantage_std:
         returns = rollout_returns(rewards, settings.gamma)
         if pstdev(returns) < SMALLEST_SPREAD:
@@ -115,3 +118,8 @@ def _silence(
 
 def _bonuses(rewards: Sequence[RolloutReward]) -> list[float]:
     return [reward.speed.bonus for reward in rewards]
+
+
+def _process(reward: RolloutReward) -> float:
+    """What process pays a member over all its steps."""
+    return sum(step.alpha * step.process.value for step in reward.steps)

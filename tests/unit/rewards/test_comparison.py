@@ -87,6 +87,26 @@ def test_where_returns_are_divided_by_their_spread_performance_that_differs_by_l
     assert compared(group((1.0, 5.0), (0.0, 500.0)), divided).silent is None
 
 
+def test_where_returns_are_divided_by_their_spread_style_decides_no_group() -> None:
+    divided = replace(DEFAULT, advantage_std=True)
+    only = group(
+        (0.0, 9.0), (0.0, 9.0), (0.0, 9.0), (0.0015, 9.0), bad=3
+    )  # the only one that achieved anything
+    assert group_advantages(only, divided)[3].steps[0].advantage < 0
+    alike = group((1.0, 9.0), (1.0, 9.5), (1.0, 10.0), bad=0)
+    for near in (only, alike):
+        for noise in (None, 0.001):
+            assert compared(near, divided, noise).silent is not None
+        assert compared(near, divided, 0.001).silent is Silence.BELOW_PROCESS
+        assert compared(near, DEFAULT, 0.001).silent is None
+    for clear in (
+        group((1.0, 9.0), (0.0, 9.0), bad=0),
+        group(*((1.0, t) for t in (5.0, 50.0, 500.0)), bad=0),
+        group((0.5, 5.0), (0.502, 50.0), (0.5, 500.0), bad=0),
+    ):
+        assert compared(clear, divided, 0.001).silent is None
+
+
 def test_everything_equal_is_silent_and_so_is_a_group_without_members() -> None:
     equal = group((1.0, 9.0), (1.0, 9.0), (1.0, 9.0))
     assert compared(equal, DEFAULT, noise=0.0).silent is Silence.WITHIN_NOISE
