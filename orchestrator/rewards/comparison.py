@@ -7,8 +7,8 @@ With `zero_signal = "returns"` a group of equal performance therefore trains onl
     sd(log T) >= 3 · noise      noise = sd(log T) of at least 8 replays of one recorded rollout under the run's load
 
 With `advantage_std` the same holds for a group whose performances vary less than its speed bonuses: division by the small standard deviation
-of its returns would make the noise of speed as large as a success. It would do so with style, too: a group is also silent if its process payments vary
-more than its performances and more than its speed bonuses.
+of its returns would make the noise of speed as large as a success. It would do so with style, too: a group is also silent if its process payments
+vary more than its performances and more than its speed bonuses.
 
 T in seconds; both are sample standard deviations of the natural logarithm, so the unit of T does not matter. Process alone trains no group: its
 signals rate the style of a step, and a group that fails in better style must not be preferred for it.
