@@ -121,5 +121,5 @@ def _bonuses(rewards: Sequence[RolloutReward]) -> list[float]:
 
 
 def _process(reward: RolloutReward) -> float:
-    """What process pays a member over all its steps."""
+    """A member's process payments over all its steps."""
     return sum(step.alpha * step.process.value for step in reward.steps)

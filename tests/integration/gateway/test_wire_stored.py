@@ -201,7 +201,7 @@ async def test_stored_objects_are_answered_in_the_turn_of_their_session(
         tasks.cancel_scope.cancel()
 
 
-async def test_an_id_with_another_spelling_is_no_second_name_of_a_response(rig: Rig) -> None:
+async def test_another_spelling_of_an_id_names_no_response(rig: Rig) -> None:
     _, session = await rig.open(scripted=SCRIPT)
     first, _ = await served(session)
     stem, _, number = first.id.rpartition("_")

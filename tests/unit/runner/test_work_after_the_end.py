@@ -1,4 +1,4 @@
-"""Programs that an agent leaves running work in no time that is not the agent's: hooks count, and they have ended before its files are read."""
+"""The processes that an agent leaves work in no time that is not the agent's: hooks count, and before its files are read they are ended."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
