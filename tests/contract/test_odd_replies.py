@@ -146,6 +146,11 @@ async def test_a_sound_reply_is_read_and_so_is_an_abort_in_the_queue() -> None:
         (completion(queue_time=1e300), "queue_time"),
         (completion(finish_reason=None), "finish_reason"),
         (completion(finish_reason={"type": "stop", "matched": {}}), "matched"),
+        (
+            completion(finish_reason={"type": "stop", "matched": "NaN happened"}),
+            "it stopped at 'NaN happened', which is not a stop string of the request",
+        ),
+        (completion(weight_versions=[{"version": "0", "start": 0, "end": 1}] * 1025), "weight_versions"),
         (completion(routed_experts=7), "routed_experts"),
         (completion() | {"text": 7}, "text"),
         (completion() | {"meta_info": []}, "meta_info"),

@@ -140,6 +140,7 @@ class RolloutServerClient:
         requested = Requested(
             prompt=len(ids),
             limit=sampling.max_new_tokens,
+            stop=sampling.stop,
             vocabulary=self._vocabulary,
             experts=self._experts,
             routes_from=routes_from,

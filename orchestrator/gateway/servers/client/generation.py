@@ -122,11 +122,12 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """The request that a reply answers: tokens of its prompt, the most tokens that it may generate, the size of the vocabulary (None: unknown), and
-    the position from which on routes of `experts` are wanted (None: no routes)."""
+    """The request that a reply answers: tokens of its prompt, the most tokens that it may generate, its stop strings, the size of the vocabulary
+    (None: unknown), and the position from which on routes of `experts` are wanted (None: no routes)."""
 
     prompt: int
     limit: int
+    stop: tuple[str, ...] = ()
     vocabulary: int | None = None
     experts: Experts | None = None
     routes_from: int = 0
@@ -182,6 +183,9 @@ def _check_tokens(generation: Generation, requested: Requested) -> None:
     ids = generation.output_ids
     if generation.completion_tokens != len(ids):
         raise ValueError(f"{len(ids)} output ids, but completion_tokens = {generation.completion_tokens}")
+    stop = generation.finish.matched
+    if isinstance(stop, str) and stop not in requested.stop:  # SGLang's "NaN happened"
+        raise ValueError(f"it stopped at {quoted(stop)}, which is not a stop string of the request")
     if len(ids) > requested.limit:
         raise ValueError(f"{len(ids)} output ids, but max_new_tokens = {requested.limit} was requested")
     if requested.vocabulary is not None and ids and (largest := max(ids)) >= requested.vocabulary:

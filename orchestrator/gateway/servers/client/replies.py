@@ -15,6 +15,7 @@ from orchestrator.contracts.quote import quoted
 
 MOST = 4 * 2**20  # bytes of a reply without tokens
 TOKEN_BYTES = 512  # of one token in a reply: its id, logprob, text and version span
+MOST_SPANS = 1024  # exchanges of weights while one reply is generated
 ERROR_BYTES = 2**16  # of an error's body that are read; the rest is dropped
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class CompletionMeta(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: ReportedFinish
     weight_version: Label
     weights_digest: Digest | None = None
-    weight_versions: list[ReportedSpan] | None = None
+    weight_versions: Annotated[list[ReportedSpan], Meta(max_length=MOST_SPANS)] | None = None
     output_token_logprobs: list[Scored] | None = None
     routed_experts: str | None = None
     prompt_tokens: Position
