@@ -49,7 +49,7 @@ from orchestrator.gateway.sessions.budgets import Budgets
 from orchestrator.gateway.sessions.call import CompletionCall
 from orchestrator.gateway.sessions.node import Node, Placement
 from orchestrator.gateway.sessions.script import Script
-from orchestrator.gateway.sessions.session import Session
+from orchestrator.gateway.sessions.session import WAIT_REPLY, Session
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.runtime.log import get
 from orchestrator.settings.config import SamplingSection
@@ -160,9 +160,11 @@ class CompletionService:
     def begin(
         self, session: Session, request: CompletionRequest, placed: Placement | None = None
     ) -> CompletionCall:
-        """Start, join or replay the call of `request`. Raises Problem before anything is generated (session over, budget). `placed`: from
-        `prepare`."""
+        """Start, join or replay the call of `request`. Raises Problem before anything is generated (session over, budget, 503 when very many
+        requests of the session wait for replies). `placed`: from `prepare`."""
         session.check_open()
+        if session.waiting_reply >= WAIT_REPLY:
+            raise unavailable(f"{WAIT_REPLY} requests of this session wait for their replies: try again")
         if (running := session.calls.get(request.digest)) is not None:
             self._metrics.replays.labels("coalesced").inc()
             return running
@@ -241,10 +243,12 @@ class CompletionService:
     def serving(self, session: Session, call: CompletionCall) -> Iterator[None]:
         """Covers the time in which a harness waits for `call`. When the last harness leaves before the end, the call is aborted."""
         call.waiting += 1
+        session.waiting_reply += 1
         try:
             yield
         finally:
             call.waiting -= 1
+            session.waiting_reply -= 1
             if call.waiting == 0 and not call.done:
                 session.calls = {k: c for k, c in session.calls.items() if c is not call}
                 call.in_flight.times.left(time.monotonic())

@@ -32,6 +32,8 @@ TOKEN_BYTES = 32
 REST, BURST_S = 9, 0.1
 """A session gets one part in 1 + REST of the event loop. It may owe up to BURST_S seconds of rest before it waits."""
 WAIT_TURN = 64  # requests of one session that have arrived and are not read yet
+# Requests of one session that wait for a reply or receive it. Equal ones share a call, so no budget bounds them, and each holds a connection.
+WAIT_REPLY = 256
 
 
 def new_token() -> str:
@@ -92,6 +94,7 @@ class Session:
         self.saving = anyio.Lock()
         self.large = anyio.Lock()  # held while a large request of the session is read or rendered
         self.waiting_large = 0
+        self.waiting_reply = 0
         # Extra count of its large requests, in addition to their steps: see `budgets.REQUESTS_PER_TURN`.
         self.side_requests = 0
         self.over: SessionState | None = None

@@ -161,6 +161,33 @@ async def everything_or_held(stream: anyio.abc.ByteReceiveStream) -> bytes:
         return b""
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_equal_requests_of_one_session_share_a_call_up_to_a_limit_and_keep_no_other_session_out(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("orchestrator.gateway.completions.service.WAIT_REPLY", 8)
+    (_, greedy), (_, other) = await rig.open(), await rig.open()
+    rig.proxy.stops = [2]  # the shared call stands still
+    question, replies = bodies("oak")[path], list[tuple[int, str]]()
+
+    async def equal() -> None:
+        status, reply, _ = await ask(rig, greedy.path + path, question)
+        replies.append((status, "" if status == 200 else message_of(path, reply)))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(MOST - 2):
+            tasks.start_soon(equal)
+        await eventually(lambda: len(replies) == MOST - 2 - 8)
+        assert set(replies) == {(503, "8 requests of this session wait for their replies: try again")}
+        status, reply, _ = await ask(rig, greedy.path + path, {**question, "stream": True})
+        assert status == 503, reply
+        status, reply, _ = await ask(rig, other.path + path, question)
+        assert status == 200, reply
+        await eventually(lambda: rig.proxy.standing)
+        rig.proxy.go_on()
+    assert [status for status, _ in replies].count(200) == 8
+
+
 async def test_unknown_tokens_in_any_number_keep_no_session_from_being_opened_used_or_sealed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
