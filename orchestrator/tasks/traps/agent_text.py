@@ -7,6 +7,7 @@ itself (`wc`, `grep -c`, `stat`) are not agent text.
 import posixpath
 import re
 from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 from tree_sitter import Node
@@ -33,6 +34,10 @@ _OWN: Final = listed(
 _COUNTS: Final = frozenset({"wc", "stat"})
 _LISTS: Final = frozenset({"ls", "git", "make"})
 MOVES: Final = frozenset({"cp", "mv", "ln", "install"})
+_BRACES: Final = re.compile(r"\$\{(\w+)\}")
+_FIRST: Final = re.compile(r"\$\{?(\w+)")
+_DIRECTORY: Final = re.compile(r"mktemp\b[^)]*?\s-(?:\w*d|-directory)")
+_OUTPUT: Final = re.compile(r"[\d&\s]*>(?!&)")
 POSITIONAL: Final = frozenset({*"0123456789", "@", "*"})
 
 
@@ -50,6 +55,13 @@ class AgentText(FixedText):
             for child in n.named_children
             if child.type == "file_redirect" and source_of(child).startswith("<")
         ]
+        made = {
+            source_of(n.named_children[0]): source_of(n.named_children[-1])
+            for n in self._nodes
+            if n.type == "variable_assignment" and "mktemp" in source_of(n.named_children[-1])
+        }
+        self._temporary = {"TMPDIR"} | made.keys()
+        self._directories = {"$TMPDIR"} | {f"${name}" for name, how in made.items() if _DIRECTORY.search(how)}
         self._placed: set[str] = set()
         before = -1
         while before != (before := len(self.names) + len(self.called) + len(self._placed)):
@@ -201,6 +213,24 @@ class AgentText(FixedText):
                     return before[-1] if any(map(self.gives, before)) else None
         return None
 
+    def read_in(self, command: Node, found: list[Node]) -> Node | None:
+        """Like `stdin`, for `read` and `mapfile`, which may read another descriptor: `read -u 3 n`, after `exec 3< out`."""
+        given = [plain(word) for word in found[1:]]
+        number = next((b for a, b in pairwise(given) if re.fullmatch(r"-\w*u", a)), None) or next(
+            (m[1] for word in given if (m := re.fullmatch(r"-\w*u(\d+)", word))), None
+        )
+        if number is None:
+            return self.stdin(command)
+        opened = re.compile(rf"\s*{re.escape(number)}<(?!&)")
+        return next(
+            (
+                n
+                for n in self._nodes
+                if n.type == "file_redirect" and opened.match(source_of(n)) and self._reads(n)
+            ),
+            None,
+        )
+
     def finds_own(self, command: Node) -> bool:
         """Whether `find` looks where the agent's files are, or another command is fed by the agent."""
         found = words(command)
@@ -217,17 +247,31 @@ class AgentText(FixedText):
         return any(path.rpartition("/")[2] == name and "/bin/" in path for path in self._placed)
 
     def _is_placed(self, path: str) -> bool:
+        path = _BRACES.sub(r"$\1", path)
         return any(path == place or path.startswith(f"{place}/") for place in self._placed)
 
     def _place(self, files: list[Node]) -> None:
         """`cp sol.py /tests`, `ln -s /app /opt/app`: what the agent wrote lies there, too."""
         if len(files) < 2:
             return
-        target = self.text(files[-1]).rstrip("/")
+        target = _BRACES.sub(r"$\1", self.text(files[-1]).rstrip("/"))
         for source in files[:-1]:
-            if is_safe(target) and self.unsafe(source):
+            if (is_safe(target) or self.is_temporary(target)) and self.unsafe(source):
                 inside = f"{target}/{self.text(source).rstrip('/').rpartition('/')[2]}"
-                self._placed |= {inside} if target in SAFE else {inside, target}
+                self._placed |= (
+                    {inside} if target in SAFE or target in self._directories else {inside, target}
+                )
+
+    def is_temporary(self, path: str) -> bool:
+        """Whether a path is that of a file or directory which the script made by `mktemp`."""
+        found = _FIRST.match(path)
+        return found is not None and found[1] in self._temporary
+
+    def _keeps(self, files: list[Node]) -> None:
+        """`… ./prog > "$tmp"`: a file of the script's that holds agent text."""
+        self._placed |= {
+            _BRACES.sub(r"$\1", path) for path in map(self.text, files) if self.is_temporary(path)
+        }
 
     def _reads(self, redirect: Node) -> bool:
         """Whether `< file`, or `<&3` of an `exec 3< file`, is a file of the agent's."""
@@ -276,13 +320,28 @@ class AgentText(FixedText):
                 for v in values
             ):
                 self.names.add(source_of(node.named_children[0]))
+        elif node.type == "redirected_statement":
+            written = [
+                c for c in node.named_children if c.type == "file_redirect" and _OUTPUT.match(source_of(c))
+            ]
+            if written and self._temporary and self.gives(node):
+                self._keeps([c.named_children[-1] for c in written])
+        elif node.type == "expansion" and any(c.type in (":=", "=") for c in node.children):
+            variable, *value = node.named_children  # ${x:=$got}
+            if any(map(self.carries, value)):
+                self.names.add(source_of(variable))
         elif node.type == "command":
             for found in stages(node):
                 name = plain(found[0])
                 if name in ("cp", "mv", "ln", "install"):
                     self._place([f for f in operands(found[1:]) if not self.text(f).isdigit()])
-                elif name in ("read", "mapfile", "readarray") and self.stdin(node) is not None:
+                elif name == "tee" and self.stdin(node) is not None:
+                    self._keeps(operands(found[1:]))
+                elif name in ("read", "mapfile", "readarray") and self.read_in(node, found) is not None:
                     self.names |= {plain(word) for word in operands(found[1:]) if plain(word).isidentifier()}
+                elif name == "set" and any(self.carries(word) for word in operands(found[1:])):
+                    function = next((a for a in above(node) if a.type == "function_definition"), None)
+                    self.called.add("" if function is None else source_of(function.named_children[0]))
                 elif name in self.functions and any(self.carries(word) for word in found[1:]):
                     self.called.add(name)
 
@@ -293,10 +352,10 @@ class AgentText(FixedText):
         return any("/" in self.text(word) and is_safe(self.text(word)) for word in started)
 
     def _in_called(self, node: Node) -> bool:
-        return any(
-            ancestor.type == "function_definition" and source_of(ancestor.named_children[0]) in self.called
-            for ancestor in above(node)
-        )
+        """Whether positional parameters are agent text here: of a function that gets some, or after `set -- $got`."""
+        functions = [a for a in above(node) if a.type == "function_definition"]
+        names = {source_of(function.named_children[0]) for function in functions} or {""}
+        return bool(names & self.called)
 
 
 def _ends_with(commands: list[Node], last: Node) -> bool:

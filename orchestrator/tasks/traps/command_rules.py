@@ -203,6 +203,7 @@ class Commands:
             or path.startswith(("localhost", "127.0.0.1", *JUDGES))
             or "=" in path
             or not path
+            or self._text.is_temporary(path)
         )
 
     def _repeated(self, node: Node, levels: list[list[Node]]) -> Iterator[Rule]:

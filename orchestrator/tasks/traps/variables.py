@@ -31,6 +31,7 @@ def names_agent_text(node: Node, text: AgentText, numbers: frozenset[str]) -> bo
     """Whether agent text is a variable's name at this node, or the value of a number."""
     return (
         any(text.carries(place) for place in _names(node, numbers))
+        or _reads_number(node, text, numbers)
         or (
             node.type == "expansion"
             and any(child.type == "!" for child in node.children)
@@ -39,6 +40,16 @@ def names_agent_text(node: Node, text: AgentText, numbers: frozenset[str]) -> bo
             )
         )
         or _is_offset(node, text)
+    )
+
+
+def _reads_number(node: Node, text: AgentText, numbers: frozenset[str]) -> bool:
+    """`declare -i n; read n < out`: bash calculates with what it reads."""
+    found = words(node) if node.type == "command" else []
+    if not found or plain(found[0]) not in ("read", "mapfile", "readarray"):
+        return False
+    return (
+        any(plain(word) in numbers for word in operands(found[1:])) and text.read_in(node, found) is not None
     )
 
 

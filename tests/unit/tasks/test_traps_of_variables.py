@@ -23,6 +23,17 @@ TRAPS = [
     'declare "$got=1"',
     'read -r "$got" < /dev/null',
     "RANDOM=$got",
+    "set -- $(cat out); (( $1 == 42 ))",
+    'set -- "$got"; [[ $1 -eq 42 ]]',
+    "exec 3< out; read -r -u 3 n; [[ $n -eq 42 ]]",
+    "read -ru3 n 3< out; (( n == 42 ))",
+    "declare -i n; read n < out",
+    "typeset -i n; read -r n <<< $got",
+    ": ${x:=$got}; (( x == 42 ))",
+    ': "${x=$got}"; [[ $x -eq 42 ]]',
+    'tmp=$(mktemp); cat out > "$tmp"; n=$(<"$tmp"); (( n == 42 ))',
+    'tmp=$(mktemp -d); cp out "$tmp"; read -r n < "${tmp}/out"; [[ $n -eq 42 ]]',
+    'tmp=$(mktemp); tee "$tmp" < out; n=$(cat $tmp); (( n == 42 ))',
 ]
 SAFE = [
     'read -r line <<< "$got"',
@@ -33,12 +44,21 @@ SAFE = [
     "[[ -v HOME ]]",
     "unset got",
     'export seen="$got"',
+    "set -- 1 2; (( $# == 2 && $1 == 1 ))",
+    'f() { (( $1 == 3 )); }; set -- "$got"; f 3',
+    "exec 3< /dev/null; read -r -u 3 n; [[ ${n:-0} -eq 42 ]]",
+    "read -r -u 3 n 3< /dev/null < out; (( n == 42 ))",
+    "declare -i n; read -r n < /dev/null; read -r text < out",
+    ": ${x:=3}; (( x == 3 ))",
+    'tmp=$(mktemp); wc -l < out > "$tmp"; n=$(<"$tmp"); (( n == 3 ))',
+    'tmp=$(mktemp -d); cp out "$tmp"; echo 3 > "$tmp/want"; n=$(<"$tmp/want"); (( n == 3 ))',
+    'tmp=$(mktemp); cat out > "$tmp"; cmp -s "$tmp" /dev/null; n=$(wc -c < "$tmp"); (( n == 42 ))',
 ]
 
 
 def ran(line: str, directory: Path) -> bool:
     """Whether this line runs a command that the agent wrote."""
-    (directory / "out").write_text("a[$(touch ran)]")
+    (directory / "out").write_text("a[$(>ran)]")
     subprocess.run(["bash", "-c", READ + line], cwd=directory, capture_output=True)
     return (directory / "ran").exists()
 
