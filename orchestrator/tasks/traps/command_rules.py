@@ -20,6 +20,7 @@ from orchestrator.tasks.traps.commands import (
     SHELLS,
     TOOLS,
 )
+from orchestrator.tasks.traps.comparisons import by_times
 from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.git import runs_nothing
 from orchestrator.tasks.traps.interpreters import module_of, runs, started
@@ -153,6 +154,8 @@ class Commands:
             yield Rule.PROGRAM_TEXT
         if by_selection(node, name, arguments, self._text, fed=fed):
             yield Rule.SOMEWHERE
+        if by_times(node, name, arguments, self._text):
+            yield Rule.TIMES
         if passes_nan(node, name, arguments, self._text, fed=fed):
             yield Rule.NOT_A_NUMBER
         yield from by_own_files(node, name, arguments, self._text)

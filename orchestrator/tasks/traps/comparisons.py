@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 from tree_sitter import Node
@@ -9,11 +10,17 @@ from tree_sitter import Node
 from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.somewhere import decides, is_wanted
-from orchestrator.tasks.traps.tree import every, quoted, source_of
+from orchestrator.tasks.traps.tree import above, every, operands, plain, quoted, source_of
 
 _CALCULATES: Final = frozenset({"-eq", "-ne", "-lt", "-le", "-gt", "-ge"})
 _TIMES: Final = re.compile(r" -(nt|ot) ")
+_NEWER: Final = re.compile(r"-(?:newer\w*|anewer|cnewer|[acm]min|[acm]time)")
+_TIMED: Final = re.compile(r"%[XYZWxyzw](?!\w)")
 _NAMED: Final = re.compile(r"\$\{?(\w+)")
+_SHORTER: Final = re.compile(
+    r"\"?\$\{(\w+)(?:##?\*[^}]+|%%?[^}]+\*|//?[^}]+)\}\"?\s+(!=|==?)\s+\"?\$\{?(\w+)\}?\"?\s"
+)
+_NOTHING_LEFT: Final = re.compile(r"\s-z\s+\"?\$\{(\w+)(?:##|%%|//?)\*[^}*/]+\*/?\}")
 _CUTS: Final = frozenset({"/", "//", "/#", "/%", "#", "##", "%", "%%"})
 _QUOTED: Final = re.compile(r'"[^"]*"|\'[^\']*\'')
 
@@ -27,6 +34,8 @@ def in_test(node: Node, text: AgentText) -> Iterator[Rule]:
         yield Rule.TIMES
     if _cuts_by_answer(node, text):
         yield Rule.PATTERN
+    if _cuts_answer(node, text):
+        yield Rule.SOMEWHERE
     for expression in every(node):
         if expression.type != "binary_expression" or len(expression.children) < 3:
             continue
@@ -43,12 +52,40 @@ def in_test(node: Node, text: AgentText) -> Iterator[Rule]:
                 yield Rule.EMPTY
 
 
+def by_times(node: Node, name: str, arguments: list[Node], text: AgentText) -> bool:
+    """`[ "$(stat -c %Y out)" -gt … ]`, `$(date -r out)`, `find . -newer /tests/x`: times of the agent's files, in a condition."""
+    given = [plain(word) for word in arguments]
+    if name == "find":
+        found = any(_NEWER.fullmatch(word) for word in given) and text.finds_own(node)
+    elif name == "date":
+        files = [b for a, b in pairwise(arguments) if plain(a) in ("-r", "--reference")]
+        found = any(map(text.unsafe, files))
+    else:
+        forms = [word for word in given if _TIMED.search(word)] if name == "stat" else []
+        found = bool(forms) and any(text.unsafe(a) for a in operands(arguments) if plain(a) not in forms)
+    if not found:
+        return False
+    around = [*above(node)]
+    names = [source_of(a.named_children[0]) for a in around if a.type == "variable_assignment"]
+    if any(re.search(rf"\b{name}\b", source) for name in names for _, source in text.conditions):
+        return True
+    pipeline = next((a for a in around if a.type == "pipeline"), None)
+    searched = pipeline is not None and "grep" in source_of(pipeline.named_children[-1])
+    return (
+        searched
+        or any(a.type == "test_command" for a in around)
+        or any(n.id in {a.id for a in around} for n, _ in text.conditions)
+    )
+
+
 def in_old_test(node: Node, arguments: list[Node], text: AgentText) -> Iterator[Rule]:
     """`[ … ]` and `test …`, which parse their arguments again."""
     if _TIMES.search(source_of(node)):
         yield Rule.TIMES
     if any(_cuts_by_answer(child, text) for child in arguments):
         yield Rule.PATTERN
+    if _cuts_answer(node, text):
+        yield Rule.SOMEWHERE
     if any(_unquoted_agent_text(child, text) for child in arguments):
         yield Rule.OPERATORS
 
@@ -89,6 +126,15 @@ def _cuts_by_answer(node: Node, text: AgentText) -> bool:
         and any(_names_agent_text(c, text) for c in inner.named_children if c.type != "variable_name")
         for inner in every(node)
     )
+
+
+def _cuts_answer(node: Node, text: AgentText) -> bool:
+    """`[ "${got#*42}" != "$got" ]`, `[ -z "${got##*42*}" ]`: something is there to be cut out."""
+    found = _SHORTER.search(source_of(node))
+    if found is not None and found[1] == found[3] and found[1] in text.names:
+        return is_wanted(node, holds=found[2] == "!=")
+    none = _NOTHING_LEFT.search(source_of(node))
+    return none is not None and none[1] in text.names and is_wanted(node)
 
 
 def _names_agent_text(pattern: Node, text: AgentText) -> bool:

@@ -15,7 +15,7 @@ _TEXTS: Final = listed(
     "eval exec builtins.eval builtins.exec pickle.loads marshal.loads dill.loads cloudpickle.loads jsonpickle.decode pandas.eval sympify "
     "sympy.sympify parse_expr sympy.parse_expr sympy.parsing.sympy_parser.parse_expr numexpr.evaluate jinja2.Template mako.template.Template "
     "logging.config.dictConfig pickle.Unpickler code.InteractiveInterpreter timeit.timeit yaml.unsafe_load yaml.full_load yaml.unsafe_load_all "
-    "yaml.full_load_all"
+    "yaml.full_load_all nbclient.NotebookClient nbclient.client.NotebookClient nbclient.execute"
 )
 """They run the text that they are given."""
 _FILES: Final = listed(
@@ -65,6 +65,10 @@ class Calls:
             not any(is_safe(self._names.path(a) or "") for a in places) for _ in self._names.each(node)
         ):
             yield Rule.IMPORTED
+        elif short == "discover" and "oader" in name:
+            start = argument if argument is not None else given.get("start_dir")
+            if start is not None and self._names.in_work_directory(start):
+                yield Rule.IMPORTED
         elif name in ("importlib.import_module", "__import__") and argument is not None:
             module = self._names.path(argument)
             open_end = module is None or ("{}" in module and not self._names.is_tests(argument))
@@ -109,7 +113,7 @@ class Calls:
     ) -> bool:
         if _is_true(given.get("trust_remote_code")):
             return True
-        if name in _TEXTS:
+        if name in _TEXTS or self._runs_notebook(node):
             if (
                 isinstance(argument, ast.Call)
                 and self._names.called(argument.func) == "compile"
@@ -134,6 +138,13 @@ class Calls:
             loader = given.get("Loader") or (node.args[1] if len(node.args) > 1 else None)
             return loader is None or not self._names.called(loader).endswith(("SafeLoader", "BaseLoader"))
         return not (name == "torch.load" and _is_true(given.get("weights_only")))
+
+    def _runs_notebook(self, node: ast.Call) -> bool:
+        """`ExecutePreprocessor(timeout=9).preprocess(notebook)` of nbconvert."""
+        owner = self._names.value(node.func.value) if isinstance(node.func, ast.Attribute) else None
+        if not isinstance(owner, ast.Call) or not ast.unparse(node.func).endswith(".preprocess"):
+            return False
+        return self._names.called(owner.func).endswith("ExecutePreprocessor")
 
     def _is_library(self, argument: ast.expr) -> bool:
         value = self._names.value(argument)

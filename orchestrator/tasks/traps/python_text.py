@@ -1,6 +1,7 @@
 """Python that looks for the right text anywhere in what the agent wrote or printed."""
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -15,6 +16,7 @@ _KEEPS: Final = listed(
     "strip lstrip rstrip lower upper casefold decode encode split splitlines rsplit replace expandtabs join"
 )
 """Methods of texts that keep what the agent wrote."""
+_FETCHES: Final = re.compile(r"(?:requests|httpx)\.(?:get|post|put|patch|delete|request)")
 _COLLECTS: Final = frozenset({"str", "list", "set", "tuple", "sorted", "frozenset", "map"})
 _SEARCHES: Final = frozenset({"re.search", "re.findall", "re.match", "re.finditer", "regex.search"})
 _STARTS: Final = frozenset({"startswith", "endswith"})
@@ -28,6 +30,7 @@ class Texts:
         self._names, self._tree, self._singles = names, tree, Singles(tree)
         self._parents = parents_of(tree)
         self._carrying: set[str] = set()
+        self._replies: set[str] = set()
         bound = [
             pair
             for node in nodes_of(tree)
@@ -37,6 +40,7 @@ class Texts:
                 *_returned(node),
             ]
         ]
+        self._replies = {name for name, value in bound if name and self._is_reply(value)}
         before = -1
         while before != len(self._carrying):
             before = len(self._carrying)
@@ -47,8 +51,11 @@ class Texts:
         if isinstance(node, ast.Name):
             return node.id in self._carrying
         if isinstance(node, ast.Attribute):
-            return known_as(node) in self._carrying or (
-                node.attr in _OUTPUT and ast.unparse(node.value) != "sys"
+            fetched = node.attr in ("text", "content") and self._is_reply(node.value)
+            return (
+                fetched
+                or known_as(node) in self._carrying
+                or (node.attr in _OUTPUT and ast.unparse(node.value) != "sys")
             )
         if isinstance(node, ast.Subscript | ast.Starred):
             return self.carries(node.value)
@@ -59,6 +66,12 @@ class Texts:
         if isinstance(node, ast.Call):
             return self._called(node)
         return False
+
+    def _is_reply(self, node: ast.expr) -> bool:
+        """`requests.get("http://localhost")`, which a server of the agent's answers."""
+        if isinstance(node, ast.Name):
+            return node.id in self._replies
+        return isinstance(node, ast.Call) and _FETCHES.fullmatch(self._names.called(node.func)) is not None
 
     def _called(self, node: ast.Call) -> bool:
         name = self._names.called(node.func)
@@ -81,6 +94,8 @@ class Texts:
                 found = len(node.ops) == 1 and self._compares(node)
             elif isinstance(node, ast.Call):
                 found = self._calls(node)
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+                found = self.carries(node.left) != self.carries(node.right) and self._is_condition(node)
             else:
                 found = isinstance(node, ast.For) and self.carries(node.iter) and self._any_of_loop(node)
             if found and isinstance(node, ast.expr | ast.stmt):

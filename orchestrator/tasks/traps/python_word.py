@@ -15,6 +15,7 @@ from orchestrator.tasks.traps.tree import listed
 _KEEPS: Final = listed("float int round min max str json.load json.loads json.dumps abs")
 _COPIES: Final = frozenset({"shutil.copy", "shutil.copyfile", "shutil.move"})
 _READS: Final = frozenset({"read", "read_text", "read_bytes"})
+_TIMES: Final = frozenset({"os.path.getmtime", "os.path.getctime", "os.path.getatime"})
 _STATUS: Final = frozenset({"returncode", "exit_code", "returncode()", "exitstatus"})
 
 
@@ -30,6 +31,8 @@ class OwnWord:
         for node in nodes_of(self._tree):
             if isinstance(node, ast.Call) and self._pays(node):
                 yield node, Rule.PAID
+            if isinstance(node, ast.Compare) and self._by_times(node):
+                yield node, Rule.TIMES
             if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
                 sides = [self._own_file(node.left), self._own_file(node.comparators[0])]
                 own = None not in sides and sides[0] != sides[1] and not known.intersection(sides)
@@ -38,6 +41,23 @@ class OwnWord:
             if isinstance(node, ast.Call) and self._compares_own(node) and self._texts.is_wanted(node):
                 yield node, Rule.BOTH_SIDES
         yield from ((node, Rule.STATUS) for node in self._by_status())
+
+    def _by_times(self, node: ast.Compare) -> bool:
+        """Whether a condition compares the times of a file of the agent's: `os.path.getmtime("/app/out") > t`, `.stat().st_mtime`."""
+        sides = [self._names.value(side) for side in (node.left, *node.comparators)]
+        return any(map(self._is_time, (inner for side in sides for inner in ast.walk(side))))
+
+    def _is_time(self, node: ast.AST) -> bool:
+        match node:
+            case ast.Call(func, [place]) if self._names.called(func) in _TIMES:
+                return self._names.in_work_directory(place)
+            case ast.Attribute(ast.Call(func, places), name) if name.startswith(
+                ("st_mtime", "st_ctime", "st_atime")
+            ):
+                if self._names.called(func) in ("os.stat", "os.lstat"):
+                    return any(map(self._names.in_work_directory, places[:1]))
+                return isinstance(func, ast.Attribute) and self._names.in_work_directory(func.value)
+        return False
 
     def _known(self) -> Iterator[str | None]:
         """The files of the work directory that the tests also compare with something that is not the agent's."""

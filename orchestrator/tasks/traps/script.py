@@ -15,6 +15,7 @@ from orchestrator.tasks.traps.exit_status import Statuses
 from orchestrator.tasks.traps.interpreters import inline_programs
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages
 from orchestrator.tasks.traps.links import Links
+from orchestrator.tasks.traps.own_sides import Sides
 from orchestrator.tasks.traps.own_word import pays_agent_text, started_by_wrapper
 from orchestrator.tasks.traps.paid_text import PaidText
 from orchestrator.tasks.traps.programs import search_path
@@ -48,11 +49,12 @@ class Reading:
         self._links = Links(self._root, self._text)
         self._functions = functions | self._text.functions.keys()
         self._input = SharedInput(self._root)
+        self._sides = Sides(self._root, self._text)
         self._statuses = Statuses(self._root, self._text)
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
         self._rules: Mapping[str, Callable[[Node], Iterator[Rule]]] = {
             "command": self._command,
-            "test_command": lambda node: in_test(node, self._text),
+            "test_command": self._test,
             "case_item": lambda node: in_case(node, self._text),
             "file_redirect": self._redirect,
             "for_statement": lambda node: in_loop(node, self._text),
@@ -128,6 +130,11 @@ class Reading:
             yield Rule.ARITHMETIC
         elif node.type == "expansion" and source_of(node).endswith("@P}") and self._text.carries(node):
             yield Rule.PROGRAM_TEXT
+
+    def _test(self, node: Node) -> Iterator[Rule]:
+        yield from in_test(node, self._text)
+        if self._sides.are_own(node):
+            yield Rule.BOTH_SIDES
 
     def _command(self, node: Node) -> Iterator[Rule]:
         if self._text.wrapped(node):

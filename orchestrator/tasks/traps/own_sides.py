@@ -1,0 +1,93 @@
+"""Tests of a script that compare two things of the agent's: `[ "$(cat out)" = "$(cat expected)" ]`."""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Final
+
+from tree_sitter import Node
+
+from orchestrator.tasks.traps.agent_text import AgentText
+from orchestrator.tasks.traps.launch import words
+from orchestrator.tasks.traps.paid_text import JUDGES
+from orchestrator.tasks.traps.somewhere import is_wanted
+from orchestrator.tasks.traps.tree import every, listed, operands, source_of
+
+_READS: Final = listed("cat head tail tr cut md5sum sha1sum sha256sum sha512sum cksum b2sum")
+"""Commands that print a file, or its sum."""
+_SIGNS: Final = frozenset({"=", "==", "!="})
+_VARIABLE: Final = re.compile(r"\"?\$\{?(\w+)\}?\"?")
+
+
+class Sides:
+    """The sides of the comparisons of one script."""
+
+    def __init__(self, root: Node, text: AgentText) -> None:
+        self._text = text
+        self._values: dict[str, list[Node]] = {}
+        for node in every(root):
+            if node.type == "variable_assignment" and len(node.named_children) > 1:
+                self._values.setdefault(source_of(node.named_children[0]), []).append(node.named_children[1])
+
+    def are_own(self, node: Node) -> bool:
+        """Whether a test compares a file of the agent's with another one, or with what its program prints, and no test knows either."""
+        for sign, left, right in _compared(node):
+            if not is_wanted(node, holds=sign != "!="):
+                continue
+            sides = [self._source(left), self._source(right)]
+            files = [side for side in sides if side is not None and not side.startswith("$(")]
+            if None in sides or not files or sides[0] == sides[1] or self._known.intersection(sides):
+                continue
+            if not any(file in str(side) for side in sides if side not in files for file in files):
+                return True
+        return False
+
+    @cached_property
+    def _known(self) -> frozenset[str | None]:
+        """What the script compares with something that is not the agent's, too."""
+        found = {file for file, nodes in self._text.compared.items() if any(map(is_wanted, nodes))}
+        for node, _ in self._text.conditions:
+            for _, left, right in _compared(node):
+                own = [self._text.carries(left), self._text.carries(right)]
+                if own.count(True) == 1:
+                    found.add(self._source(left if own[0] else right) or "")
+        return frozenset(found)
+
+    def _source(self, node: Node, deep: int = 0) -> str | None:
+        """The path of the agent's that a text is read from, or `$(…)` of its program; None for another text."""
+        variable = _VARIABLE.fullmatch(source_of(node))
+        if variable is not None:
+            values = self._values.get(variable[1], [])
+            return self._source(values[0], deep + 1) if len(values) == 1 and deep < 4 else None
+        if node.type == "string" and len(node.named_children) == 1:
+            node = node.named_children[0]
+        if node.type != "command_substitution":
+            return None
+        commands = [n for n in every(node) if n.type == "command"]
+        if any(map(self._text.wrapped, commands)):
+            return source_of(node)
+        given = [words(command) for command in commands]
+        if not all(found and self._text.name(found[0]) in _READS for found in given):
+            return None
+        places = [c for n in every(node) if n.type == "file_redirect" for c in n.named_children[-1:]]
+        places += [a for found in given if self._text.name(found[0]) != "tr" for a in operands(found[1:])]
+        files = [a for a in places if not self._text.text(a).isdigit() and self._is_own(a)]
+        return (
+            posixpath.normpath(self._text.text(files[0]).removeprefix("/app/")) if len(files) == 1 else None
+        )
+
+    def _is_own(self, word: Node) -> bool:
+        path = self._text.text(word)
+        if path.startswith(("$", "-", *JUDGES)) or posixpath.normpath(path) in self._text.made:
+            return False
+        return self._text.unsafe(word)
+
+
+def _compared(node: Node) -> Iterator[tuple[str, Node, Node]]:
+    """Sign and sides of the comparisons in `[ … ]` and `[[ … ]]`."""
+    for inner in every(node):
+        if inner.type == "binary_expression" and len(inner.children) == 3:
+            left, sign, right = inner.children
+            if source_of(sign) in _SIGNS:
+                yield source_of(sign), left, right
