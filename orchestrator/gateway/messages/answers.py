@@ -8,7 +8,7 @@
 | without both | the oldest open call of that message |
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -42,48 +42,88 @@ class Answers(msgspec.Struct, frozen=True, gc=False):
 UNKNOWN = Answers(0, -1, "")
 
 
+class _Message:
+    """The calls of one message."""
+
+    def __init__(self, number: int, names: Sequence[str]) -> None:
+        self.number = number
+        self.names = names
+        self.answered: set[int] = set()  # places of calls
+
+
+class _Places:
+    """Calls of one message that a result may mean, in their order. Each answered call is passed once: a history may have very many."""
+
+    def __init__(self, message: _Message, places: Iterable[int] = ()) -> None:
+        self.message = message
+        self._all = list(places)
+        self._passed = 0
+
+    def add(self, place: int) -> None:
+        """Add the next call."""
+        self._all.append(place)
+
+    def first_open(self) -> int | None:
+        """The first call without a result."""
+        while self._passed < len(self._all) and self._all[self._passed] in self.message.answered:
+            self._passed += 1
+        return self._all[self._passed] if self._passed < len(self._all) else None
+
+    def last(self) -> int:
+        """The last call, open or not."""
+        return self._all[-1]
+
+
 class Calls:
     """The calls of a history so far."""
 
     def __init__(self) -> None:
-        # Ids, names, places of answered calls.
-        self._messages: list[tuple[list[str], list[str], set[int]]] = []
-        self._newest: dict[str, int] = {}  # the last message with a call of that id
+        self._messages = 0  # with calls
+        self._by_id: dict[str, _Places] = {}  # of the last message with a call of that id
+        self._last: _Places | None = None  # all calls of the last message with calls
+        self._by_name: dict[str, _Places] = {}  # the same calls by function, once a result needs them
 
     def made(self, ids: Sequence[object], names: Sequence[str]) -> None:
         """Add an assistant's message with calls."""
-        known = [_identifier(value) for value in ids]
-        for identifier in filter(None, known):
-            self._newest[identifier] = len(self._messages)
-        self._messages.append((known, list(names), set()))
+        message = _Message(self._messages, names)
+        self._messages += 1
+        self._last, self._by_name = _Places(message, range(len(names))), {}
+        for place, identifier in enumerate(map(_identifier, ids)):
+            if not identifier:
+                continue
+            if identifier not in self._by_id or self._by_id[identifier].message is not message:
+                self._by_id[identifier] = _Places(message)
+            self._by_id[identifier].add(place)
 
     def answered(self, result: Mapping[str, Any]) -> Answers:
         """The call that a tool's message, the next one of the history, answers."""
         identifier = _identifier(result.get("tool_call_id"))
         if identifier:
-            at = self._newest.get(identifier)
-            if at is None:
-                return UNKNOWN
-            ids = self._messages[at][0]
-            return self._take(
-                at, [index for index, candidate in enumerate(ids) if candidate == identifier], keep=True
-            )
-        if not self._messages:
-            return UNKNOWN
-        names, name = self._messages[-1][1], result.get("name")
-        same_name = [index for index, candidate in enumerate(names) if candidate == name]
-        return self._take(len(self._messages) - 1, same_name or list(range(len(names))), keep=bool(same_name))
+            return self._take(self._by_id.get(identifier), keep=True)
+        named = self._named(result.get("name"))
+        return self._take(named or self._last, keep=named is not None)
 
-    def _take(self, at: int, places: Sequence[int], *, keep: bool) -> Answers:
-        """The first open place of `places`. If none is open: another result of the last of them, or with `keep` False an unknown call."""
-        _, names, answered = self._messages[at]
-        index = next(
-            (candidate for candidate in places if candidate not in answered), places[-1] if keep else None
-        )
+    def _named(self, name: object) -> _Places | None:
+        """The calls of a function in the last message with calls."""
+        if self._last is None or not isinstance(name, str):
+            return None
+        if not self._by_name:
+            for place, each in enumerate(self._last.message.names):
+                self._by_name.setdefault(each, _Places(self._last.message)).add(place)
+        return self._by_name.get(name)
+
+    def _take(self, places: _Places | None, *, keep: bool) -> Answers:
+        """The first open call of `places`. If none is open: another result of the last of them, or with `keep` False an unknown call."""
+        if places is None:
+            return UNKNOWN
+        index = places.first_open()
+        if index is None and keep:
+            index = places.last()
         if index is None:
             return UNKNOWN
-        answered.add(index)
-        return Answers(len(self._messages) - 1 - at, index, names[index])
+        message = places.message
+        message.answered.add(index)
+        return Answers(self._messages - 1 - message.number, index, message.names[index])
 
 
 def _identifier(value: object) -> str:

@@ -232,9 +232,8 @@ def read_messages(raw: Any, *, past: bool = False) -> tuple[list[Turn], int]:
                 continue
             position = answers.call if answers.back == 0 and answers != UNKNOWN else pending_calls
             results.append((position, Turn(role="tool", text=text, answers=answers, left_out=left_out)))
-            results.sort(key=lambda result: result[0])
-            turns[len(turns) - len(results) + 1 :] = [turn for _, turn in results]
             continue
+        turns += _in_order(results)
         results = []
         match role:
             case "system" | "developer":
@@ -255,7 +254,12 @@ def read_messages(raw: Any, *, past: bool = False) -> tuple[list[Turn], int]:
                 turns.append(Turn(role="user", text=text, left_out=(*left_out, *mark)))
             case _:
                 raise unknown_role(role, f"messages[{i}]", _ROLES, "messages")
+    turns += _in_order(results)
     return turns, sum(len(turn.left_out) for turn in turns)
+
+
+def _in_order(results: Sequence[tuple[int, Turn]]) -> list[Turn]:
+    return [turn for _, turn in sorted(results, key=lambda result: result[0])]
 
 
 def _text_of(message: dict[str, Any], where: str, *, past: bool) -> tuple[str, tuple[str, ...]]:

@@ -11,6 +11,7 @@
 | any other | by `content.py`: its text; or refused in the opening of a conversation, left out and counted in a history |
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ from orchestrator.gateway.messages.turns import STEP_KEY
 from orchestrator.gateway.problems import bad_request
 
 PSEUDO_HEADER = "x-anthropic-"
+_PSEUDO_LINE = re.compile(rf"\s*{re.escape(PSEUDO_HEADER)}[^\n]*\n?")
 _ROLES = ("system", "user", "assistant")
 
 
@@ -71,9 +73,10 @@ def system_text(system: Any) -> str:
 
 
 def _without_pseudo_headers(text: str) -> str:
-    while text.lstrip().startswith(PSEUDO_HEADER):
-        text = text.lstrip().partition("\n")[2]
-    return text
+    start = 0
+    while (found := _PSEUDO_LINE.match(text, start)) is not None:
+        start = found.end()
+    return text[start:]
 
 
 def _without_changes(

@@ -23,23 +23,36 @@ CHANGES: Final = ("tool_addition", "tool_removal")
 _OF_SERVERS = ("mcp_tool_reference", "mcp_toolset_reference")
 
 
+class _Named:
+    """The tools of one name: the first of them, their places, and whether another one differs from it."""
+
+    def __init__(self, tool: Mapping[str, Any]) -> None:
+        self.tool = tool
+        self.places: list[int] = []
+        self.differ = False
+
+
 class OfferedTools:
     """The tools that the policy is shown. `left_out` counts the others, which would run on a provider's servers or cannot be shown."""
 
     def __init__(self, raw: Any) -> None:
         declared = tool_list(raw)
-        self._tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(declared) if not of_provider(tool)]
+        self._tools: list[Mapping[str, Any] | None] = []  # None: replaced by another one of its name
+        self._by_name: dict[str, _Named] = {}
         self._removed: set[str] = set()
+        for i, tool in enumerate(declared):
+            if not of_provider(tool):
+                self._append(_tool(tool, f"tools[{i}]"))
         self.left_out = len(declared) - len(self._tools)
 
     def shown(self) -> list[Mapping[str, Any]]:
         """The function tools, in the order in which they came."""
-        return [tool for tool in self._tools if _name(tool) not in self._removed]
+        return [tool for tool in self._tools if tool is not None and _name(tool) not in self._removed]
 
     @property
     def any_removed(self) -> bool:
         """Whether a tool of the conversation is not shown."""
-        return len(self.shown()) < len(self._tools)
+        return not self._removed.isdisjoint(self._by_name)
 
     def change(self, block: Mapping[str, Any], where: str, *, past: bool) -> None:
         """Apply one block of CHANGES. Raises Problem 400 naming an error in the opening of a conversation; in the `past` it is counted."""
@@ -79,13 +92,32 @@ class OfferedTools:
             self.left_out += 1
             return
         tool = _tool(definition, where)
-        same = [each for each in self._tools if _name(each) == _name(tool)]
-        if any(each != tool for each in same) and _name(tool) not in self._removed:
-            raise bad_request(f"two different tools are called {quoted(_name(tool))}: rename one", "messages")
-        self._tools = [each for each in self._tools if each not in same or each == tool]
-        if tool not in self._tools:
-            self._tools.append(tool)
-        self._removed -= {_name(tool)}
+        name = _name(tool)
+        same = self._by_name.get(name)
+        if same is not None and (same.differ or same.tool != tool):
+            if name not in self._removed:
+                raise bad_request(f"two different tools are called {quoted(name)}: rename one", "messages")
+            self._keep(name, tool)
+        if name not in self._by_name:
+            self._append(tool)
+        self._removed -= {name}
+
+    def _append(self, tool: Mapping[str, Any]) -> None:
+        same = self._by_name.setdefault(_name(tool), _Named(tool))
+        same.places.append(len(self._tools))
+        same.differ |= same.tool != tool
+        self._tools.append(tool)
+
+    def _keep(self, name: str, tool: Mapping[str, Any]) -> None:
+        """Drop all tools of a name that are not this one."""
+        kept = _Named(tool)
+        for place in self._by_name.pop(name).places:
+            if self._tools[place] == tool:
+                kept.places.append(place)
+            else:
+                self._tools[place] = None
+        if kept.places:
+            self._by_name[name] = kept
 
 
 def _name(tool: Mapping[str, Any]) -> str:

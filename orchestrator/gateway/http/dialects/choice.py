@@ -106,11 +106,11 @@ def _some(choice: Mapping[str, Any], key: str, names: ToolNames) -> CallRule:
 
 def _allowed(tools: Sequence[Mapping[str, Any]], key: str, names: ToolNames) -> tuple[str, ...]:
     """The policy's names of allowed tools, each once. A provider's own tools are left out, as in the list of tools."""
-    found = []
+    found, typed = [], names.typed
     for tool in tools:
         kind = tool.get("type") or "function"
-        if isinstance(kind, str) and kind in names.typed:
-            found.append(names.typed[kind])
+        if isinstance(kind, str) and kind in typed:
+            found.append(typed[kind])
         elif kind in _NAMED:
             found.append(_named(tool, key, names, whole=False))
         elif not of_provider(tool):

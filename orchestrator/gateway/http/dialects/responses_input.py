@@ -93,7 +93,8 @@ def read_request(body: Mapping[str, Any], known: Known = NOTHING) -> tuple[ChatR
         raise bad_request("instructions must be a string", "instructions")
     if instructions:
         conversation.messages.append({"role": "system", "content": instructions, INSTRUCTIONS_KEY: True})
-    conversation.messages += before
+    for message in before:
+        conversation.continue_from(message)
     for i, item in enumerate(items):
         if item.get("type") != "additional_tools":
             conversation.add(item, f"input[{i}]")
@@ -171,6 +172,18 @@ class _Conversation:
         self.messages: list[dict[str, Any]] = []
         self.left_out = 0
         self._past = past
+        self._calls: set[str] = set()  # their ids
+        # The last reply, if only results follow it, and the steps that the ids of its calls name.
+        self._replied: dict[str, Any] | None = None
+        self._steps: set[int | None] = set()
+
+    def continue_from(self, message: dict[str, Any]) -> None:
+        """Add the next message of the conversation that the request continues."""
+        self.messages.append(message)
+        if message["role"] != "tool":
+            self._replied, self._steps = message if message["role"] == "assistant" else None, set()
+        for call in message.get("tool_calls") or ():
+            self._note(call["id"])
 
     def add(self, item: Mapping[str, Any], where: str) -> None:
         """Add the next item."""
@@ -190,7 +203,7 @@ class _Conversation:
                 self._say({"name": CALLS[kind], "arguments": arguments}, answered(item))
             case "function_call_output" | "custom_tool_call_output":
                 self._output(item, where)
-            case kind if self._called(answered(item)) and ("output" in item or kind in OUTPUTS):
+            case kind if ("output" in item or kind in OUTPUTS) and self._called(answered(item)):
                 self._output(item, where)
             case kind if self._past or kind.endswith(_PROVIDER_ENDINGS) or kind in _PROVIDER_ITEMS:
                 self.left_out += 1
@@ -217,6 +230,7 @@ class _Conversation:
                 role, missing = "user", (*missing, *mark)
             message = {"role": role, "content": text}
             self.messages.append(message)
+            self._replied = None
         message[LEFT_KEY] = missing
 
     def _output(self, item: Mapping[str, Any], where: str) -> None:
@@ -228,9 +242,13 @@ class _Conversation:
         self.messages.append({**result, LEFT_KEY: missing})
 
     def _called(self, identifier: object) -> bool:
-        return identifier is not None and any(
-            call["id"] == identifier for message in self.messages for call in message.get("tool_calls") or ()
-        )
+        return identifier is not None and str(identifier) in self._calls
+
+    def _note(self, identifier: object) -> None:
+        """Remember the id of a call of the last reply."""
+        self._steps.add(step_of(identifier))
+        if identifier is not None:
+            self._calls.add(str(identifier))
 
     def _reasoning(self, item: Mapping[str, Any], where: str) -> None:
         check_key(item, "content", ("text", "thinking"), where, "input")
@@ -255,8 +273,11 @@ class _Conversation:
     def _say(self, function: Mapping[str, Any], identifier: object) -> None:
         call = {"id": identifier, "function": function}
         step = step_of(identifier)
-        message = self._siblings(step) or self._reply(step=step)
+        # Some programs replay each parallel call of a step together with its result.
+        siblings = self._replied if step is not None and step in self._steps else None
+        message = siblings if siblings is not None else self._reply(step=step)
         message.setdefault("tool_calls", []).append(call)
+        self._note(identifier)
 
     def _reply(self, *later: str, step: int | None) -> dict[str, Any]:
         """The assistant message that the next piece belongs to: the last one, unless it already has that piece or a `later` one, or
@@ -266,22 +287,11 @@ class _Conversation:
         if last is None or last["role"] != "assistant" or other_step or any(key in last for key in later):
             last = {"role": "assistant"}
             self.messages.append(last)
+            self._replied, self._steps = last, set()
         self._past = True
         if step is not None:
             last[STEP_KEY] = step
         return last
-
-    def _siblings(self, step: int | None) -> dict[str, Any] | None:
-        """The message with the other calls of this step, if only their results are in between: some programs replay each parallel call
-        together with its result."""
-        for message in reversed(self.messages):
-            if message["role"] == "assistant":
-                calls = message.get("tool_calls") or []
-                same_step = step is not None and any(step_of(call["id"]) == step for call in calls)
-                return message if same_step else None
-            if message["role"] != "tool":
-                return None
-        return None
 
 
 def _texts(parts: Any) -> list[Any]:

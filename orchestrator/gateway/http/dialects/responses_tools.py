@@ -30,13 +30,13 @@ def read_tools(
 def tools_of_the_past(raw: Any, names: ToolNames) -> Iterator[Mapping[str, Any] | None]:
     """The same for tools that came with a history. They are never refused: None for each tool that cannot be shown."""
     for tool in raw if isinstance(raw, list) else [raw]:
-        before = names.copy()
+        before = len(names)
         try:
             yield from list(
                 read_tools([("a tool of the input", nested) for nested in tool_list([tool])], names)
             )
         except Problem:
-            names.restore(before)
+            names.keep_first(before)
             yield None
 
 

@@ -22,6 +22,8 @@ class ToolNames:
 
     def __init__(self) -> None:
         self._offered: dict[str, tuple[WireName, Mapping[str, Any]]] = {}
+        # The policy's names, by the names on the wire, then by namespace.
+        self._meanings: dict[str, dict[str | None, str]] = {}
 
     @classmethod
     def plain(cls, tools: Sequence[Mapping[str, Any]]) -> "ToolNames":
@@ -36,15 +38,14 @@ class ToolNames:
         flat, declared = joined(namespace, name), ((namespace, name, kind), tool)
         if self._offered.setdefault(flat, declared) != declared:
             raise bad_request(f"two different tools are called {quoted(flat)}: rename one", "tools")
+        self._meanings.setdefault(name, {})[namespace] = flat
         return tool
 
-    def copy(self) -> dict[str, tuple[WireName, Mapping[str, Any]]]:
-        """The tools so far, for `restore`."""
-        return dict(self._offered)
-
-    def restore(self, offered: dict[str, tuple[WireName, Mapping[str, Any]]]) -> None:
-        """Drop the tools added since `copy`."""
-        self._offered = offered
+    def keep_first(self, count: int) -> None:
+        """Drop the tools that were added after the first `count`."""
+        while len(self._offered) > count:
+            _, ((namespace, name, _), _) = self._offered.popitem()
+            del self._meanings[name][namespace]
 
     def __len__(self) -> int:
         return len(self._offered)
@@ -64,29 +65,26 @@ class ToolNames:
         several."""
         found = self._meant(name, namespace, where, where)
         if len(found) > 1:
-            candidates = " or ".join(f"{quoted(name)} of the namespace {quoted(own)}" for _, own in found)
+            candidates = " or ".join(f"{quoted(name)} of the namespace {quoted(own)}" for own in found)
             raise bad_request(f"{where} may mean {candidates}: give its namespace", where)
-        return found[0][0] if found else None
+        return next(iter(found.values()), None)
 
     def called(self, name: str, namespace: object, where: str) -> str:
         """The policy's name of the tool of a call in the history. A name that no tool has, or several, stays: what is past is not refused."""
         found = self._meant(name, namespace, where, "input")
-        return found[0][0] if len(found) == 1 else joined(namespace, name)
+        return next(iter(found.values())) if len(found) == 1 else joined(namespace, name)
 
-    def _meant(self, name: str, namespace: object, where: str, param: str) -> list[tuple[str, str | None]]:
-        """The tools, by policy name and namespace, that a name on the wire may mean."""
+    def _meant(self, name: str, namespace: object, where: str, param: str) -> Mapping[str | None, str]:
+        """The policy's names of the tools that a name on the wire may mean, by namespace."""
         if namespace is not None and not isinstance(namespace, str):
             raise bad_request(f"{where}.namespace must be a string", param)
-        found = [
-            (flat, own)
-            for flat, ((own, called, _), _) in self._offered.items()
-            if called == name and (not namespace or own == namespace)
-        ]
-        if namespace:
-            return found
-        if not found and name in self._offered:
-            return [(name, None)]
-        return [(flat, own) for flat, own in found if own is None] or found
+        found = self._meanings.get(name, {})
+        own = namespace or None
+        if own in found:
+            return {own: found[own]}
+        if own is not None:
+            return {}
+        return {None: name} if not found and name in self._offered else found
 
 
 def joined(namespace: object, name: str) -> str:
