@@ -5,6 +5,7 @@
 | `resp_<digest>_<n>` | the n-th answer (from 0) to the request of that digest, with the conversation before it |
 | `msg_s<step>`, `rs_s<step>` | the text, the reasoning of a step |
 | `fc_s<step>_<call>`, and with `ctc`, `lsh`, `sh` or `apc` for `fc` | a call of a step, of any tool |
+| `msg_h<step>_<n>`, `fco_h<step>_<n>`, `fc_h<step>_<n>_<call>` | the n-th message that came with a step, a result, a call of such a message |
 
 The gateway stores nothing for this: an id locates its step, so it also works after a restart of the gateway and in a resumed attempt.
 """
@@ -29,7 +30,7 @@ from orchestrator.gateway.sessions.node import Node
 from orchestrator.gateway.sessions.session import Session
 
 _RESPONSE = re.compile(r"resp_([0-9a-f]{32})_(0|[1-9][0-9]{0,5})")
-_ITEM = re.compile(r"(msg|rs|fc|ctc|lsh|sh|apc)_s([0-9]{1,9})(?:_([0-9]{1,6}))?")
+_ITEM = re.compile(r"(msg|rs|fc|fco|ctc|lsh|sh|apc)_([sh])([0-9]{1,9})(?:_[0-9]{1,9}){0,2}")
 Message = dict[str, Any]
 
 
@@ -57,19 +58,32 @@ def node_of(session: Session, identifier: str) -> Node | None:
 
 def resolved(session: Session, ids: Iterable[str]) -> dict[str, Any]:
     """The meaning of ids, in the form of `Known.stored`."""
-    return {identifier: _meaning(session, identifier) for identifier in ids}
+    found = {identifier: _ITEM.fullmatch(identifier) for identifier in ids}
+    served = _served(session, {(part[2], int(part[3])) for part in found.values() if part is not None})
+    meanings: dict[str, Any] = {}
+    for identifier, part in found.items():
+        if part is not None:
+            of_call = f"fc{identifier.removeprefix(part[1])}"
+            meanings[identifier] = served.get(identifier) or served.get(of_call)
+        else:
+            node = node_of(session, identifier)
+            meanings[identifier] = None if node is None else conversation(node)
+    return meanings
 
 
-def _meaning(session: Session, identifier: str) -> Any:
-    if identifier.startswith("resp_"):
-        node = node_of(session, identifier)
-        return conversation(node) if node is not None else None
-    found = _ITEM.fullmatch(identifier)
-    step = int(found[2]) if found is not None else -1
-    if found is None or step >= len(session.forest.nodes):
-        return None
-    by_id = items(session.forest.nodes[step])
-    return by_id.get(identifier) or by_id.get(f"fc{identifier.removeprefix(found[1])}")
+def _served(session: Session, places: Iterable[tuple[str, int]]) -> dict[str, Message]:
+    """The items of steps by id: of a reply (s), or of the conversation before it (h). The newest conversation holds those before it."""
+    nodes, read = session.forest.nodes, set[int]()
+    served: dict[str, Message] = {}
+    for place, step in sorted(places, key=lambda place: place[1], reverse=True):
+        if step >= len(nodes):
+            continue
+        if place == "s":
+            served |= items(nodes[step])
+        elif step not in read:
+            served |= {item["id"]: item for item in input_items(nodes[step]) or ()}
+            read |= {each.idx for each in _path(nodes[step])}
+    return served
 
 
 def items(node: Node) -> dict[str, Message]:
@@ -94,21 +108,26 @@ def items(node: Node) -> dict[str, Message]:
 
 def conversation(node: Node) -> list[Message] | None:
     """The conversation up to and including a step's reply, in chat form; None if its text was too large to be recorded."""
-    path = [node]
-    while (parent := path[-1].parent) is not None:
-        path.append(parent)
+    placed = _placed(node)
+    return None if placed is None else [message for _, message in placed]
+
+
+def _placed(node: Node) -> list[tuple[str, Message]] | None:
+    """The same, each message with the end of its ids: its step, and its place among the messages that came with the step. So an id has one
+    meaning in all branches of a session."""
+    path = list(_path(node))
     if not path[-1].history:
         return None
-    messages: list[Message] = []
+    placed: list[tuple[str, Message]] = []
     called: list[list[str]] = []
     for each in reversed(path):
-        for turn in each.history:
-            stem = f"call_h{len(messages)}"
-            ids = [f"{stem}_{index}" for index in range(len(turn.calls))]
-            messages.append(_message(turn, ids, called))
+        for number, turn in enumerate(each.history):
+            stem = f"h{each.idx}_{number}"
+            ids = [f"call_{stem}_{index}" for index in range(len(turn.calls))]
+            placed.append((stem, _message(turn, ids, called)))
         ids = [call_id(each.idx, index) for index in range(len(each.reply.calls))]
-        messages.append({**_message(each.reply, ids, called), STEP_KEY: each.idx})
-    return messages
+        placed.append((f"s{each.idx}", {**_message(each.reply, ids, called), STEP_KEY: each.idx}))
+    return placed
 
 
 def _message(turn: Turn, ids: list[str], called: list[list[str]]) -> Message:
@@ -135,12 +154,12 @@ def _message(turn: Turn, ids: list[str], called: list[list[str]]) -> Message:
 
 def input_items(node: Node) -> list[Message] | None:
     """The conversation before a step's reply as items of the wire, oldest first; None as for `conversation`."""
-    messages = conversation(node)
-    if messages is None:
+    placed = _placed(node)
+    if placed is None:
         return None
     steps = {each.idx: each for each in _path(node)}
     found: list[Message] = []
-    for index, message in enumerate(messages[:-1]):
+    for stem, message in placed[:-1]:
         if message.get(INSTRUCTIONS_KEY):
             continue
         if STEP_KEY in message:
@@ -148,21 +167,21 @@ def input_items(node: Node) -> list[Message] | None:
         elif message["role"] == "tool":
             fields = {"call_id": message.get("tool_call_id"), "output": message["content"]}
             found.append(
-                {"id": f"fco_h{index}", "type": "function_call_output", "status": "completed", **fields}
+                {"id": f"fco_{stem}", "type": "function_call_output", "status": "completed", **fields}
             )
         else:
-            found += _others(index, message)
+            found += _others(stem, message)
     return found
 
 
-def _others(place: int, message: Mapping[str, Any]) -> Iterable[Message]:
+def _others(stem: str, message: Mapping[str, Any]) -> Iterable[Message]:
     """Items of a message that no step produced."""
     from_assistant = message["role"] == "assistant"
     if message["content"] or not message.get("tool_calls"):
         part = {"type": "output_text" if from_assistant else "input_text", "text": message["content"]}
         extra: Message = {"annotations": [], "logprobs": []} if from_assistant else {}
         yield {
-            "id": f"msg_h{place}",
+            "id": f"msg_{stem}",
             "type": "message",
             "role": message["role"],
             "status": "completed",
@@ -170,7 +189,7 @@ def _others(place: int, message: Mapping[str, Any]) -> Iterable[Message]:
         }
     for number, call in enumerate(message.get("tool_calls") or ()):
         fields = {"call_id": call["id"], **call["function"]}
-        yield {"id": f"fc_h{place}_{number}", "type": "function_call", "status": "completed", **fields}
+        yield {"id": f"fc_{stem}_{number}", "type": "function_call", "status": "completed", **fields}
 
 
 def _path(node: Node) -> Iterable[Node]:

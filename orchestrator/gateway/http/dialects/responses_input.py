@@ -138,7 +138,7 @@ def _before(previous: Any, known: Known) -> list[dict[str, Any]]:
     if not isinstance(previous, str):
         raise bad_request(f"{key} must be the id of a response", key)
     messages = known.stored.get(previous)
-    if messages is None:
+    if not isinstance(messages, list):  # an item's id
         raise Wanted([previous], key)
     return [dict(message) for message in messages if not message.get(INSTRUCTIONS_KEY)]
 
@@ -150,8 +150,13 @@ def _check_references(items: Sequence[Any], known: Known) -> None:
             identifier = item.get("id")
             if not isinstance(identifier, str):
                 raise bad_request(f"input[{i}] refers to a stored item without an id", "input")
-            if known.stored.get(identifier) is None:
+            stored = known.stored.get(identifier)
+            if stored is None:
                 unresolved.append((i, identifier))
+            elif not isinstance(stored, Mapping):
+                raise bad_request(
+                    f"input[{i}] refers to a response: name it as previous_response_id", "input"
+                )
     if unresolved:
         missing = next((reference for reference in unresolved if reference[1] in known.stored), unresolved[0])
         raise Wanted([missing[1], *(identifier for _, identifier in unresolved)], f"input[{missing[0]}]")
