@@ -8,6 +8,7 @@ from scaffolds.find import find
 
 from orchestrator.contracts.choices import Anchor, MismatchMask, RateSchedule, WeightTransport
 from orchestrator.contracts.network import Grant
+from orchestrator.contracts.queue_window import FIFO, GREEDY, WINDOWED
 from orchestrator.roles.speed_noise import measures
 from orchestrator.settings.config import Config
 from orchestrator.settings.keys import keys, value_of
@@ -58,6 +59,10 @@ NEEDS: Final[dict[str, tuple[Counts, str]]] = {
     ),
     "web.exposed": (lambda config: not config.web.loopback, "a web.host that other machines reach"),
     "sandbox.egress_mb": (lambda config: config.sandbox.egress is not Grant.NONE, "sandbox.egress"),
+    "queue.window_fraction": (
+        lambda config: config.queue.policy not in (FIFO, GREEDY),
+        f'a queue.policy with a window ("{WINDOWED}", or one of your own)',
+    ),
     "rollout.observation_characters": (
         lambda config: config.rollout.observation_lines == 0,
         "rollout.observation_lines = 0",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.queue_window import GREEDY
 from orchestrator.contracts.states import GroupState
 from orchestrator.pool.dispatch import SERVED_WITHIN, view_queue
 from orchestrator.pool.rows import from_row
@@ -108,6 +109,12 @@ _BATCH = text(
 )
 
 
+def _window(config: Config, head: int | None, dispatched: int) -> int:
+    """W as the pages show it, from `head` on; `greedy` takes any open position of the `dispatched` ones."""
+    window = config.queue.window
+    return window if head is None or config.queue.policy != GREEDY else max(window, dispatched - head)
+
+
 async def queue(
     connection: AsyncConnection, run: StoredRun, config: Config, settings: QueueSettings
 ) -> Queue:
@@ -127,7 +134,7 @@ async def queue(
         standing=await run_status(connection, run, config, settings),
         policy=config.queue.policy,
         capacity=config.queue.capacity,
-        window=config.queue.window,
+        window=_window(config, oldest.head, view.counts.dispatched),
         batch_groups=config.queue.batch_groups,
         max_staleness=config.queue.max_staleness,
         stage=stage.name,

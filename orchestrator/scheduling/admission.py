@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.scheduling.window import window_size
+from orchestrator.contracts.queue_window import FIFO, GREEDY, WINDOWED, window_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +28,19 @@ class QueueSettings:
     group_size: int  # G
     max_staleness: int  # S, in batches
     running_rollouts: int  # bound for rollouts that are queued for a runner or running
-    policy: str = "windowed"
+    policy: str = WINDOWED
     window_fraction: float = 0.3  # f
     min_batch_groups: int | None = None  # P_min of the last, short batch; None: ⌈P/2⌉
 
     @property
     def window(self) -> int:
-        """W, in queue positions."""
-        return window_size(self.capacity, self.window_fraction)
+        """W of the policy, in queue positions."""
+        return window_of(self.policy, self.capacity, self.window_fraction)
+
+    @property
+    def reach(self) -> float:
+        """N+W, in groups: how many are dispatched before the slowest one stops the trainer. Infinite for `greedy`, which waits for none."""
+        return math.inf if self.policy == GREEDY else self.capacity + self.window
 
     @property
     def short_batch(self) -> int:
@@ -199,7 +204,7 @@ def window_reach(settings: QueueSettings, longest_s: float, mean_s: float) -> fl
     slots = running rollouts / G; `longest_s` and `mean_s` are durations of whole groups, in seconds.
     """
     slots = settings.running_rollouts / settings.group_size
-    return (settings.capacity + settings.window) / (slots * longest_s / mean_s)
+    return settings.reach / (slots * longest_s / mean_s)
 
 
 def idle_warning(settings: QueueSettings, longest_s: float, mean_s: float) -> str | None:
@@ -207,8 +212,9 @@ def idle_warning(settings: QueueSettings, longest_s: float, mean_s: float) -> st
     reach = window_reach(settings, longest_s, mean_s)
     if reach >= 1:
         return None
+    key = "queue.policy" if settings.policy == FIFO else "queue.window_fraction"
     return (
         f"the window will idle the trainer: (N+W)/(slots*T_max/T_mean) = ({settings.capacity}+{settings.window})/"
         f"({settings.running_rollouts / settings.group_size:g}*{longest_s / mean_s:g}) = {reach:.2f} < 1; "
-        f"begin a new run with a larger queue.capacity or queue.window_fraction, or shorten the longest groups"
+        f"begin a new run with a larger queue.capacity or {'another' if settings.policy == FIFO else 'a larger'} {key}, or shorten the longest groups"
     )

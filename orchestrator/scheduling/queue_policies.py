@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.queue_window import FIFO, GREEDY, WINDOWED, window_of
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import GroupState
 from orchestrator.runtime import plugins
-from orchestrator.scheduling.window import QueueRow, rows_needed, takeable, window_size
+from orchestrator.scheduling.window import QueueRow, rows_needed, takeable
 
 
 class Policy(Protocol):
@@ -57,12 +58,12 @@ class Greedy:
 
 def fifo(capacity: int, fraction: float) -> Policy:
     """Strict dispatch order."""
-    return Windowed(1)
+    return Windowed(window_of(FIFO, capacity, fraction))
 
 
 def windowed(capacity: int, fraction: float) -> Policy:
     """The default: W = max(1, ⌊f·N⌋)."""
-    return Windowed(window_size(capacity, fraction))
+    return Windowed(window_of(WINDOWED, capacity, fraction))
 
 
 def greedy(capacity: int, fraction: float) -> Policy:
@@ -70,7 +71,7 @@ def greedy(capacity: int, fraction: float) -> Policy:
     return Greedy()
 
 
-BUILT_IN: Mapping[str, PolicyFactory] = {"fifo": fifo, "windowed": windowed, "greedy": greedy}
+BUILT_IN: Mapping[str, PolicyFactory] = {FIFO: fifo, WINDOWED: windowed, GREEDY: greedy}
 
 
 def queue_policy(name: str, capacity: int, fraction: float) -> Policy:

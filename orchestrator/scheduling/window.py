@@ -12,7 +12,6 @@ window smaller than a batch cannot deadlock.
 This module keeps no state: the rows define window and head, so both survive any restart.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,18 +28,6 @@ class QueueRow:
     seq: int
     state: GroupState
     domain: str = ""
-
-
-def window_size(capacity: int, fraction: float) -> int:
-    """W = max(1, ⌊f·N⌋), in queue positions.
-
-    >>> window_size(8, 0.5), window_size(8, 0.3), window_size(2, 0.3)
-    (4, 2, 1)
-    >>> window_size(100, 0.29)  # 0.29 · 100 is 28.999999999999996 in binary: the product is rounded before the floor
-    29
-    """
-    assert capacity >= 1 and fraction >= 0
-    return max(1, math.floor(round(fraction * capacity, 9)))
 
 
 def rows_needed(window: int, wanted: int) -> int:

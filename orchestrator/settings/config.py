@@ -15,6 +15,7 @@ from scaffolds.reference import is_path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.numbers import INT8
+from orchestrator.contracts.queue_window import window_of
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.run_option import FILE as FILE
 from orchestrator.runtime.unreachable import AddressOrigin, named_url, of_key, of_override, remember
@@ -78,7 +79,7 @@ class PolicySection(Section):
 
 class QueueSection(Section):
     """Windowed FIFO, and the circuit breaker of admission. `capacity` (N) bounds dispatched − resolved − consumed; the window is
-    max(1, ⌊fraction · N⌋)."""
+    max(1, ⌊fraction · N⌋), that of `fifo` is 1, and `greedy` has none."""
 
     policy: str = "windowed"
     """Which ready groups a batch may take: windowed, fifo, greedy, or an entry point of penstock.policies."""
@@ -106,9 +107,8 @@ class QueueSection(Section):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def window(self) -> int:
-        """W, in queue positions."""
-        # 0.29 · 100 is not 29 in binary.
-        return max(1, math.floor(round(self.window_fraction * self.capacity, 9)))
+        """W of the policy, in queue positions."""
+        return window_of(self.policy, self.capacity, self.window_fraction)
 
     @property
     def short_batch(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from orchestrator.contracts.processes import ProcessRole
+from orchestrator.contracts.queue_window import FIFO, GREEDY
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.cluster.placement import ANYWHERE, placed
 from orchestrator.deploy.cluster.topology import HostedSection, ServerEngine, Topology, hosts_of
@@ -169,8 +170,10 @@ def _window(topology: Topology) -> Iterator[str]:
             "raise runners.slots"
         )
         return
-    if plan.reach < plan.needed:
-        minimum = int(-(-plan.needed // (1 + topology.penstock.queue.window_fraction))) + 1
+    queue = topology.penstock.queue
+    if queue.policy != GREEDY and plan.reach < plan.needed:
+        share = 0.0 if queue.policy == FIFO else queue.window_fraction
+        minimum = int(-(-plan.needed // (1 + share))) + 1
         yield (
             f"config.queue: N + W = capacity + window = {plan.capacity} + {plan.window} = {plan.reach} groups idle the trainer: "
             f"runners hold {plan.slots} slots ÷ group_size {plan.group_size} = {plan.groups:g} groups, and the slowest takes "

@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.processes import ProcessRole
+from orchestrator.contracts.queue_window import GREEDY
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.cluster.checks import Bridge, bridge
 from orchestrator.deploy.cluster.edit import Key, spelt, with_counts
@@ -216,7 +217,7 @@ def _settings(before: Topology, after: Topology) -> list[Setting]:
 def window_sentences(change: Change) -> list[str]:
     """The effect of the counts on N + W, the groups that may be in flight: the arithmetic of `checks`."""
     old, new = change.bridges
-    if old.slots == new.slots:
+    if old.slots == new.slots or change.after.penstock.queue.policy == GREEDY:
         return []
     return [
         f"slots: {old.slots} → {new.slots} ÷ group_size {new.group_size} = {new.groups:g} groups, × load.longest_over_mean {new.ratio:g} = "

@@ -343,11 +343,11 @@ def _warnings(plan: Plan, work: Workload, found: Sizing) -> Iterator[str]:
             f"the queue lets {places} groups be in flight, and {found.least_in_flight} are needed so that nothing waits for it: raise {setting} "
             f"to {found.least_in_flight if setting == 'queue.capacity' else found.least_staleness}"
         )
-    reach, overtaken = queue.capacity + queue.window, plan.slots / queue.group_size * plan.longest_over_mean
-    if reach < overtaken:
+    overtaken = plan.slots / queue.group_size * plan.longest_over_mean
+    if queue.reach < overtaken:
         yield (
-            f"N + W = {queue.capacity} + {queue.window} = {reach} groups, but {plan.slots} ÷ {queue.group_size} × {plan.longest_over_mean:g} = "
-            f"{overtaken:g} pass the slowest one: the window will idle the trainer"
+            f"N + W = {queue.capacity} + {queue.window} = {queue.reach:g} groups, but {plan.slots} ÷ {queue.group_size} × "
+            f"{plan.longest_over_mean:g} = {overtaken:g} pass the slowest one: the window will idle the trainer"
         )
     if plan.gateways < found.gateways_needed:
         yield (

@@ -116,6 +116,19 @@ def test_the_suggested_remedy_helps() -> None:
     read(changed("config.queue.capacity", 51))
 
 
+def test_the_window_is_that_of_the_policy() -> None:
+    raw = changed("config.queue.policy", "fifo")
+    raw["config"]["queue"]["capacity"] = 62
+    with pytest.raises(
+        ConfigurationError, match=r"window = 62 \+ 1 = 63 groups .* set config\.queue\.capacity to 65"
+    ):
+        read(raw)
+    raw["config"]["queue"]["capacity"] = 65
+    read(raw)
+    raw["config"]["queue"] |= {"capacity": 40, "policy": "greedy"}
+    read(raw)
+
+
 def test_two_pools_of_one_name_are_refused() -> None:
     raw = changed("runners.0.name", "a")
     raw["runners"].append({**raw["runners"][0]})

@@ -84,6 +84,8 @@ def test_the_names_of_processes_count_for_one_of_several_too() -> None:
         ({"trainer": {"loss": "sft", "negative_scale": 0.5}}, "trainer.negative_scale has no effect: it needs a trainer.loss with advantages"),
         ({"trainer": {"loss": "sft", "permute_advantages": True}}, "trainer.permute_advantages has no effect"),
         ({"trainer": {"loss": "sft"}, "reward": {"batch_scale": "std"}}, "reward.batch_scale has no effect"),
+        ({"queue": {"policy": "fifo", "window_fraction": 0.5}}, "queue.window_fraction has no effect: it needs a queue.policy with a window"),
+        ({"queue": {"policy": "greedy", "window_fraction": 0.5}}, "queue.window_fraction has no effect"),
         ({"trainer": {"parts": 9}}, "trainer.parts has no effect above queue.batch_groups: a batch of 8 groups has 8 train steps, not 9"),
         ({"reward": {"speed_weight": 0.0, "noise_replays": 9}}, "reward.noise_replays has no effect: it needs reward.speed_weight above 0"),
         ({"reward": {"zero_signal": "performance", "noise_interval_s": 9.0}}, "reward.noise_interval_s has no effect"),
@@ -130,6 +132,7 @@ def test_a_configuration_whose_keys_all_count_has_no_warning() -> None:
         "rollout": {"context": {"shell": {"policy": "none"}}, "observation_characters": 9},
         "reward": {"noise_replays": 9, "noise_interval_s": 9.0, "batch_scale": "std", "advantage_std": True},
         "sampling": {"repetition_probability": 0.9},
+        "queue": {"policy": "mine", "window_fraction": 0.5},
     }  # fmt: skip
     assert no_effect(Config()) == [] == no_effect(Config.model_validate(given))
 

@@ -142,6 +142,17 @@ def test_the_window_warns_when_it_will_idle_the_trainer() -> None:
     assert idle_warning(settings, longest_s=12.5, mean_s=10) is None, "exactly 1 is enough"
 
 
+def test_the_window_of_fifo_is_one_position_and_greedy_never_waits() -> None:
+    slow = replace(BASE, capacity=8, running_rollouts=64)
+    fifo, greedy = replace(slow, policy="fifo"), replace(slow, policy="greedy")
+    assert window_reach(fifo, longest_s=50, mean_s=10) == (8 + 1) / (8 * 5)
+    warning = idle_warning(fifo, longest_s=50, mean_s=10) or ""
+    assert (
+        "(8+1)/(8*5)" in warning and "or another queue.policy" in warning and "window_fraction" not in warning
+    )
+    assert idle_warning(greedy, longest_s=5000, mean_s=10) is None
+
+
 @pytest.mark.parametrize(
     ("counts", "sentence"),
     [

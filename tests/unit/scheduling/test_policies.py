@@ -7,9 +7,10 @@ import pytest
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import GroupState
+from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.queue_policies import BUILT_IN, Greedy, Windowed, queue_policy
 from orchestrator.scheduling.window import QueueRow
-from orchestrator.settings.config import QueueSection
+from orchestrator.settings.config import Config, QueueSection
 
 ROWS = [
     QueueRow(3, GroupState.READY),
@@ -41,6 +42,25 @@ def test_the_windowed_policy_has_a_window_of_the_fraction() -> None:
     assert queue_policy("windowed", 20, 0.3) == Windowed(6)
     assert queue_policy("fifo", 20, 0.3) == Windowed(1)
     assert queue_policy("greedy", 20, 0.3) == Greedy()
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_window_that_is_shown_and_stored_is_the_policys(name: str) -> None:
+    for capacity, fraction in ((24, 0.3), (1, 0.5), (100, 0.29), (8, 1.0)):
+        policy = queue_policy(name, capacity, fraction)
+        expected = policy.window if isinstance(policy, Windowed) else capacity
+        section = {"policy": name, "capacity": capacity, "window_fraction": fraction, "batch_groups": 1}
+        settings = QueueSettings(
+            policy=name,
+            capacity=capacity,
+            window_fraction=fraction,
+            batch_groups=1,
+            group_size=2,
+            max_staleness=1,
+            running_rollouts=8,
+        )
+        stored = Config.model_validate({"queue": section}).to_json()["queue"]["window"]
+        assert stored == settings.window == expected
 
 
 def test_an_unknown_policy_lists_the_known_ones() -> None:

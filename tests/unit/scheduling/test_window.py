@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.contracts.queue_window import window_size
 from orchestrator.contracts.states import GroupState
 from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.simulate import Simulation, simulate
-from orchestrator.scheduling.window import QueueRow, floor_after, head, rows_needed, takeable, window_size
+from orchestrator.scheduling.window import QueueRow, floor_after, head, rows_needed, takeable
 
 D, R, T, F = GroupState.DISPATCHED, GroupState.READY, GroupState.TAKEN, GroupState.FILTERED
 

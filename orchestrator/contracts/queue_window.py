@@ -1,0 +1,34 @@
+"""The window of the queue's policies, which the configuration, the pages and the checks show, and by which the policies take.
+
+`fifo`, `windowed` and `greedy` are built in; others are entry points of penstock.policies, which get capacity and fraction like `windowed`.
+"""
+
+import math
+from typing import Final
+
+FIFO: Final = "fifo"
+WINDOWED: Final = "windowed"
+GREEDY: Final = "greedy"
+
+
+def window_size(capacity: int, fraction: float) -> int:
+    """W = max(1, ⌊f·N⌋), in queue positions.
+
+    >>> window_size(8, 0.5), window_size(8, 0.3), window_size(2, 0.3)
+    (4, 2, 1)
+    >>> window_size(100, 0.29)  # 0.29 · 100 is 28.999999999999996 in binary: the product is rounded before the floor
+    29
+    """
+    assert capacity >= 1 and fraction >= 0
+    return max(1, math.floor(round(fraction * capacity, 9)))
+
+
+def window_of(policy: str, capacity: int, fraction: float) -> int:
+    """W of a policy, in queue positions: 1 of `fifo`; N of `greedy`, which takes any position, also those further from the head.
+
+    >>> window_of("fifo", 24, 0.3), window_of("windowed", 24, 0.3), window_of("greedy", 24, 0.3)
+    (1, 7, 24)
+    """
+    if policy == FIFO:
+        return 1
+    return capacity if policy == GREEDY else window_size(capacity, fraction)
