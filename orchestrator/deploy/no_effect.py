@@ -47,7 +47,7 @@ _NOISE: Final[tuple[Counts, str]] = (
 NEEDS: Final[dict[str, tuple[Counts, str]]] = {
     "sandbox.container": _provider("container"),
     "sandbox.images": _provider("bubblewrap"),
-    **{f"sandbox.images.{key}": _IMAGES for key in ImagesSection.model_fields if key != "directory"},
+    **{f"sandbox.images.{key}": _IMAGES for key in ImagesSection.model_fields.keys() - {"directory"}},
     "sandbox.kubernetes": _provider("kubernetes"),
     "sandbox.max_memory_mb": (
         lambda config: config.sandbox.max_memory_mb >= config.sandbox.memory_mb,
