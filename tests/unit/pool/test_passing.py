@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from orchestrator.pool.transact import passing
+from orchestrator.pool.transact import of_content, passing
 
 FILES: dict[str, Callable[[Path], object]] = {
     "absent": lambda at: (at / "absent").read_bytes(),
@@ -66,3 +66,10 @@ async def test_a_postgresql_that_is_away_passes(tmp_path: Path) -> None:
             )
         errors.append(raised.value)
     assert [error for error in errors if not passing(error)] == []
+
+
+def test_a_character_that_postgresql_15_does_not_convert_is_content_and_a_stale_plan_is_not() -> None:
+    lacking = asyncpg.FeatureNotSupportedError("conversion between UTF8 and SQL_ASCII is not supported")
+    stale = asyncpg.InvalidCachedStatementError("cached statement plan is invalid")
+    assert of_content(lacking) and not passing(lacking)
+    assert not of_content(stale)
