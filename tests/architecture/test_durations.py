@@ -51,6 +51,8 @@ EXEMPT = {
     "orchestrator/runtime/backoff.py:LONGEST_DELAY_S": "bounds the growing pause of one piece of work, whose tries are counted",
     "orchestrator/settings/timeouts.py:LONGEST_S": "the bound of every setting in seconds",
     "orchestrator/bus/courier.py:REFUSED_AGAIN_S": POLL,
+    "orchestrator/runner/bridge.py:END_S": STOP,
+    "orchestrator/runtime/accepting.py:PAUSE_S": POLL,
     "orchestrator/bus/link.py:FIRST_WAIT_S": FIRST,
     "orchestrator/runtime/peer.py:_POLL_INTERVAL_S": POLL,
     "orchestrator/bus/link.py:LEADERLESS_S": POLL,
