@@ -90,7 +90,7 @@ class ChangeFeed:
         except PenstockError as error:
             return (), str(error)
         except DRIVER_ERRORS as error:
-            # A changed password, a missing right, a migration: a person repairs it while this goes on.
+            # A changed password, a missing right, a migration: a person repairs it while the dashboard runs.
             self.metrics.errors.labels("GET").inc()
             detail = str(error).partition("\n")[0][:200]
             log.error("change_feed.refused", error=type(error).__name__, detail=detail)

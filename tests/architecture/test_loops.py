@@ -40,6 +40,7 @@ PART = "a part of whichever loop calls it, which names its item and rings when t
 POLL = "looks and sleeps, and waits for no other process: only the event loop's own watchdog could have more to say"
 REQUEST = "one request or connection of a client, which waits for it and may end it"
 START = "before a process is ready; it gives up with one sentence"
+CLIENTS = "waits for clients, which need not come"
 SIGNAL = "waits for a signal, which need not come"
 OUTERMOST = "`penstock up`: it has no board; what it starts is watched, and it is watched by who started it"
 PERSON = "a person waits for it, at a command"
@@ -74,6 +75,7 @@ INSIDE = {
     "orchestrator/runner/assignments.py:Assignments._slot": PART,
     "orchestrator/runner/blackbox.py:follow": "tells the clocks of an attempt, which end it when nothing moves",
     "orchestrator/runner/bridge.py:_copy": REQUEST,
+    "orchestrator/runtime/accepting.py:serve": CLIENTS,
     "orchestrator/runner/clocks.py:Clocks._until_over": "the clocks of an attempt: they tell its loop when it moves, and end it when it does not",
     "orchestrator/roles/consume.py:consume": PART,
     "orchestrator/runner/rollout_runner.py:_secret": START,
