@@ -165,7 +165,7 @@ class TaskReport:
             )
         except msgspec.ValidationError as error:
             raise ValueError(f"this is not a report of `penstock tasks vet`: {error}") from error
-        return cls(
+        return TaskReport(
             place=stored.place,
             name=stored.task,
             sha256=stored.sha256,

@@ -161,7 +161,7 @@ async def test_compressed_bodies_of_one_session_are_read_one_at_a_time_and_few_m
     async with anyio.create_task_group() as tasks:
         for _ in range(20):
             tasks.start_soon(ask_packed)
-        await eventually(lambda: len(statuses) == 12)
+        await eventually(lambda: len(statuses) == 12 and started)
         assert len(started) == 1
         status, reply, _ = await ask(rig, other.path + path, question)
         assert status == 200, reply

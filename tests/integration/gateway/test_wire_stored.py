@@ -127,6 +127,39 @@ async def test_items_that_were_served_may_stand_as_references(rig: Rig) -> None:
     assert await stored(rig, rollout, 3) == [("root", None), ("continues", 0), ("continues", 1)]
 
 
+async def test_items_of_the_input_may_stand_as_references_after_a_restart_too(rig: Rig) -> None:
+    rollout, session = await rig.open(scripted=SCRIPT)
+    shown: list[Any] = [
+        user("how many?"),
+        {"type": "function_call", "call_id": "x", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "x", "output": "oak"},
+        user("again?"),
+    ]
+    async with gpt(session) as client:
+        first = await client.responses.create(model="m", input=shown, tools=[TOOL])
+        call = first.output[-1]
+        assert call.type == "function_call"
+        output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "oak oak"}
+        elm: Any = {**output, "output": "elm"}
+        second = await client.responses.create(
+            model="m", previous_response_id=first.id, input=[output], tools=[TOOL]
+        )
+        other = await client.responses.create(
+            model="m", previous_response_id=first.id, input=[elm], tools=[TOOL]
+        )
+        listed = await client.responses.input_items.list(second.id, order="asc")
+        of_other = await client.responses.input_items.list(other.id, order="asc")
+    ids = [str(item.id) for item in listed.data]
+    assert ids[:-1] == [str(item.id) for item in of_other.data[:-1]]
+    assert ids[-1] != of_other.data[-1].id, "an id has one meaning in a session"
+    await rig.stop_gateway()
+    async with rig.another_gateway(), gpt(session) as client:
+        references: Any = [{"type": "item_reference", "id": item} for item in (*ids, second.output[0].id)]
+        last = await client.responses.create(model="m", input=[*references, user("elms?")], tools=[TOOL])
+        assert last.output_text == "no more"
+    assert (await stored(rig, rollout, 4))[-1] == ("continues", 1)
+
+
 async def test_responses_served_before_a_restart_of_the_gateway_can_be_referred_to_after_it(rig: Rig) -> None:
     rollout, session = await rig.open(scripted=SCRIPT)
     _, second = await served(session)
@@ -201,7 +234,7 @@ async def test_stored_objects_are_answered_in_the_turn_of_their_session(
         tasks.cancel_scope.cancel()
 
 
-async def test_an_id_with_another_spelling_does_not_name_a_response(rig: Rig) -> None:
+async def test_another_spelling_of_an_id_names_no_response(rig: Rig) -> None:
     _, session = await rig.open(scripted=SCRIPT)
     first, _ = await served(session)
     stem, _, number = first.id.rpartition("_")
@@ -222,6 +255,7 @@ async def test_a_response_that_this_session_never_served_is_refused_by_name(rig:
         ({"input": [user("?"), {"type": "item_reference", "id": "msg_s7"}]}, "input[1] refers to 'msg_s7'"),
         ({"input": [user("?"), {"type": "item_reference", "id": "msg_123"}]}, "input[1] refers to 'msg_123'"),
         ({"input": [user("?"), {"id": "msg_123"}]}, "input[1] refers to 'msg_123'"),
+        ({"input": [user("?"), {"id": "msg_h0_7"}]}, "input[1] refers to 'msg_h0_7'"),
         ({"input": [user("?"), {"type": "item_reference"}]}, "without an id"),
     ):
         status, answer, _ = await ask(rig, url, body)
@@ -236,6 +270,17 @@ async def test_a_response_that_this_session_never_served_is_refused_by_name(rig:
         assert status == 404 and "no response" in message_of("/responses", answer)
     status, answer, _ = await ask(rig, "/s/unknown/v1/responses/resp_1", b"", "GET")
     assert status == 401
+
+
+async def test_a_reference_to_an_object_of_the_other_kind_is_refused(rig: Rig) -> None:
+    _, session = await rig.open(scripted=SCRIPT)
+    first, _ = await served(session)
+    for body, words in (
+        ({"input": [user("?"), {"id": first.id}]}, "input[1] refers to a response"),
+        ({"input": "?", "previous_response_id": first.output[0].id}, "previous_response_id refers to"),
+    ):
+        status, answer, _ = await ask(rig, session.path + "/responses", body)
+        assert status == 400 and words in message_of("/responses", answer), answer
 
 
 async def test_a_model_is_found_by_any_name_with_slashes_as_they_are_or_encoded(rig: Rig) -> None:

@@ -24,7 +24,7 @@ def result(identifier: str | None, **more: Any) -> Body:
     return {"role": "tool", "tool_call_id": identifier, "content": "1", **more}
 
 
-def said(identifier: str, **more: Any) -> Body:
+def spoken(identifier: str, **more: Any) -> Body:
     return {"type": "function_call", "call_id": identifier, "name": "f", **more}
 
 
@@ -60,19 +60,21 @@ CHATS: dict[str, Callable[[int], Body]] = {
     "results by name": lambda n: chat([None] * n, *[result(None, name=one) for one in of_names(n)]),
 }
 ITEMS: dict[str, Callable[[int], Body]] = {
-    "calls of a step after others": lambda n: {"input": [said("a")] * n + [said("call_s5_0")] * n + [ASK]},
+    "calls of a step after others": lambda n: {
+        "input": [spoken("a")] * n + [spoken("call_s5_0")] * n + [ASK]
+    },
     "each call of a step with its result": lambda n: {
-        "input": [ASK, *[item for i in range(n) for item in (said(f"call_s5_{i}"), output(f"call_s5_{i}"))]]
+        "input": [ASK, *[item for i in range(n) for item in (spoken(f"call_s5_{i}"), output(f"call_s5_{i}"))]]
     },
     "outputs of unknown types": lambda n: {
-        "input": [ASK, *[said(one) for one in of_names(n)], *[output("z", "odd_output")] * n]
+        "input": [ASK, *[spoken(one) for one in of_names(n)], *[output("z", "odd_output")] * n]
     },
     "calls of declared tools": lambda n: {
-        "input": [*[said("a", name=one) for one in of_names(n)], ASK],
+        "input": [*[spoken("a", name=one) for one in of_names(n)], ASK],
         "tools": [function(one) for one in of_names(n)],
     },
     "calls of many namespaces": lambda n: {
-        "input": [*[said("a", name="f")] * n, ASK],
+        "input": [*[spoken("a", name="f")] * n, ASK],
         "tools": [{"type": "namespace", "name": one, "tools": [function("f")]} for one in of_names(n)],
     },
     "tools in the middle": lambda n: {
