@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Final, TypeAlias
 
 from orchestrator.tasks.traps.python_lists import Lists
@@ -113,27 +114,37 @@ class Lengths:
     def _is_known(self, node: _Loop, own: list[ast.expr]) -> bool:
         """Whether another condition looks at the same entries, or at the text from which they come."""
         inside = set(ast.walk(node))
-        names = {
+        names: set[str] = set()
+        new = {
             n.id for one in own for n in ast.walk(one) if isinstance(n, ast.Name) and self._lists.is_read(n)
         }
-        before = -1
-        while before != len(names):
-            before = len(names)
-            for statement in nodes_of(self._tree):
-                if isinstance(statement, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.With):
-                    for target, value in bindings(statement):
-                        group = {
-                            n.id
-                            for part in (target, value)
-                            for n in ast.walk(part)
-                            if isinstance(n, ast.Name)
-                        }
-                        if group & names:
-                            names |= {n for n in group if self._lists.is_read(ast.Name(n, ast.Load()))}
-        return any(
-            isinstance(n, ast.Name) and n.id in names and n not in inside and self._is_condition(n)
-            for n in nodes_of(self._tree)
-        )
+        while new:
+            names |= new
+            new = {other for name in new for other in self._related.get(name, ())} - names
+        return any(n not in inside for name in names for n in self._conditions.get(name, ()))
+
+    @cached_property
+    def _related(self) -> dict[str, set[str]]:
+        """Names of the agent's text, each with those that statements bind together with it: `lines = got.splitlines()`."""
+        found: dict[str, set[str]] = {}
+        for statement in nodes_of(self._tree):
+            if not isinstance(statement, ast.Assign | ast.AnnAssign | ast.NamedExpr | ast.With):
+                continue
+            for pair in bindings(statement):
+                inner = (n for part in pair for n in ast.walk(part) if isinstance(n, ast.Name))
+                group = {n.id for n in inner if self._lists.is_read(ast.Name(n.id, ast.Load()))}
+                for name in group:
+                    found.setdefault(name, set()).update(group)
+        return found
+
+    @cached_property
+    def _conditions(self) -> dict[str, list[ast.Name]]:
+        """The places of conditions that read a name."""
+        found: dict[str, list[ast.Name]] = {}
+        for node in nodes_of(self._tree):
+            if isinstance(node, ast.Name) and self._is_condition(node):
+                found.setdefault(node.id, []).append(node)
+        return found
 
     def _is_condition(self, node: ast.AST) -> bool:
         child = node
@@ -150,13 +161,18 @@ class Lengths:
     def _compares_elsewhere(self, node: _Loop) -> bool:
         """Whether another condition of the source needs something that the agent wrote or printed."""
         inside = set(ast.walk(node))
-        return any(
-            isinstance(n, ast.Compare)
-            and n not in inside
+        return any(n not in inside for n in self._compares)
+
+    @cached_property
+    def _compares(self) -> list[ast.Compare]:
+        """The comparisons with something that the agent wrote or printed, on which success depends."""
+        return [
+            n
+            for n in nodes_of(self._tree)
+            if isinstance(n, ast.Compare)
             and any(map(self._lists.is_read, (n.left, *n.comparators)))
             and (self._texts.is_wanted(n) or self._texts.is_wanted(n, holds=False))
-            for n in nodes_of(self._tree)
-        )
+        ]
 
 
 def _is_length(node: ast.expr) -> bool:

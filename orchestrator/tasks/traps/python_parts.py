@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Final
 
 from orchestrator.tasks.traps.python_names import PythonNames
@@ -68,7 +69,9 @@ class Parts:
         if not self._texts.carries(left) or self._texts.carries(right) or not self._is_text(right):
             return False
         named = {n.id for n in ast.walk(left) if isinstance(n, ast.Name) and self._texts.carries(n)}
-        return not any(self._is_loop(name) or self._is_checked(name, left) for name in named)
+        inside = set(ast.walk(left))
+        checked = (n for name in named for n in self._conditions.get(name, ()) if n not in inside)
+        return not named & self._elements and next(checked, None) is None
 
     def _is_text(self, node: ast.expr, deep: int = 0) -> bool:
         match self._names.value(node):
@@ -80,27 +83,33 @@ class Parts:
                 return name in ("read", "read_text") or self._is_text(inner, deep + 1)
         return False
 
-    def _is_loop(self, name: str) -> bool:
-        """Whether a name stands for the elements of something: letters, lines."""
-        return any(
-            isinstance(n, ast.For | ast.comprehension)
-            and any(isinstance(t, ast.Name) and t.id == name for t in ast.walk(n.target))
+    @cached_property
+    def _elements(self) -> frozenset[str]:
+        """Names that stand for the elements of something: letters, lines."""
+        return frozenset(
+            t.id
             for n in nodes_of(self._tree)
+            if isinstance(n, ast.For | ast.comprehension)
+            for t in ast.walk(n.target)
+            if isinstance(t, ast.Name)
         )
 
-    def _is_checked(self, name: str, left: ast.expr) -> bool:
-        """Whether another condition looks at a text too: at its length, or whether it is empty."""
-        inside = set(ast.walk(left))
+    @cached_property
+    def _conditions(self) -> dict[str, list[ast.Name]]:
+        """The places of conditions that read a name: its length, or whether it is empty."""
+        found: dict[str, list[ast.Name]] = {}
         for node in nodes_of(self._tree):
-            if isinstance(node, ast.Name) and node.id == name and node not in inside:
-                child: ast.AST = node
-                while (parent := self._parents.get(child)) is not None and not isinstance(parent, ast.stmt):
-                    if isinstance(parent, ast.Compare | ast.BoolOp | ast.UnaryOp):
-                        return True
-                    child = parent
-                if isinstance(parent, ast.Assert | ast.If) and parent.test is child:
-                    return True
-        return False
+            if isinstance(node, ast.Name) and self._is_condition(node):
+                found.setdefault(node.id, []).append(node)
+        return found
+
+    def _is_condition(self, node: ast.AST) -> bool:
+        child = node
+        while (parent := self._parents.get(child)) is not None and not isinstance(parent, ast.stmt):
+            if isinstance(parent, ast.Compare | ast.BoolOp | ast.UnaryOp):
+                return True
+            child = parent
+        return isinstance(parent, ast.Assert | ast.If) and parent.test is child
 
     def _is_required(self, node: ast.Call, name: str) -> bool:
         """Whether the tests need the place that was found: `want.find(got) >= 0`, `assert want.count(got)`."""
