@@ -13,7 +13,7 @@ FILE_BYTES: Final = 8 << 20
 PACK_BYTES: Final = 64 << 20
 """Of a pack of a git repository, which holds its history."""
 SCRIPT: Final = r"""
-root=$1 image=$2 seen=; shift 2
+root=$1 image=$2 most=$3 after=$4 seen=; shift 4
 if command -v find >/dev/null; then
   list() { find "$@" -xdev -type f \( -size -16384 -o -name "*.pack" -size -131072 \) -print0; }
 else
@@ -53,17 +53,25 @@ every() {
   list "$root/usr/local" "$root/usr/src"
   others "$root/usr"
 }
-case "$(tar --version 2>/dev/null)" in
-  *"GNU tar"*) every "$@" 2>/dev/null | tar -cf - --null -T - --ignore-failed-read 2>/dev/null ;;
-  *)
-    printf 'PENSTOCK FILES\n'
-    every "$@" 2>/dev/null | while IFS= read -r -d '' file; do
-      [ -r "$file" ] && size=$(wc -c <"$file") && [ "$((size))" -le 67108864 ] || continue
-      printf '%s\0%d\0' "$file" "$((size))"; head -c "$((size))" "$file"
-    done 2>/dev/null ;;
-esac
+rest() {
+  [ -n "$after" ] || { every "$@"; return; }
+  every "$@" | while IFS= read -r -d '' file; do [ "$file" != "$after" ] || { cat; break; }; done
+}
+send() {
+  case "$(tar --version 2>/dev/null)" in
+    *"GNU tar"*) rest "$@" 2>/dev/null | tar -cf - --null -T - --ignore-failed-read 2>/dev/null ;;
+    *)
+      printf 'PENSTOCK FILES\n'
+      rest "$@" 2>/dev/null | while IFS= read -r -d '' file; do
+        [ -r "$file" ] && size=$(wc -c <"$file") && [ "$((size))" -le 67108864 ] || continue
+        printf '%s\0%d\0' "$file" "$((size))"; head -c "$((size))" "$file"
+      done 2>/dev/null ;;
+  esac
+}
+if command -v head >/dev/null; then send "$@" | head -c "$most"; else send "$@"; fi
 """
-"""Arguments: what stands before each path (empty in a sandbox with its own root), 1 for an image, the first places to search."""
+"""Arguments: what stands before each path (empty in a sandbox with its own root), 1 for an image, the most bytes to send, the path after which to
+begin (empty: at the first), the first places to search."""
 
 
 def most(path: str) -> int:

@@ -16,9 +16,16 @@ from orchestrator.vetting.collecting import SCRIPT, members, most
 from sandboxes.base import DEFAULT_ENV, HOME, PLACED, WORK, KilledBy, Provider, Sandbox
 
 PLACES: Final = (WORK, HOME, "/tmp", "/logs", *PLACED)
-MOST_BYTES: Final = 64 << 20
-"""Of all files together; a finding about more is out of reach, and the report says so."""
+ROUND_BYTES: Final = 64 << 20
+"""Of files that are sent at once, with room for the head of the largest one."""
+MOST_BYTES: Final = 512 << 20
+"""Of all files together; the control does not hold where more are readable."""
 SECONDS: Final = 120.0
+"""Of one round."""
+_ROOM: Final = 1 << 20
+_LESS: Final = (
+    "let fewer files be readable: remove caches, archives and data that the work does not need from the image"
+)
 
 
 async def readable(
@@ -26,7 +33,7 @@ async def readable(
 ) -> tuple[Readable, str, str]:
     """The files that a new agent can read, once `check` has succeeded; the path of libfaketime inside, empty without it; a note on what was not
     read, empty for all. InfraFailure if `check` fails."""
-    limits = replace(sandbox_limits(section, SECONDS), output_bytes=MOST_BYTES)
+    limits = replace(sandbox_limits(section, SECONDS), output_bytes=ROUND_BYTES + _ROOM)
     spec = run.pristine.spec(run.pristine.files, limits)
     images = provider.containers and (spec.build is not None or not builds_where_needed(provider))
     images = images or bool(getattr(provider, "own_system", False))
@@ -35,24 +42,47 @@ async def readable(
             await until_healthy(sandbox, check)
         faketime = await _first_of(sandbox, FAKETIME)
         variables = await _variables(sandbox)
-        root = sandbox.path("/app").removesuffix("/app")
-        found = await sandbox.exec(
-            ["bash", "-c", SCRIPT, "bash", root, str(int(images)), *map(sandbox.path, PLACES)],
-            timeout_s=SECONDS,
-        )
+        files, unread = await _files(sandbox, images=images)
     placed = {path: file.data for path, file in run.pristine.files.items() if file.size <= most(path)}
-    files, note, unread = members(found.stdout, root), "", ""
+    note, remedy = "", _LESS if unread else ""
     if images and not files:
-        unread = "no file of its image could be read: it has neither GNU tar nor wc and head"
+        unread, remedy = "no file of its image could be read: it has neither GNU tar nor wc and head", ""
     elif not files and placed:
-        note = "only the files of environment/ were searched: the sandbox sent none"
-    elif found.truncated:
-        note = f"only {MOST_BYTES >> 20} MB of files were searched"
-    elif found.killed_by is not KilledBy.NONE:
-        note = f"only what could be read in {SECONDS:.0f} s was searched"
+        note, unread = "only the files of environment/ were searched: the sandbox sent none", ""
     given = {name: value for name, value in variables.items() if DEFAULT_ENV.get(name) != value}
-    shown = Readable(files=placed | files, variables=given | dict(run.pristine.env), unread=unread)
+    shown = Readable(
+        files=placed | files, variables=given | dict(run.pristine.env), unread=unread, remedy=remedy
+    )
     return shown, faketime, note
+
+
+async def _files(sandbox: Sandbox, *, images: bool) -> tuple[dict[str, bytes], str]:
+    """The files that a sandbox sends, in as many rounds as they need; why some are not among them, empty: all are."""
+    root = sandbox.path("/app").removesuffix("/app")
+    places = tuple(map(sandbox.path, PLACES))
+    files: dict[str, bytes] = {}
+    left, after = MOST_BYTES, ""
+    while True:
+        words = (SCRIPT, "bash", root, str(int(images)), str(ROUND_BYTES + _ROOM), after, *places)
+        sent = await sandbox.exec(["bash", "-c", *words], timeout_s=SECONDS)
+        found = members(sent.stdout, root)
+        fresh = found.keys() - files.keys()
+        files |= found
+        left -= sum(len(found[path]) for path in fresh)
+        if sent.killed_by is not KilledBy.NONE:
+            return files, f"only the files that could be read in {SECONDS:.0f} s were searched"
+        if len(sent.stdout) < ROUND_BYTES + _ROOM and not sent.truncated:
+            return files, ""
+        if left <= 0:
+            return files, f"only {MOST_BYTES >> 20} MB of its readable files were searched"
+        after = next((root + path for path in reversed(found) if _is_text(path)), "")
+        if not fresh or not after:
+            return files, "only some of its readable files were searched: the sandbox did not send the others"
+
+
+def _is_text(path: str) -> bool:
+    """Whether a path can be the argument of a program in each kind of sandbox."""
+    return not any("\ud800" <= each <= "\udfff" for each in path)
 
 
 async def _variables(sandbox: Sandbox) -> dict[str, str]:

@@ -174,7 +174,14 @@ class _Vet:
         if left is not None:
             leaks, unread = await leak_findings(trials, left, shown)
             if shown.unread:
-                leaks.append(Finding(control=Control.LEAK, fault=TaskFault.NOT_SEARCHED, says=shown.unread))
+                leaks.append(
+                    Finding(
+                        control=Control.LEAK,
+                        fault=TaskFault.NOT_SEARCHED,
+                        says=shown.unread,
+                        remedy=shown.remedy,
+                    )
+                )
             self._add(Control.LEAK, leaks, "; ".join(filter(None, (note, unread))))
             await self._budget(trials)
         unnamed: list[Finding] = []

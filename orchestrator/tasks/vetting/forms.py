@@ -12,30 +12,40 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from itertools import islice
+from typing import IO, Final
 
 from orchestrator.tasks import git_objects
 
 DEPTH: Final = 3
 """Nested encodings: gzip in base64 in hex."""
 MOST_BYTES: Final = 16 << 20
-"""Of one decoded text; the rest is not read."""
+"""Of one decoded text; a longer one is several, which overlap."""
+OVERLAP: Final = 64 << 10
 MOST_DECODED: Final = 256 << 20
 """Bytes of all decoded texts of one file."""
 LEAST_COST: Final = 4096
 """Bytes that a decoded text counts for at least, however short it is."""
 _PIECE: Final = 4096
+_CHUNK: Final = 1 << 20
 SHORT: Final = 12
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/_-]{16,}(?:\r?\n[A-Za-z0-9+/_-]{4,})*")
 _HEX: Final = (
     re.compile(rb"(?:[0-9a-fA-F]{2}){12,}(?:\r?\n(?:[0-9a-fA-F]{2}){4,})*"),
     re.compile(rb"(?:[0-9a-fA-F]{2}[ :,]){11,}[0-9a-fA-F]{2}"),
     re.compile(rb"(?:\\x[0-9a-fA-F]{2}){10,}"),
+    re.compile(rb"(?:0[xX][0-9a-fA-F]{2}[\s,;]{1,8}){9,}0[xX][0-9a-fA-F]{2}"),
 )
+_DUMP: Final = re.compile(
+    rb"^[0-9a-fA-F]{6,8}:?[ ]{1,2}((?:[0-9a-fA-F]{2}(?:[0-9a-fA-F]{2})?(?:[ ]{1,2}|$)){1,16})", re.MULTILINE
+)
+"""A line of xxd, `hexdump -C` or od: a place, then up to 16 bytes."""
+_DUMPED: Final = 32
+"""Digits of such a line; characters may follow."""
 _LITERALS: Final = re.compile(
     rb"([\"'])[A-Za-z0-9+/_=-]{4,}\1(?:[\s\\+]{0,200}[bBrR]?([\"'])[A-Za-z0-9+/_=-]{4,}\2)+"
 )
@@ -44,8 +54,10 @@ _LITERAL: Final = re.compile(rb"[\"']([A-Za-z0-9+/_=-]{4,})[\"']")
 _WIDE: Final = re.compile(rb"(?:[\t\r\n\x20-\x7e]\0){11,}[\t\r\n\x20-\x7e]?")
 _MOST_MEMBERS: Final = 64
 """Of a gzip file; each costs a copy of the rest."""
-_NO_DIGIT: Final = re.compile(rb"[^0-9a-fA-F]|\\x")
+_NO_DIGIT: Final = re.compile(rb"0[xX]|[^0-9a-fA-F]")
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
+_PACKED: Final = re.compile(rb"\x1f\x8b\x08|BZh[1-9](?:1AY&SY|\x17rE8P)|\xfd7zXZ\x00|PK\x03\x04")
+"""The begin of compressed data that a program may have behind its text."""
 _ZLIB: Final = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
 _ALIGNMENTS: Final = 4
 
@@ -142,35 +154,71 @@ def _hex(data: bytes) -> Iterator[bytes]:
         for found in pattern.finditer(data):
             digits = _NO_DIGIT.sub(b"", found[0].replace(b"\\x", b""))
             yield bytes.fromhex(digits[: len(digits) // 2 * 2].decode())
+    lines = [_NO_DIGIT.sub(b"", line)[:_DUMPED] for line in _DUMP.findall(data)]
+    if lines:
+        yield bytes.fromhex(b"".join(line[: len(line) // 2 * 2] for line in lines).decode())
 
 
 def _decompressed(data: bytes) -> Iterator[bytes]:
-    if data[:2] == b"\x1f\x8b" or _ZLIB.match(data):
-        yield _members(data)
     if git_objects.is_packed(data[:16]):
         yield from _of_pack(data)
-    with suppress(Exception):  # whatever a lying header makes the readers of the standard library raise
-        if data[:3] == b"BZh":
-            yield bz2.BZ2Decompressor().decompress(data, MOST_BYTES)
-        elif data[:6] == b"\xfd7zXZ\0":
-            yield lzma.LZMADecompressor().decompress(data, MOST_BYTES)
-        elif data[:4] == b"PK\x03\x04":
-            yield from _unzipped(data)
-        elif data[257:262] == b"ustar":
+    elif data[257:262] == b"ustar":
+        with suppress(Exception):  # whatever a lying header makes the readers of the standard library raise
             yield from _untarred(data)
+    elif _PACKED.match(data) or _ZLIB.match(data):
+        yield from _unpacked(data)
+    else:  # behind the head of a script
+        for found in islice(_PACKED.finditer(data), _MOST_MEMBERS):
+            yield from _unpacked(data[found.start() :])
 
 
-def _members(data: bytes) -> bytes:
+def _unpacked(data: bytes) -> Iterator[bytes]:
+    """The texts of compressed data."""
+    if data[:3] == b"BZh":
+        with bz2.BZ2File(io.BytesIO(data)) as packed:
+            yield from _pieces(_read(packed))
+    elif data[:6] == b"\xfd7zXZ\0":
+        with lzma.LZMAFile(io.BytesIO(data)) as packed_xz:
+            yield from _pieces(_read(packed_xz))
+    elif data[:4] == b"PK\x03\x04":
+        with suppress(Exception):
+            yield from _unzipped(data)
+    else:
+        yield from _pieces(_members(data))
+
+
+def _pieces(texts: Iterable[bytes]) -> Iterator[bytes]:
+    """Texts as one, in pieces that overlap."""
+    piece, fresh = bytearray(), False
+    for text in texts:
+        piece += text
+        fresh = True
+        if len(piece) >= MOST_BYTES:
+            yield bytes(piece)
+            del piece[:-OVERLAP]
+            fresh = False
+    if fresh:
+        yield bytes(piece)
+
+
+def _read(file: IO[bytes]) -> Iterator[bytes]:
+    """A file's bytes, as far as they can be read."""
+    with suppress(Exception):
+        while text := file.read(_CHUNK):
+            yield text
+
+
+def _members(data: bytes) -> Iterator[bytes]:
     """The members of a gzip file one after the other, or a zlib stream, as far as they decode."""
-    out = bytearray()
     with suppress(zlib.error):
         for _ in range(_MOST_MEMBERS):
             stream = zlib.decompressobj(wbits=47)
-            out += stream.decompress(data, MOST_BYTES - len(out))
+            while data and not stream.eof:
+                yield stream.decompress(data, _CHUNK)
+                data = stream.unconsumed_tail
             data = stream.unused_data.lstrip(b"\0")
-            if not data or len(out) >= MOST_BYTES:
+            if not data:
                 break
-    return bytes(out)
 
 
 def _of_pack(data: bytes) -> Iterator[bytes]:
@@ -201,14 +249,14 @@ def _untarred(data: bytes) -> Iterator[bytes]:
             last = member.offset
             file = archive.extractfile(member) if member.isreg() else None
             if file is not None:
-                yield file.read(MOST_BYTES)
+                yield from _pieces(_read(file))
 
 
 def _unzipped(data: bytes) -> Iterator[bytes]:
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         for member in archive.infolist():
             with suppress(Exception), archive.open(member) as file:  # the others may be whole
-                yield file.read(MOST_BYTES)
+                yield from _pieces(_read(file))
 
 
 _READERS: Final = (

@@ -42,12 +42,13 @@ _CACHE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readable:
-    """The files and variables that an agent can read. `files`: absolute path → content; `variables`: of its programs; `unread`: why nothing of
-    its image is among them."""
+    """The files and variables that an agent can read. `files`: absolute path → content; `variables`: of its programs; `unread`: why files are
+    missing; `remedy`: in place of that for an image from which nothing can be read."""
 
     files: Mapping[str, bytes]
     variables: Mapping[str, str]
     unread: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

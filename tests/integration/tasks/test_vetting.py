@@ -31,6 +31,7 @@ from orchestrator.tasks.harbor import load as load_task
 from orchestrator.tasks.vetting.findings import Control, TaskFault
 from orchestrator.tasks.vetting.leaks import Readable
 from orchestrator.tasks.vetting.report import TaskReport
+from orchestrator.vetting import readable
 from orchestrator.vetting.leak import leak_findings
 from orchestrator.vetting.many import Candidate, vet_all
 from orchestrator.vetting.records import FILE, FileRecords
@@ -128,6 +129,27 @@ async def test_a_run_with_other_limits_vets_a_task_again(tmp_path: Path) -> None
         assert found.limits["memory_mb"] == found.limits["tests.memory_mb"] == memory_mb and found.at
         kept.append(found.kept)
     assert kept == [False, True, False]
+
+
+async def test_files_are_searched_in_rounds_and_a_task_with_more_of_them_is_not_vetted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(readable, "ROUND_BYTES", 1 << 16)
+    monkeypatch.setattr(readable, "_ROOM", 0)
+    made = "for n in $(seq 40); do head -c 5000 /dev/zero > /app/made-$n; done; ln -f /app/made-1 /app/linked"
+    toml = f"[environment.healthcheck]\ncommand = '{made}'\n".encode()
+    task = Task.from_files(WELL_MADE["write"] | {"task.toml": toml})
+    provider, section = BubblewrapProvider(), SandboxSection()
+    shown, _, note = await readable.readable(
+        Trials(task, provider, section=section).run, provider, section, task.settings.healthcheck
+    )
+    assert {f"/app/made-{n}" for n in range(2, 41)} <= set(shown.files) and (shown.unread, note) == ("", "")
+    monkeypatch.setattr(readable, "MOST_BYTES", 100_000)
+    options = Options(section=section, times=1, until=Level.CONTROLS_HOLD)
+    found = await vet("a", task, provider, options)
+    (finding,) = (finding for finding in found.findings if finding.counts)
+    assert finding.fault is TaskFault.NOT_SEARCHED and "let fewer files be readable" in finding.what_to_do
+    assert found.level is Level.BUILDS
 
 
 SEPARATE = WELL_MADE["write"] | {

@@ -51,9 +51,11 @@ def image(tmp_path: Path) -> Path:
     return root
 
 
-def sent(root: Path, image: bool, *more: str, tar: bool = True) -> bytes:
+def sent(
+    root: Path, image: bool, *more: str, tar: bool = True, most: int = 1 << 20, after: str = ""
+) -> bytes:
     """The output of the program; without `tar` it has only `NEEDED` and `more` of the machine's programs."""
-    words = ["-c", SCRIPT, "bash", str(root), str(int(image)), str(root / "app")]
+    words = ["-c", SCRIPT, "bash", str(root), str(int(image)), str(most), after, str(root / "app")]
     programs = root.parent / "-".join(("bin", *more))
     if not tar:
         programs.mkdir(exist_ok=True)
@@ -81,6 +83,20 @@ def test_every_file_that_no_package_brought_is_read_wherever_it_lies(
     found = members(got, str(image))
     assert {path for path in found if not path.startswith("/var/")} == set(OWN)
     assert all(data.decode() == path for path, data in found.items() if path in OWN)
+
+
+@pytest.mark.parametrize("tar", [True, False])
+def test_the_files_after_those_that_were_sent_come_in_further_rounds(tar: bool, image: Path) -> None:
+    whole, found, after = members(sent(image, True, tar=tar), str(image)), dict[str, bytes](), ""
+    most = 12_000 if tar else 400  # GNU tar fills 10 KiB
+    for _ in range(50):
+        got = sent(image, True, tar=tar, most=most, after=after)
+        assert len(got) <= most
+        found |= (these := members(got, str(image)))
+        if len(got) < most:
+            break
+        after = str(image) + list(these)[-1]
+    assert found == whole and after
 
 
 def test_on_the_system_of_this_machine_only_the_named_places_are_read(image: Path) -> None:

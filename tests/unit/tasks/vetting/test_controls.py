@@ -1,14 +1,18 @@
 """The controls as functions: rewards, times and texts in, named faults out."""
 
 import base64
+import bz2
 import gzip
 import io
+import lzma
 import os
 import re
 import subprocess
 import sys
 import tarfile
+import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,7 @@ from orchestrator.tasks.probes import PROBES, Needs, ProbeKind, probe
 from orchestrator.tasks.resources import granted
 from orchestrator.tasks.settings import parse_settings
 from orchestrator.tasks.verdict import same
+from orchestrator.tasks.vetting import forms
 from orchestrator.tasks.vetting.budget import for_probes, squeeze_findings, squeezed, time_findings
 from orchestrator.tasks.vetting.conditions import AS_WRITTEN, Condition, in_order, plan, varies
 from orchestrator.tasks.vetting.findings import REMEDIES, TaskFault
@@ -231,6 +236,23 @@ def tarred(text: bytes) -> bytes:
     return out.getvalue()
 
 
+def dumped(*command: str) -> bytes:
+    """A dump of some lines and the secret, by a program of the system; its characters do not show the secret whole."""
+    given = b"lines before: " + SECRET
+    lines = [given[at : at + 16] for at in range(0, len(given), 16)]
+    if command[0] == "xxd":
+        words = (
+            b" ".join(line[at : at + 2].hex().encode() for at in range(0, len(line), 2)) for line in lines
+        )
+        return b"".join(b"%08x: %-40s %s\n" % (16 * n, row, lines[n]) for n, row in enumerate(words))
+    rows = (line.hex(" ").encode() for line in lines)
+    if command[0] == "hexdump":
+        return b"".join(
+            b"%08x  %b  |%b|\n" % (16 * n, row[:23] + b" " + row[23:], lines[n]) for n, row in enumerate(rows)
+        )
+    return b"".join(b"%07o %b\n" % (16 * n, row) for n, row in enumerate(rows))
+
+
 FORMS = {
     "plain": (b"x" + SECRET + b"y", Form.PLAIN),
     "reversed": (SECRET[::-1], Form.REVERSED),
@@ -240,7 +262,18 @@ FORMS = {
     "hex": (SECRET.hex().upper().encode(), Form.HEX),
     "hex with spaces": (b" ".join(b"%02x" % each for each in SECRET), Form.HEX),
     "escapes": (b"".join(b"\\x%02x" % each for each in SECRET), Form.HEX),
+    "hex of C": (b"char v[] = {" + b", ".join(b"0x%02x" % each for each in SECRET) + b"};", Form.HEX),
+    "hex of C in lines": (b",\n  ".join(b"0x%02X" % each for each in SECRET), Form.HEX),
+    "xxd": (dumped("xxd"), Form.HEX),
+    "hexdump -C": (dumped("hexdump", "-C"), Form.HEX),
+    "od": (dumped("od", "-t", "x1"), Form.HEX),
     "gzip": (gzip.compress(SECRET, mtime=0), Form.COMPRESSED),
+    "gzip behind a script": (
+        b"#!/bin/sh\ntail -n +3 $0 | zcat\nexit\n" + gzip.compress(SECRET),
+        Form.COMPRESSED,
+    ),
+    "xz behind a script": (b"#!/bin/sh\n" + lzma.compress(SECRET), Form.COMPRESSED),
+    "bzip2": (bz2.compress(SECRET), Form.COMPRESSED),
     "zlib": (zlib.compress(SECRET), Form.COMPRESSED),
     "git pack": (pack(SECRET), Form.COMPRESSED),
     "tar, gzip": (tarred(b"lines before it\n" + SECRET), Form.COMPRESSED),
@@ -254,6 +287,27 @@ FORMS = {
     ),
     "reversed, gzip, base64": (base64.b64encode(gzip.compress(SECRET[::-1], mtime=0)), Form.BASE64),
 }
+
+
+def zipped(text: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", text)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "compress", [gzip.compress, zlib.compress, bz2.compress, lzma.compress, zipped, tarred]
+)
+@pytest.mark.parametrize("before", [(1 << 20) - 9, 3 << 20])
+def test_a_long_text_is_read_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, compress: Callable[[bytes], bytes], before: int
+) -> None:
+    monkeypatch.setattr(forms, "MOST_BYTES", 1 << 20)
+    data = compress((b"row,1,2,3\n" * (before // 10 + 1))[:before] + SECRET + b"\n" * (1 << 19))
+    body = Body(source=Source.WORK, name="out.txt", lines=frozenset([SECRET]), values=frozenset([SECRET]))
+    found = search([body], Readable(files={"/app/x": data}, variables={}))
+    assert [suspect.form for suspect in found.suspects] == [Form.COMPRESSED] and not found.cut
 
 
 @pytest.mark.parametrize(("data", "form"), FORMS.values(), ids=FORMS)
