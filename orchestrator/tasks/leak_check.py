@@ -24,6 +24,12 @@ KNOWN_BYTES: Final = 32 << 20
 """Of memory for the words of known files."""
 SHOWN: Final = re.compile(r"(environment|steps/[^/]+/workdir)/")
 HIDDEN: Final = re.compile(r"(steps/[^/]+/)?(tests|solution)/")
+_PROJECT: Final = re.compile(
+    r"package(-lock)?\.json|yarn\.lock|pnpm-lock\.yaml|[jt]sconfig(\.\w+)?\.json|Cargo\.(toml|lock)|go\.(mod|sum)|pyproject\.toml|poetry\.lock|uv\.lock"
+    r"|setup\.(py|cfg)|pom\.xml|Gemfile(\.lock)?|composer\.(json|lock)|CMakeLists\.txt|(LICEN[CS]E|COPYING|NOTICE)(\.\w+)?|__init__\.py|\.gitignore"
+)
+"""Names of files that each program of a kind has. A solution that brings a whole program brings them unchanged. Other names may be those of an
+answer."""
 
 _SMALL: Final = 2048
 """Files up to this size are searched faster than their words are looked up."""
@@ -39,6 +45,7 @@ _ENTRY_BYTES: Final = 200
 def check_leaks(bundle: Bundle) -> None:
     """ValueError if the agent could read the answer in its environment: the text of a solution or of the test script in one of its files, or in an
     object of a git repository, or objects that cannot be read."""
+    unchanged = _unchanged(bundle)
     search = _Search(
         [
             _Secret(path, text, inner_words(text))
@@ -46,12 +53,31 @@ def check_leaks(bundle: Bundle) -> None:
             if (kind := HIDDEN.match(path)) is not None
             and (kind[2] == "solution" or path == kind[0] + "test.sh")
             and file.size <= MAX_MESSAGE_BYTES
+            and path not in unchanged
             if len(text := file.data.strip()) >= LEAK_BYTES
         ]
     )
     for where, file in bundle.files.items():
         if SHOWN.match(where):
             search.through(where, file)
+
+
+def _unchanged(bundle: Bundle) -> set[str]:
+    """Files of a solution's program (`_PROJECT`) with the bytes that the environment has at the same place, by the longest common path."""
+    shown: dict[str, list[AnyFile]] = {}
+    for where, file in bundle.files.items():
+        if (found := SHOWN.match(where)) is not None and _PROJECT.fullmatch(where.rpartition("/")[2]):
+            shown.setdefault(where[found.end() :].removeprefix("files/"), []).append(file)
+    same = set()
+    for path, file in bundle.files.items():
+        hidden, parts = HIDDEN.match(path), path.split("/")
+        if hidden is None or hidden[2] != "solution" or not _PROJECT.fullmatch(parts[-1]):
+            continue
+        ends = ("/".join(parts[n:]) for n in range(hidden[0].count("/"), len(parts)))
+        twins = next((shown[end] for end in ends if end in shown), [])
+        if twins and all(twin.size == file.size and twin.data == file.data for twin in twins):
+            same.add(path)
+    return same
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,61 @@ def test_a_whole_file_of_the_solution_is_a_leak_whatever_else_the_solution_chang
         check_leaks(found)
 
 
+MANIFEST = '{"name": "app", "version": "1.0.0", "dependencies": {"express": "4"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("shown", "solution", "held"),
+    [
+        ({"files/package.json": MANIFEST}, {"app/package.json": MANIFEST, "app/index.js": ANSWER}, ""),
+        ({"web/package.json": MANIFEST}, {"web/package.json": MANIFEST, "web/index.js": ANSWER}, ""),
+        (
+            {"files/LICENSE": "All rights are reserved by us.\n"},
+            {"LICENSE": "All rights are reserved by us.\n"},
+            "",
+        ),
+        # The answer is a manifest that lies elsewhere.
+        (
+            {"files/package.json": "broken", "files/old/package.json": MANIFEST},
+            {"package.json": MANIFEST},
+            "files/old/package.json",
+        ),
+        (
+            {"files/app/package.json": "broken", "files/package.json": MANIFEST},
+            {"app/package.json": MANIFEST},
+            "files/package.json",
+        ),
+        ({"files/old/package.json": MANIFEST}, {"package.json": MANIFEST}, "files/old/package.json"),
+        ({"files/package.json": f"{MANIFEST}more"}, {"package.json": MANIFEST}, "files/package.json"),
+        ({"files/index.js": ANSWER}, {"index.js": ANSWER}, "files/index.js"),
+    ],
+)
+def test_only_a_manifest_that_the_solution_leaves_as_it_is_is_no_leak(
+    shown: dict[str, str], solution: dict[str, str], held: str
+) -> None:
+    files = {
+        **{f"environment/{path}": text for path, text in shown.items()},
+        **{f"solution/{path}": text for path, text in solution.items()},
+        "solution/solve.sh": "cp -r /solution/app/. /app/ && echo copied",
+    }
+    for before in ("", "steps/one/"):
+        found = {
+            path.replace("environment/files/", "steps/one/workdir/") if before else path: File(text.encode())
+            for path, text in files.items()
+        }
+        bundle = Bundle(
+            files={
+                f"{before if path.startswith('solution') else ''}{path}": file for path, file in found.items()
+            }
+        )
+        if not held:
+            check_leaks(bundle)
+            continue
+        where = held.replace("files/", "steps/one/workdir/" if before else "environment/files/")
+        with pytest.raises(ValueError, match=f"{where} holds the whole text of {before}solution/"):
+            check_leaks(bundle)
+
+
 MANY = 700
 
 
