@@ -17,6 +17,7 @@ import anyio
 import msgspec
 from aiohttp import web
 
+from orchestrator.gateway.http.dialects.base import agent_of
 from orchestrator.gateway.messages.requests import body_digest
 from orchestrator.scaffold_check.seen import SeenRequest, read, wire_of
 from orchestrator.scripted.reply import Reply
@@ -95,7 +96,7 @@ class Tap:
             return await self._pass(request, raw, None)
         try:
             body = msgspec.json.decode(raw)
-            seen, digest = read(wire, body), body_digest(wire, body)
+            seen, digest = read(wire, body), body_digest(wire, body, agent_of(request.headers))
         except (msgspec.DecodeError, AttributeError):
             return await self._pass(request, raw, None)
         rules = self.auxiliary

@@ -15,6 +15,7 @@ from orchestrator.gateway.problems import bad_request
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
 SYNTAXES = ("lark", "regex")
+MAIN_AGENT = "main"
 INPUT = "input"  # the only parameter of a freeform tool
 FREEFORM: dict[str, Any] = {
     "type": "object",
@@ -65,7 +66,7 @@ class CompletionRequest:
     turns: tuple[Turn, ...]
     tools: tuple[Mapping[str, Any], ...]
     digest: str
-    agent: str = "main"
+    agent: str = MAIN_AGENT
     model: str = ""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -120,11 +121,12 @@ class Reply:
         return [call_id(self.step, i) for i in range(len(self.turn.calls))]
 
 
-def body_digest(wire: str, body: Mapping[str, Any]) -> str:
+def body_digest(wire: str, body: Mapping[str, Any], agent: str = MAIN_AGENT) -> str:
     """Hex digest of a decoded body, independent of spacing, key order and streaming: a program whose stream broke may retry without
-    one."""
+    one. `agent`: its name, if the request has it outside the body."""
     content = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
-    return sha256(wire.encode() + b"\n" + msgspec.json.encode(content, order="deterministic")).hex()
+    key = wire.encode() + b"\n" + msgspec.json.encode(content, order="deterministic")
+    return sha256(key if agent == MAIN_AGENT else key + b"\n" + agent.encode()).hex()
 
 
 def freeform_tool(name: Any, description: Any, form: Any, where: str) -> dict[str, Any]:

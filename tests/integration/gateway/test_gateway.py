@@ -324,6 +324,29 @@ async def test_equal_bodies_in_flight_share_one_call(rig: Rig) -> None:
     assert (await rig.seal(rollout)).steps == 1
 
 
+async def test_equal_bodies_of_other_agents_and_with_other_metadata_are_calls_of_their_own(rig: Rig) -> None:
+    rig.start_ingest()
+    rollout, session = await rig.open()
+    body = {"messages": [user("oak")]}
+
+    async def ask(more: Any, agent: str) -> None:
+        await post(rig, f"{session.path}/chat/completions", {**body, **more}, **{"x-penstock-agent": agent})
+
+    async with anyio.create_task_group() as tasks:
+        for agent in ("main", "left", "right"):
+            tasks.start_soon(ask, {}, agent)
+        for sample in ("1", "2"):
+            tasks.start_soon(ask, {"metadata": {"sample": sample}}, "main")
+    assert len(rig.proxy.sent) == 5
+    assert sorted(step.agent for step in await rig.stored(rollout, 5)) == [
+        "left",
+        "main",
+        "main",
+        "main",
+        "right",
+    ]
+
+
 @pytest.fixture
 async def slow(open_here: OpenRig) -> AsyncIterator[Rig]:
     """Calls take a while: the random policy's likeliest tokens go round in circles and never end."""

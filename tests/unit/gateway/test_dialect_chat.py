@@ -138,7 +138,10 @@ def test_unknown_fields_are_tolerated_and_settings_of_the_run_prevail() -> None:
         ([], "must be a JSON object"),
         ({}, "messages must be a non-empty list"),
         ({"messages": "hello"}, "messages must be a non-empty list"),
-        ({"messages": [user("x")], "n": 2}, "n is not supported: ask several times"),
+        (
+            {"messages": [user("x")], "n": 2},
+            "n is not supported: ask several times instead: at once with other metadata",
+        ),
         ({"messages": [user("x")], "max_tokens": "9"}, "max_tokens must be a positive integer"),
         ({"messages": [user("x")], "stop": 3}, "stop must be"),
         ({"messages": [user("x")], "stop": ["a", "b\0"]}, "must not hold NUL"),

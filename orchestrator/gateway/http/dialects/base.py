@@ -16,6 +16,7 @@ from orchestrator.gateway.http.dialects.choice import read_choice
 from orchestrator.gateway.http.dialects.fields import check_fields, stripped, unknown
 from orchestrator.gateway.http.dialects.tool_names import ToolNames
 from orchestrator.gateway.messages.requests import (
+    MAIN_AGENT,
     CallRule,
     CompletionRequest,
     Reply,
@@ -130,7 +131,8 @@ def request_of(
     reason: str | None = None,
     past: bool = False,
 ) -> CompletionRequest:
-    """The gateway's request. `limits` and `stop` name the body's keys for token limits and stop strings."""
+    """The gateway's request. `limits` and `stop` name the body's keys for token limits and stop strings; `agent`: the name that the body
+    has, None: a header may have it."""
     turns, parts_out = read_messages(chat_request.messages, past=past)
     names = ToolNames.plain(chat_request.tools) if chat_request.names is None else chat_request.names
     rule = read_choice(body, names)
@@ -138,7 +140,7 @@ def request_of(
     return CompletionRequest(
         turns=tuple(turns),
         tools=tuple(chat_request.tools),
-        digest=body_digest(wire, body),
+        digest=body_digest(wire, body) if agent else body_digest(wire, body, agent_of(headers)),
         agent=agent or agent_of(headers),
         model=str(body.get("model") or ""),
         max_tokens=min(limits_sent) if limits_sent else None,
@@ -179,4 +181,4 @@ def retries_of(headers: Mapping[str, str]) -> int:
 
 def agent_of(headers: Mapping[str, str]) -> str:
     """The agent's name from its header. The bytes of the header need not be text."""
-    return cut_to(clean(headers.get(AGENT_HEADER, "main")), LONGEST_AGENT) or "main"
+    return cut_to(clean(headers.get(AGENT_HEADER, MAIN_AGENT)), LONGEST_AGENT) or MAIN_AGENT

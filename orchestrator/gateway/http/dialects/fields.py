@@ -54,6 +54,7 @@ _PREFILL = "an answer is not continued: end with a message of the user or a tool
 _OTHER_OUTPUT = "it is a field of the Responses wire, and this wire serves all that it has"
 _LIMIT = "the limit of a reply is max_tokens here, and on the Responses wire max_output_tokens"
 _SHORTENS = "a history is shortened by its client alone: the refusal of a full context says so"
+_SEVERAL = "ask several times instead: at once with other metadata in each body, since equal bodies in flight share a reply"
 _TEXT = {"type": "text"}
 
 _ENGINES = {  # of vLLM, SGLang and others, which clients send in an extra body
@@ -71,7 +72,7 @@ _ENGINES = {  # of vLLM, SGLang and others, which clients send in an extra body
     **_refused(_LIMIT, "max_new_tokens n_predict num_predict max_length", -1),
     **_all(Treatment.TAKEN, _THINKS, "enable_thinking include_reasoning reasoning_format thinking_budget"),
     **_refused("it is a parameter of client libraries: send its fields in the body itself", "extra_body"),
-    **_refused("one reply is made: ask several times instead", "best_of", 1),
+    **_refused(_SEVERAL, "best_of", 1),
     **_refused("the policy's own weights answer, and no adapter", "lora_path lora_request adapter_id"),
     **_refused("token ids and logprobs are recorded, and not served", "prompt_logprobs return_token_ids return_tokens_as_token_ids", False, 0),
 }  # fmt: skip
@@ -90,7 +91,7 @@ CHAT: dict[str, Field] = {
     **_refused("no reply goes on without its client: stream it instead", "deferred", False),
     **_refused("no text is added to a prompt: write it into the system message", "safe_prompt", False),
     **_refused(_SHORTENS, "transforms"),
-    **_refused("ask several times instead", "n", 1),
+    **_refused(_SEVERAL, "n", 1),
     **_refused("they are recorded, and not served", "logprobs top_logprobs", False, 0),
     **_refused("its token ids are another model's", "logit_bias"),
     **_refused(_PARTLY, "response_format", _TEXT),
