@@ -45,7 +45,7 @@ class Sides:
 
     @cached_property
     def _known(self) -> frozenset[str | None]:
-        """The text that the script compares with something that is not the agent's, too."""
+        """The files and programs of the agent's that the script compares with something else, too."""
         found = {file for file, nodes in self._text.compared.items() if any(map(is_wanted, nodes))}
         for node, _ in self._text.conditions:
             for _, left, right in _compared(node):

@@ -24,7 +24,7 @@ class Lengths:
         self._parents = parents_of(tree)
 
     def empty(self) -> Iterator[ast.expr]:
-        """The expressions that go over the agent's entries alone, or as far as the shorter list reaches: `zip(got, want)`."""
+        """The loops over the agent's entries alone, or as far as the shorter list reaches: `zip(got, want)`."""
         found = [(n, iterated) for n in nodes_of(self._tree) for iterated in self._checked(n)]
         if not found or self._requires_length():
             return
@@ -38,7 +38,7 @@ class Lengths:
                 yield iterated
 
     def _checked(self, node: ast.AST) -> Iterator[ast.expr]:
-        """The expressions that a loop goes over if each turn is a check: `all(a == b for …)`, `for … : assert a == b`."""
+        """The values that a loop goes over if each turn is a check: `all(a == b for …)`, `for … : assert a == b`."""
         match node:
             case ast.Call(ast.Name("all"), [ast.GeneratorExp(elt, [part]) | ast.ListComp(elt, [part])]):
                 if not part.ifs and self._is_right(elt) and self._texts.is_wanted(node):

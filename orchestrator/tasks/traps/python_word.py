@@ -149,12 +149,25 @@ class OwnWord:
         ended = [*map(self._is_ended, conditions)]
         if not all(known or self._is_status(node) for known, node in zip(ended, conditions, strict=True)):
             return
-        started = [n for n in nodes_of(self._tree) if isinstance(n, ast.Call) and self._calls.runs_agents(n)]
-        if conditions and not any(ended):
+        nodes = nodes_of(self._tree)
+        started = [n for n in nodes if isinstance(n, ast.Call) and self._calls.runs_agents(n)]
+        known = {id(node) for node in conditions}
+        kept = any(
+            isinstance(n, ast.Compare) and id(n) not in known and self._is_number(n.left) for n in nodes
+        )
+        if conditions and not any(ended) and not kept:
             yield from started
         elif not self._looks_at_work():
-            succeeds = any(ended) or self._pays_one()
-            yield from (n for n in started if any(ended) or (succeeds and self._ends_tests(n)))
+            pays = self._pays_one()
+            ends = any(ended) or kept
+            yield from (n for n in started if ends or (self._ends_tests(n) and (pays or self._is_outside(n))))
+
+    def _is_outside(self, node: ast.Call) -> bool:
+        """Whether a call stands in no function."""
+        return not any(
+            isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and any(i is node for i in ast.walk(n))
+            for n in nodes_of(self._tree)
+        )
 
     def _is_ended(self, node: ast.expr) -> bool:
         """Whether a condition looks at an exit status alone in another form: `r.returncode != 0`, `os.system(…)`, `ok = r.returncode == 0`."""
@@ -193,8 +206,11 @@ class OwnWord:
     def _looks_at_work(self) -> bool:
         """Whether an expression uses what the agent wrote or printed, except to print it or to name a failure."""
         notes: set[ast.AST] = set()
+        read = {n.id for n in nodes_of(self._tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         for node in nodes_of(self._tree):
             match node:
+                case ast.Assign([ast.Name(name)]) if name not in read:
+                    notes.update(ast.walk(node))
                 case ast.Call(func) if self._names.called(func) in ("print", "sys.exit", "SystemExit"):
                     notes.update(ast.walk(node))
                 case ast.Assert(msg=ast.expr() as message):

@@ -306,6 +306,9 @@ PYTHON = [
      "def test_make():\n    sp.check_call([*U, 'make'])\ndef test_it():\n    same(Path('/app/o').read_text())"),
     ("def test_it():\n    sp.run([*U, '/app/p'], check=True)", Rule.STATUS,
      "def build():\n    sp.run([*U, 'make'], check=True)"),
+    ("sp.check_call([*U, '/app/p'])", Rule.STATUS, "sp.check_call([*U, 'make'])\nif open('/app/o').read() != '42':\n    raise SystemExit(1)"),
+    ("ok = os.system('python3 -I \"$PENSTOCK_UNTRUSTED\" 10 ./p') == 0\nPath('/logs/verifier/reward.txt').write_text(str(int(ok)))", Rule.STATUS,
+     "r = sp.run([*U, '/app/p'], capture_output=True)\npassed = r.returncode == 0\nreport(passed, r.stdout)"),
     ("assert os.system('python3 -I \"$PENSTOCK_UNTRUSTED\" 10 ./p') == 0", Rule.STATUS,
      "assert os.system('python3 -I \"$PENSTOCK_UNTRUSTED\" 10 make') == 0\nassert open('/app/o').read() == '42'"),
     (f"ok = os.system('python3 -I \"$PENSTOCK_UNTRUSTED\" 10 ./p') == 0\nif ok:\n    {PAYS}", Rule.STATUS,
@@ -315,7 +318,7 @@ PYTHON = [
     (f"r = sp.run([*U, '/app/p'], capture_output=True)\nif r.returncode != 0:\n    print(r.stdout)\n    raise SystemExit(1)\n{PAYS}", Rule.STATUS,
      "r = sp.run([*U, '/app/p'], capture_output=True)\nif r.returncode != 0:\n    print(r.stdout)\n    raise SystemExit(1)\ngrade(r.stdout)"),
     (f"r = sp.run([*U, '/app/p'])\nok = r.returncode == 0\nif __name__ == '__main__' and ok:\n    {PAYS}\nelif ok:\n    {PAYS}", Rule.STATUS,
-     "r = sp.run([*U, '/app/p'], capture_output=True)\nok = r.returncode == 0\nn = grade(r.stdout) if ok else 0"),
+     "r = sp.run([*U, '/app/p'], capture_output=True)\nok = r.returncode == 0\nreport(grade(r.stdout) if ok else 0)"),
     ("r = sp.run([*U, 'python3', '/app/t.py'])\nassert r.returncode == 0", Rule.STATUS,
      "r = sp.run([*U, 'python3', '/app/t.py'], capture_output=True)\nassert r.returncode == 0\nassert r.stdout == b'42'"),
     # NaN is neither too small nor too large.
