@@ -19,7 +19,8 @@ PLACES: Final = (WORK, HOME, "/tmp", "/logs", *PLACED)
 ROUND_BYTES: Final = 64 << 20
 """Of files that are sent at once, with room for the head of the largest one."""
 MOST_BYTES: Final = 512 << 20
-"""Of all files together; the control does not hold where more are readable."""
+"""Of all files together. The control does not hold if the places of the work alone have more; of an image's other directories, such as an
+environment of Python, the rest goes unread, with a note."""
 SECONDS: Final = 120.0
 """Of one round."""
 _ROOM: Final = 1 << 20
@@ -42,9 +43,9 @@ async def readable(
             await until_healthy(sandbox, check)
         faketime = await _first_of(sandbox, FAKETIME)
         variables = await _variables(sandbox)
-        files, unread = await _files(sandbox, images=images)
+        files, unread, beyond = await _files(sandbox, images=images)
     placed = {path: file.data for path, file in run.pristine.files.items() if file.size <= most(path)}
-    note, remedy = "", _LESS if unread else ""
+    note, remedy = beyond, _LESS if unread else ""
     if images and not files:
         unread, remedy = "no file of its image could be read: it has neither GNU tar nor wc and head", ""
     elif not files and placed:
@@ -56,8 +57,9 @@ async def readable(
     return shown, faketime, note
 
 
-async def _files(sandbox: Sandbox, *, images: bool) -> tuple[dict[str, bytes], str]:
-    """The files that a sandbox sends, in as many rounds as they need; why some are not among them, empty: all are."""
+async def _files(sandbox: Sandbox, *, images: bool) -> tuple[dict[str, bytes], str, str]:
+    """The files that a sandbox sends, in as many rounds as they need; why some are not among them, empty: all are; a note where only files of an
+    image's other directories are not, which come last."""
     root = sandbox.path("/app").removesuffix("/app")
     places = tuple(map(sandbox.path, PLACES))
     files: dict[str, bytes] = {}
@@ -70,14 +72,22 @@ async def _files(sandbox: Sandbox, *, images: bool) -> tuple[dict[str, bytes], s
         files |= found
         left -= sum(len(found[path]) for path in fresh)
         if sent.killed_by is not KilledBy.NONE:
-            return files, f"only the files that could be read in {SECONDS:.0f} s were searched"
+            return files, f"only the files that could be read in {SECONDS:.0f} s were searched", ""
         if len(sent.stdout) < ROUND_BYTES + _ROOM and not sent.truncated:
-            return files, ""
+            return files, "", ""
         if left <= 0:
-            return files, f"only {MOST_BYTES >> 20} MB of its readable files were searched"
+            part = f"only {MOST_BYTES >> 20} MB of its readable files were searched"
+            last = next(reversed(found), "")
+            if last and not any(last == place or last.startswith(f"{place}/") for place in PLACES):
+                return files, "", f"{part}, all of those around the work among them"
+            return files, part, ""
         after = next((root + path for path in reversed(found) if _is_text(path)), "")
         if not fresh or not after:
-            return files, "only some of its readable files were searched: the sandbox did not send the others"
+            return (
+                files,
+                "only some of its readable files were searched: the sandbox did not send the others",
+                "",
+            )
 
 
 def _is_text(path: str) -> bool:
