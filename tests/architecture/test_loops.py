@@ -68,6 +68,7 @@ INSIDE = {
     "orchestrator/deploy/embedded/supervisor.py:Supervisor.ready": OUTERMOST,
     "orchestrator/deploy/embedded/supervisor.py:Supervisor.until_stopped": OUTERMOST,
     "orchestrator/blobs/send.py:_ask": PERSON,
+    "orchestrator/vetting/readable.py:_files": PERSON,
     "orchestrator/blobs/send.py:send_blobs": PERSON,
     "orchestrator/pool/blobs.py:named": PERSON,
     "orchestrator/roles/blobs.py:answer_missing": ROLE,

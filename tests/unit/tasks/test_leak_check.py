@@ -122,7 +122,7 @@ MANIFEST = '{"name": "app", "version": "1.0.0", "dependencies": {"express": "4"}
         ({"files/index.js": ANSWER}, {"index.js": ANSWER}, "files/index.js"),
     ],
 )
-def test_only_a_manifest_that_the_solution_leaves_as_it_is_is_no_leak(
+def test_only_a_manifest_that_the_solution_leaves_as_it_was_may_be_shown(
     shown: dict[str, str], solution: dict[str, str], held: str
 ) -> None:
     files = {
