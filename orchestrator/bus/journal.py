@@ -54,6 +54,7 @@ class JournalEntry:
 class _Segment:
     path: Path
     open_entries: set[int]
+    stays: bool = False  # it could not be deleted
 
 
 def _write_all(file: io.FileIO, data: bytes) -> None:
@@ -166,8 +167,9 @@ class Journal:
             try:
                 self._segments[0].path.unlink(missing_ok=True)
             except OSError as error:
-                file = str(self._segments[0].path)
-                log.warning("journal.not_removed", file=file, error=error.strerror)
+                if not self._segments[0].stays:
+                    log.warning("journal.not_removed", file=str(self._segments[0].path), error=error.strerror)
+                self._segments[0].stays = True
                 break
             del self._segments[0]
 

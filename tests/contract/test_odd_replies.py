@@ -124,10 +124,18 @@ async def test_a_sound_reply_is_read_and_so_is_an_abort_in_the_queue() -> None:
     assert message is not None and len(message) == LONGEST_MESSAGE and "\x00" not in message
 
 
+@pytest.mark.parametrize("ids", [[], [5]])
+async def test_sglang_tells_no_prompt_of_a_request_that_it_aborted_in_its_queue(ids: list[int]) -> None:
+    aborted = completion(ids, finish_reason={"type": "abort", "message": "Abort in waiting queue"})
+    del aborted["meta_info"]["prompt_tokens"]
+    async with answering(always(aborted)) as client:
+        assert (await client.generate(IDS, SAMPLING)).output_ids == tuple(ids)
+
+
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (completion(prompt_tokens=None), "prompt_tokens"),
+        (completion(prompt_tokens="3"), "prompt_tokens"),
         (completion(prompt_tokens=-99), "prompt_tokens"),
         (completion(prompt_tokens=4), "a prompt of 3 tokens was sent, but prompt_tokens = 4"),
         (completion(weight_version=0), "weight_version"),
@@ -179,7 +187,7 @@ async def test_a_call_that_gets_a_broken_reply_goes_on_at_another_server(status:
 
         return answer
 
-    broken = serving(completion(prompt_tokens=None), status)
+    broken = serving(completion(prompt_tokens="3"), status)
     async with answering(broken) as one, answering(serving(completion())) as two:
         servers = [RolloutServer(one), RolloutServer(two)]
         for server in servers:

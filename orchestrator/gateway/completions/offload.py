@@ -33,13 +33,19 @@ class LargeRequests:
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
         self.threads = anyio.CapacityLimiter(max(1, (os.cpu_count() or 2) // 2))
+        self.unpacking = anyio.CapacityLimiter(max(1, (os.cpu_count() or 2) // 2))
         self.processes = anyio.CapacityLimiter(1)
 
-    async def thread(self, session: Session, work: Callable[[], T]) -> T:
-        """Run `work` in a thread and return its result. For work that releases the interpreter lock."""
-        return await self.run(
-            session, partial(to_thread.run_sync, work, abandon_on_cancel=True, limiter=self.threads)
-        )
+    async def thread(
+        self, session: Session, work: Callable[[], T], limiter: anyio.CapacityLimiter | None = None
+    ) -> T:
+        """Run `work` in a thread, of those of `limiter` or of `threads`, and return its result. For work that releases the interpreter lock."""
+        in_thread = partial(to_thread.run_sync, work, abandon_on_cancel=True, limiter=limiter or self.threads)
+        return await self.run(session, in_thread)
+
+    async def unpack(self, session: Session, work: Callable[[], T]) -> T:
+        """Decompress a body in a thread. It does not wait for texts that others render."""
+        return await self.thread(session, work, self.unpacking)
 
     async def run(self, session: Session, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `work`, after the session's other large requests. Raises Problem 503 when too many of them wait."""

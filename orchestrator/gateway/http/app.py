@@ -131,7 +131,7 @@ class SandboxRoutes:
         try:
             await session.turn()  # a body that waits here has not been received yet
             with session.receiving():
-                in_thread = partial(self._completions.large_requests.thread, session)
+                in_thread = partial(self._completions.large_requests.unpack, session)
                 raw = await read_body(request, limit.bytes, in_thread)
             session.charge_time(len(raw) / RECEIVED)
             if costly(raw):

@@ -7,7 +7,8 @@
 | later than `timeouts.request_body_s` | refused with 408: a byte a second would hold its connection for days |
 | large, or with very many parts | decoded in its own process: decoding holds the interpreter lock |
 | any other | decoded at once |
-| compressed | decompressed in a thread, one at a time for a session (`completions/offload.py`) |
+| compressed, up to 64 KiB before and after | decompressed at once |
+| compressed, larger | decompressed in a thread, one at a time for a session (`completions/offload.py`) |
 
 The same limits apply to a compressed body, both compressed and decompressed (`encodings.py`).
 """
@@ -43,6 +44,7 @@ from orchestrator.settings.timeouts import timeouts
 DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), AnthropicDialect(), NativeDialect())
 LARGE = 1 << 20  # bytes
 PARTS_FROM, PARTS = 1 << 16, 1 << 14  # bytes from which parts are counted; objects and lists
+UNPACKED = 1 << 16  # bytes
 NICENESS = 10
 _PASSED = (AGENT_HEADER, RETRY_HEADER)
 
@@ -66,6 +68,9 @@ async def read_body(request: web.Request, limit: int, in_thread: InThread) -> by
         ) from None
     if not encodings:
         return raw
+    if len(raw) <= UNPACKED:
+        with suppress(Larger):
+            return decoded(raw, encodings, min(UNPACKED, limit, request.client_max_size))
     # A few bytes may expand to very many.
     return await in_thread(partial(_decompressed, raw, encodings, limit, request.client_max_size))
 

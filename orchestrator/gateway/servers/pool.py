@@ -45,9 +45,9 @@ from orchestrator.trajectory.routes import Routed
 log = get(__name__)
 
 LEAST_PROMPT = 64  # tokens; no conversation of an agent fits into fewer
-FAR = 8
-"""A server whose longest prompt is that many times shorter than the usual one of the run's servers gets no calls. The shortest of all bounds the
-context of every session, also of those whose calls run elsewhere."""
+FAR = 32
+"""A server whose longest prompt is more than that many times shorter than the usual one gets no calls: it came up without memory. The shortest of
+all bounds the context of every session, also of those whose calls run elsewhere. Servers that differ by less are taken as meant."""
 
 
 class PromptTooLong(Exception):
@@ -102,40 +102,38 @@ class ServerPool:
     @property
     def capacity(self) -> float:
         """The longest prompt, in tokens, that every server open to calls takes; infinite where no server reports a limit."""
-        least = self._least
         reported = [
             server.capacity
             for server in self.servers
             if server.usable
             and not server.draining
             and server.capacity is not None
-            and server.capacity >= least
+            and server.capacity >= self._least(server)
         ]
         return min(reported, default=math.inf)
 
-    @property
-    def _usual(self) -> int:
-        """The longest prompt of the middle one of the servers that served before, whether they are up or not; 0 if none reports it."""
+    def _usual(self, server: RolloutServer) -> int:
+        """The longest prompt of the middle one of the servers that serve, or will after a sync, the calls that this one is for; 0 if none reports it."""
+        peers = (
+            self.reserved if server in self.reserved else self.servers[: len(self.servers) - self._reserved]
+        )
         known = [
-            server.capacity for server in self.servers if server.openings and server.capacity is not None
+            each.capacity for each in peers if each.usable and each.openings and each.capacity is not None
         ]
         return median_high(known) if known else 0
 
-    @property
-    def _least(self) -> int:
+    def _least(self, server: RolloutServer) -> int:
         """The longest prompt, in tokens, below which a server gets no calls."""
-        return max(LEAST_PROMPT, -(-self._usual // FAR))
+        return max(LEAST_PROMPT, -(-self._usual(server) // FAR))
 
     def _too_small(self, server: RolloutServer) -> str | None:
         """Why a server's memory keeps it from getting calls: the end of a sentence; None: it does not."""
-        if server.capacity is None or server.capacity >= self._least:
+        if server.capacity is None or server.capacity >= self._least(server):
             return None
         found = f"it takes prompts of {server.capacity:,} tokens at most (max_req_input_len)"
         if server.capacity < LEAST_PROMPT:
             return f"{found}, too few for any conversation: give it more memory, or a longer context"
-        return (
-            f"{found}, and the run's other servers take {self._usual:,}: give it as much memory as they have"
-        )
+        return f"{found}, and the run's other servers take {self._usual(server):,}: give it memory and a context like theirs"
 
     def _server_changed(self) -> None:
         """A gate opened or will not open. A server that was admitted before the others were known may be too small among them."""

@@ -11,7 +11,12 @@ from aiohttp.test_utils import TestServer
 
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.metrics import GatewayMetrics
-from orchestrator.gateway.servers.client import RolloutServerBroken, RolloutServerClient, RolloutServerError
+from orchestrator.gateway.servers.client import (
+    RolloutServerBroken,
+    RolloutServerClient,
+    RolloutServerError,
+    RolloutServerUnreachable,
+)
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.gateway_client import NativeLlm, SessionBudget
@@ -22,7 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway
 
 
 @asynccontextmanager
-async def measured(*reported: Any) -> AsyncIterator[ServerPool]:
+async def measured(*reported: Any, reserved: int = 0) -> AsyncIterator[ServerPool]:
     """A pool of servers that report these longest prompts. Those that may get calls are admitted, in this order."""
 
     async def info(request: web.Request) -> web.Response:
@@ -34,7 +39,7 @@ async def measured(*reported: Any) -> AsyncIterator[ServerPool]:
         servers = [
             RolloutServer(RolloutServerClient(str(served.make_url(f"/{n}")))) for n in range(len(reported))
         ]
-        pool = ServerPool(servers, GatewayMetrics())
+        pool = ServerPool(servers, GatewayMetrics(), reserved=reserved)
         for server in servers:
             async with server.client:
                 with suppress(RolloutServerError):
@@ -46,12 +51,13 @@ async def measured(*reported: Any) -> AsyncIterator[ServerPool]:
 @pytest.mark.parametrize(
     ("reported", "ready", "capacity"),
     [
-        ((32768, 30000, 8000), (0, 1, 2), 8000),
+        ((262138, 32762, 32762), (0, 1, 2), 32762),
+        ((262138, 32762), (0, 1), 32762),
         ((32768, 32768, 1), (0, 1), 32768),
         ((1, 32768, 32768), (1, 2), 32768),
-        ((4000, 32768), (1,), 32768),  # admitted first, and found to be too small once the other one is known
-        ((32768, 4000), (0,), 32768),
-        ((4000, 4000, 32768), (0, 1, 2), 4000),
+        ((1000, 32768), (1,), 32768),  # admitted first, and found to be too small once the other one is known
+        ((32768, 1000), (0,), 32768),
+        ((1000, 1000, 32768), (0, 1, 2), 1000),
         ((1,), (), float("inf")),
         ((300,), (0,), 300),
     ],
@@ -71,17 +77,28 @@ async def test_what_is_not_a_number_of_tokens_bounds_no_context(odd: Any) -> Non
 
 
 async def test_a_small_server_counts_for_nothing_while_it_is_synced_and_when_it_is_measured_again() -> None:
-    async with measured(4000, 32768) as pool:
-        small, _ = pool.servers
+    async with measured(1000, 32768) as pool:
+        small, large = pool.servers
         small.hold()
+        large.hold()
         assert small.usable and pool.capacity == 32768
+        large.admit(1)
         small.admit(1)
         assert [server.usable for server in pool.servers] == [False, True]
         async with small.client:
             with pytest.raises(
-                RolloutServerBroken, match=r"4,000 tokens at most .*other servers take 32,768"
+                RolloutServerBroken, match=r"1,000 tokens at most .*other servers take 32,768"
             ):
                 await small.measure()
+            large.lost(RolloutServerUnreachable(large.url, "it is gone"))
+            await small.measure()
+            small.admit(1)
+        assert small.ready and pool.capacity == 1000, "it is all that is left"
+
+
+async def test_a_server_of_evaluations_is_not_compared_with_those_of_the_policy() -> None:
+    async with measured(32768, 1000, reserved=1) as pool:
+        assert [server.ready for server in pool.servers] == [True, True]
 
 
 async def test_the_row_of_a_small_server_names_its_fault_and_calls_use_the_others(

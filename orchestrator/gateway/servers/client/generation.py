@@ -98,7 +98,7 @@ class Generation:
     finish: FinishReason
     weight_version: str
     weights_digest: str | None = None
-    prompt_tokens: int
+    prompt_tokens: int | None
     completion_tokens: int
     cached_tokens: int
     retractions: int
@@ -199,9 +199,9 @@ def _check_tokens(generation: Generation, requested: Requested) -> None:
         at = span.end
     if at != len(ids):
         raise ValueError(f"version spans cover {at} of {len(ids)} tokens")
-    if not ids:  # SGLang counts no prompt for a request that was aborted in its queue
+    if not ids:
         return
-    if generation.prompt_tokens != requested.prompt:
+    if generation.prompt_tokens not in (None, requested.prompt):
         raise ValueError(
             f"a prompt of {requested.prompt} tokens was sent, but prompt_tokens = {generation.prompt_tokens}"
         )

@@ -115,7 +115,7 @@ class CompletionMeta(msgspec.Struct, frozen=True, kw_only=True):
     weight_versions: Annotated[list[ReportedSpan], Meta(max_length=MOST_SPANS)] | None = None
     output_token_logprobs: list[Scored] | None = None
     routed_experts: str | None = None
-    prompt_tokens: Position
+    prompt_tokens: Position | None = None  # SGLang leaves it out for a request that was aborted in its queue
     completion_tokens: Position
     cached_tokens: Position | None = None
     num_retractions: Position | None = None
