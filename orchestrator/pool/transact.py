@@ -35,7 +35,6 @@ CONTENT = (
     "23",
     "54",
 )  # data exception, constraint violation, a value over a limit of Postgres (of an index row, of nesting)
-NOT_SUPPORTED = "0A000"  # for a value: a character that the database's encoding lacks
 MOST_BROKEN = 3
 PASSING_ERRNOS: Final = frozenset(
     {
@@ -100,14 +99,7 @@ def _ended_idle(error: BaseException, lasted_s: float) -> bool:
 
 def of_content(error: BaseException) -> bool:
     """Whether the written values are at fault, so that the same transaction always fails."""
-    state = _state(error)
-    return state[:2] in CONTENT or (state == NOT_SUPPORTED and not _stale_plan(error))
-
-
-def _stale_plan(error: BaseException) -> bool:
-    """Whether a migration has changed a table below a prepared statement. The next try prepares it again."""
-    cause = _cause(error)
-    return cause is not None and isinstance(cause.__cause__ or cause, asyncpg.InvalidCachedStatementError)
+    return _state(error)[:2] in CONTENT
 
 
 def sentence(error: DBAPIError) -> str:

@@ -15,7 +15,7 @@ signals rate the style of a step, and a group that fails in better style must no
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import pstdev, stdev
@@ -91,7 +91,7 @@ def _silence(
 ) -> Silence | None:
     by_returns = settings.zero_signal == ZeroSignal.RETURNS
     performances = [reward.performance for reward in rewards]
-    spread = max(performances) - min(performances) if performances else 0.0
+    spread = _range(performances)
     if spread <= ALIKE:
         if not by_returns or settings.speed_weight == 0:
             return Silence.EQUAL_PERFORMANCE
@@ -107,13 +107,19 @@ def _silence(
         of_performance, of_speed = pstdev(performances), settings.speed_weight * pstdev(_bonuses(rewards))
         if of_speed > of_performance and not above_noise:
             return Silence.BELOW_SPEED
-        if pstdev(map(_process, rewards)) > max(of_performance, of_speed):
+        # Ranges: of many members with one success, the deviation is small and the difference is not.
+        if _range(map(_process, rewards)) > max(spread, settings.speed_weight * _range(_bonuses(rewards))):
             return Silence.BELOW_PROCESS
     if by_returns or settings.advantage_std:
         returns = rollout_returns(rewards, settings.gamma)
         if pstdev(returns) < SMALLEST_SPREAD:
             return Silence.EQUAL_RETURNS
     return None
+
+
+def _range(values: Iterable[float]) -> float:
+    found = list(values)
+    return max(found) - min(found) if found else 0.0
 
 
 def _bonuses(rewards: Sequence[RolloutReward]) -> list[float]:

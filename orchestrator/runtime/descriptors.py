@@ -16,3 +16,9 @@ def raise_descriptor_limit(wanted: int = WANTED) -> int:
         return soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return most
+
+
+def descriptor_limit() -> int:
+    """How many files this process may open; `WANTED` where nothing limits it."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return WANTED if soft == resource.RLIM_INFINITY else soft

@@ -16,6 +16,7 @@ The same limits apply to a compressed body, both compressed and decompressed (`e
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 

@@ -113,7 +113,7 @@ class ServerPool:
         return min(reported, default=math.inf)
 
     def _usual(self, server: RolloutServer) -> int:
-        """The longest prompt of the middle one of the servers that serve, or will after a sync, the calls that this one is for; 0 if none reports it."""
+        """The longest prompt of the middle one of the servers that serve the same calls, or will after a sync; 0 if none reports it."""
         peers = (
             self.reserved if server in self.reserved else self.servers[: len(self.servers) - self._reserved]
         )

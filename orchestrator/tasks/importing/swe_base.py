@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-CONFIGURES: Final = r"(conftest|pytest|sitecustomize|usercustomize)\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml|.+\.pth"
+CONFIGURES: Final = r"(conftest|pytest|sitecustomize|usercustomize)\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml"
 """Names of files that change what runs the tests, in any directory."""
 SCRIPT: Final = "restore.py"
 GIVEN: Final = "base.json"

@@ -46,7 +46,7 @@ class Sides:
     @cached_property
     def _known(self) -> frozenset[str | None]:
         """The files and programs of the agent's that the script compares with something else, too."""
-        found = {file for file, nodes in self._text.compared.items() if any(map(is_wanted, nodes))}
+        found = {file for file, nodes in self._text.compared.items() if nodes}
         for node, _ in self._text.conditions:
             for _, left, right in _compared(node):
                 own = [self._text.carries(left), self._text.carries(right)]

@@ -168,8 +168,12 @@ def _decompressed(data: bytes) -> Iterator[bytes]:
     elif _PACKED.match(data) or _ZLIB.match(data):
         yield from _unpacked(data)
     else:  # behind the head of a script
+        zipped = False
         for found in islice(_PACKED.finditer(data), _MOST_MEMBERS):
-            yield from _unpacked(data[found.start() :])
+            is_zip = data.startswith(b"PK\x03\x04", found.start())
+            if not (is_zip and zipped):  # one reading has all members
+                yield from _unpacked(data[found.start() :])
+            zipped = zipped or is_zip
 
 
 def _unpacked(data: bytes) -> Iterator[bytes]:

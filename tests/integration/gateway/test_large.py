@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import secrets
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +11,7 @@ import aiohttp
 import anyio
 import pytest
 
+from orchestrator.gateway.http.bodies import UNPACKED
 from orchestrator.gateway.http.encodings import decoded
 from orchestrator.gateway_client import SessionBudget
 from tests.integration.gateway.rig import Rig
@@ -150,7 +152,7 @@ async def test_compressed_bodies_of_one_session_are_read_one_at_a_time_and_few_m
 
     monkeypatch.setattr("orchestrator.gateway.http.bodies.decoded", slow)
     path, question = "/chat/completions", bodies("oak")["/chat/completions"]
-    packed = gzip.compress(json.dumps(question).encode())
+    packed = gzip.compress(json.dumps(question | {"metadata": secrets.token_hex(2 * UNPACKED)}).encode())
     statuses: list[int] = []
 
     async def ask_packed() -> None:

@@ -113,7 +113,7 @@ async def test_the_row_of_a_small_server_names_its_fault_and_calls_use_the_other
 
     async def forwarded(proxy: Proxy, request: web.Request) -> web.Response:
         if request.path == "/server_info" and proxy in small:
-            return web.json_response({"max_req_input_len": 70})
+            return web.json_response({"max_req_input_len": 60})
         return await forward(proxy, request)
 
     monkeypatch.setattr(Proxy, "forward", forwarded)
@@ -126,7 +126,7 @@ async def test_the_row_of_a_small_server_names_its_fault_and_calls_use_the_other
         async def fault() -> str:
             return "".join(row.detail for row in await rig.rows(query, url=small[0].url))
 
-        await eventually(fault, lambda found: "prompts of 70 tokens at most" in found)
+        await eventually(fault, lambda found: "prompts of 60 tokens at most" in found)
         assert rig.gateway.pool.capacity > 2000
         for _ in range(4):
             _, session = await rig.open(budget=SessionBudget(max_turns=4, max_context=0))

@@ -103,6 +103,8 @@ def test_where_returns_are_divided_by_their_spread_style_decides_no_group() -> N
         group((1.0, 9.0), (0.0, 9.0), bad=0),
         group(*((1.0, t) for t in (5.0, 50.0, 500.0)), bad=0),
         group((0.5, 5.0), (0.502, 50.0), (0.5, 500.0), bad=0),
+        group(*[(0.0, 9.0)] * 7, (0.25, 9.0), bad=0),
+        group(*[(0.0, 9.0)] * 127, (1.0, 9.0), bad=0),
     ):
         assert compared(clear, divided, 0.001).silent is None
 

@@ -36,7 +36,7 @@ def test_a_place_is_made_and_left_empty_or_refused(tmp_path: Path) -> None:
         (file_to_write, tmp_path / "a"),
         (directory_to_write, Path("/proc/new")),
     ):
-        with pytest.raises(ValueError, match=f"^--out '{place}' (is a directory|cannot be written)"):
+        with pytest.raises(ValueError, match=r"^--out '/.*' (is a directory|cannot be written)"):
             check("--out", place)
 
 
