@@ -85,7 +85,7 @@ class Clocks:
         self._began = self._moved = time.monotonic()
         self._started = self._began if started is None else started
         self._ended: float | None = None
-        self._past_s = 0.0  # of earlier runs, and what was counted after them
+        self._past_s = 0.0  # of earlier runs
         self._own_before_s = 0.0  # the agent's own time at the start of this run
         self._account = Account()  # of a white box: its completions and tools
         self._open: set[OpenCompletion] = set()
@@ -98,6 +98,7 @@ class Clocks:
         # Of a black box's programs: CPU time, at most the time between two looks.
         self._busy_s, self._busy_at = 0.0, self._began
         self.replayed_s = 0.0
+        self.counted_s = 0.0  # after runs, of work that is `counted`
         self._programs: dict[Process, float] = {}  # CPU seconds at the last movement
         self._used: dict[Process, float] = {}  # CPU seconds at the last look
 
@@ -113,7 +114,7 @@ class Clocks:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds between the start and the end of each `run`, plus what was `counted` after them and those of replayed completions."""
+        """Seconds between the start and the end of each `run`, plus those of replayed completions."""
         return self._past_s + (self._ended or time.monotonic()) - self._began + self.replayed_s
 
     @property
@@ -133,7 +134,12 @@ class Clocks:
 
     @property
     def own_s(self) -> float:
-        """The agent's own time. The time of an open completion counts, except the part known to be waiting."""
+        """The agent's own time: in its runs, and what was `counted` after them."""
+        return self.own_in_runs_s + self.counted_s
+
+    @property
+    def own_in_runs_s(self) -> float:
+        """The agent's own time in every `run`. The time of an open completion counts, except the part known to be waiting."""
         own = self.elapsed_s - self.waiting_s
         if self._reported is None:
             return own
@@ -142,11 +148,11 @@ class Clocks:
     @property
     def own_run_s(self) -> float:
         """The agent's own time in the newest `run` alone."""
-        return self.own_s - self._own_before_s
+        return self.own_in_runs_s - self._own_before_s
 
     @property
     def _least_own_s(self) -> float:
-        """The agent's own time, without time that may still turn out to be waiting."""
+        """The agent's own time in its runs, without time that may still turn out to be waiting."""
         now = time.monotonic()
         own = self.elapsed_s - self.waiting_s - self._account.totals(now).undecided
         if self._reported is None:
@@ -183,12 +189,12 @@ class Clocks:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Wraps work after a `run` in which the agent, too, can go on: its time is the agent's own."""
+        """Wraps work after a `run` in which the agent, too, can go on: its time is the agent's own, of no run."""
         began = time.monotonic()
         try:
             yield
         finally:
-            self._past_s += time.monotonic() - began
+            self.counted_s += time.monotonic() - began
 
     @contextmanager
     def completion(self) -> Iterator[OpenCompletion]:

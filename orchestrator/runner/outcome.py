@@ -20,6 +20,7 @@ from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import FailureClass, Replay
 from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayDrains, Seal
 from orchestrator.pool.sanitize import clean
+from orchestrator.runner.clocks import Clocks
 from orchestrator.runtime.log import get
 from sandboxes.base import ImageRefused, MachineFault, SandboxError, SandboxFull, SandboxLost, SandboxSpent
 from sandboxes.machine import FAULTS
@@ -129,7 +130,7 @@ def outcome_of(error: Exception) -> AttemptOutcome:
     )
 
 
-def judged(outcome: AttemptOutcome, seal: Seal, own_s: float = 0.0) -> AttemptOutcome:
+def judged(outcome: AttemptOutcome, seal: Seal, clocks: Clocks | None = None) -> AttemptOutcome:
     """An end that the policy's programs can cause, checked against the gateway's view of its session.
 
     From the first served step on, only the platform's own evidence makes an infrastructure failure: a call that the gateway failed for lack of a
@@ -137,7 +138,8 @@ def judged(outcome: AttemptOutcome, seal: Seal, own_s: float = 0.0) -> AttemptOu
     to the policy: an attempt that runs out of time has a hanging scaffold. Exit code 0 alone is not a success either: at least one completion must
     have reached the program, and the last one that it requested must have been served.
 
-    `own_s`: the agent's own time. If most of it is generation when the time is up, the policy did not finish its first reply, and no scaffold hangs.
+    `clocks`: of the attempt. If most of the agent's own time in its runs is generation when the time is up, the policy did not finish its first
+    reply, and no scaffold hangs. Collect hooks run later, so their time does not count here.
     """
     if not outcome.reachable:
         return outcome
@@ -153,6 +155,7 @@ def judged(outcome: AttemptOutcome, seal: Seal, own_s: float = 0.0) -> AttemptOu
     first = (
         seal.steps <= seal.recorded + 1
     )  # a program with a time-out of its own requests the same reply several times
+    own_s = clocks.own_in_runs_s if clocks is not None else 0.0
     if outcome.failure is FailureClass.TIMEOUT and first and own_s and seal.generation_s >= own_s / 2:
         return outcome
     if not served(seal):

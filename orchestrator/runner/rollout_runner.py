@@ -387,8 +387,7 @@ class RolloutRunner:
             record.clocks.replayed(seal.replayed_s)
             if record.scaffold is not None and record.scaffold.manifest.kind == ScaffoldKind.BLACK:
                 record.clocks.sealed(seal)
-        own_s = record.clocks.own_s if record.clocks is not None else 0.0
-        return replayed(judged(outcome, seal, own_s), seal), seal
+        return replayed(judged(outcome, seal, record.clocks), seal), seal
 
     async def _close(self, lease: Lease, record: AttemptRecord) -> None:
         """Close the session of an attempt that reports nothing. Best effort: it expires by itself."""

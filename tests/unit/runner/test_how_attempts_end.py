@@ -17,6 +17,7 @@ from orchestrator.rewards import composite
 from orchestrator.rewards.actions import ParsedAction, RecordedStep
 from orchestrator.rewards.returns import group_advantages
 from orchestrator.roles.complete import reward_settings
+from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.collect import artifacts_of
 from orchestrator.runner.outcome import AttemptOutcome, captured, judged
 from orchestrator.scheduling.completion import Member, trainable
@@ -129,6 +130,7 @@ async def test_an_attempt_ends_as_the_guide_says(name: str) -> None:
     assert later.infra or not later.resumable
 
 
+@pytest.mark.parametrize("hooks_s", [0.0, 60.0])
 @pytest.mark.parametrize(
     ("steps", "generation_s", "failure"),
     [
@@ -138,14 +140,17 @@ async def test_an_attempt_ends_as_the_guide_says(name: str) -> None:
     ],
 )
 async def test_a_first_reply_that_takes_all_the_time_is_the_policys_timeout(
-    steps: int, generation_s: float, failure: FailureClass
+    steps: int, generation_s: float, failure: FailureClass, hooks_s: float
 ) -> None:
+    clocks = Clocks(timeout_s=10.0, stall_s=None, completion_s=60.0)
+    clocks.replayed_s, clocks.counted_s = 10.0, hooks_s
+
     async def work() -> AttemptOutcome:
         raise AgentTimeout("wall clock: the limit of 10 s")
 
     marks = tuple(StepMark(idx=idx, reason=MarkReason.UNDELIVERED) for idx in range(steps))
     unserved = replace(seal(steps), marks=marks, generation_s=generation_s)
-    assert judged(await captured(work), unserved, own_s=10.0).failure is failure
+    assert judged(await captured(work), unserved, clocks).failure is failure
 
 
 @pytest.mark.parametrize(
