@@ -20,6 +20,7 @@ from orchestrator.contracts.ids import b64
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FailureClass, Left
 from orchestrator.runner.clocks import Clocks
+from orchestrator.runner.egress.sandbox import without_network
 from orchestrator.runner.outcome import AttemptOutcome, outcome_of
 from orchestrator.runner.redact import redacted_changes, redacted_files, without
 from orchestrator.runtime.log import get
@@ -78,7 +79,8 @@ async def artifacts_of(
         with nullcontext() if clocks is None or not hooks else clocks.counted():
             await run_hooks(sandbox, hooks)
         changed = await sandbox.changed(limits)
-        collected = await declared(sandbox, sources, limits, partial(_kept, keep, token))
+        kept = partial(_kept, keep, token)
+        collected = await declared(without_network(sandbox), sources, limits, kept)
     except (SandboxError, PathRefused, OSError) as error:
         unread = outcome_of(error)
         if outcome.infra and not outcome.reachable:

@@ -86,12 +86,17 @@ class Listener:
 
 class NetworkedSandbox(DelegatedSandbox):
     """Implements `sandboxes.base.Sandbox` for an open sandbox with a listener. `changed` ends the program that leads to the proxy, like every
-    other one. It is started again with the next program."""
+    other one. It is started again with the next program, but for those of `without_network`."""
 
     def __init__(self, sandbox: Sandbox, listener: Listener) -> None:
         super().__init__(sandbox)
         self._listener = listener
         self._ended = False
+
+    @property
+    def inner(self) -> Sandbox:
+        """The sandbox without the listener."""
+        return self._sandbox
 
     async def start(
         self,
@@ -110,6 +115,12 @@ class NetworkedSandbox(DelegatedSandbox):
     async def changed(self, limits: ArtifactLimits | None = None) -> Artifacts:
         self._ended = True
         return await super().changed(limits)
+
+
+def without_network(sandbox: Sandbox) -> Sandbox:
+    """The sandbox for programs of the platform that need no network: after `changed`, they do not start the way to the proxy again. It would cost
+    time, and where it does not start, what the agent left could not be read."""
+    return sandbox.inner if isinstance(sandbox, NetworkedSandbox) else sandbox
 
 
 @asynccontextmanager

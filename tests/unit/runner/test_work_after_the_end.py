@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 
+from orchestrator.contracts.hosts import HostList
 from orchestrator.contracts.ids import unb64
+from orchestrator.contracts.network import Access
 from orchestrator.contracts.states import FailureClass
 from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.collect import artifacts_of
 from orchestrator.runner.delegated_sandbox import DelegatedSandbox
+from orchestrator.runner.egress.sandbox import Listener
+from orchestrator.runner.open_sandbox import open_sandbox
 from orchestrator.runner.outcome import AttemptOutcome
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifacts import limits_of
@@ -73,3 +77,33 @@ async def test_what_an_agent_left_running_has_ended_before_its_files_are_read_an
         assert clocks.own_s >= before_s + 0.2
     else:
         assert clocks.own_s == before_s
+
+
+async def test_the_way_to_the_network_is_opened_again_for_a_next_step_and_not_to_read_what_this_one_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[Listener] = []
+    begin = Listener.begin
+
+    async def counted(self: Listener, sandbox: Sandbox) -> None:
+        opened.append(self)
+        await begin(self, sandbox)
+
+    monkeypatch.setattr(Listener, "begin", counted)
+    done = AttemptOutcome(failure=FailureClass.COMPLETED, answer="7", reachable=True)
+    access = Access(HostList.of(("example.org",)), 1 << 20)
+    async with open_sandbox(BubblewrapProvider(), SandboxSpec(), access) as sandbox:
+        assert (await sandbox.exec(["bash", "-c", LEAVES.format(545)])).ok
+        outcome, left = await artifacts_of(
+            sandbox,
+            done,
+            "token",
+            limits_of(SandboxSection()),
+            kept,
+            sources=[ArtifactSource(source="/tmp/out")],
+        )
+        assert outcome == done and [file.path for file in left] == ["/tmp/out/x"]
+        assert len(opened) == 1, (
+            "an image whose python3 the agent replaced, or a busy machine, costs nothing here"
+        )
+        assert (await sandbox.exec(["true"])).ok and len(opened) == 2
