@@ -5,12 +5,13 @@ could write the reward, read the expected values, or kill the script that judges
 
 - read the system, the work directory (all of it, also where the current directory is one within) and the files of the task's environment in $HOME
   and $TMPDIR; see a minimal environment, and only entries of /proc that reveal nothing about processes;
-- write to the work directory, without creating links, pipes and sockets, and to its own $HOME and $TMPDIR. These start empty and are deleted
-  afterwards, as are its files in /dev/shm: in the judge's directories, the judge's next program would find planted files;
+- write to the current directory and below, without creating links, pipes and sockets, and to its own $HOME and $TMPDIR. These start empty and are
+  deleted afterwards, as are its files in /dev/shm: in the judge's directories, the judge's next program would find planted files;
 - read the standard input that its command was given, also by /dev/stdin, but no file that the judge has read in part, and no other descriptor of
   the judge's;
 - signal, inspect and limit processes that it started itself;
 - use resources within `held.budget`: memory, CPU and wall time, files and their bytes, output, processes. All runs of a verification share them.
+  Files count where it can write: those of the judge elsewhere in the work directory neither count nor are removed.
 
     judge ── this process: forwards output, watches, ends ── warden: ends all of it at once ── the program, which reaches neither of the two
 
@@ -97,13 +98,13 @@ class _Pump:
 
 
 class _Run:
-    """One program, seen from outside. `own`: the directory that only it uses."""
+    """One program, seen from outside. `here`: where it starts and may write. `own`: the directory that only it uses."""
 
-    def __init__(self, budget: HeldBudget, ledger: Ledger, *, seconds: float, work: str, own: str) -> None:
+    def __init__(self, budget: HeldBudget, ledger: Ledger, *, seconds: float, here: str, own: str) -> None:
         self._budget, self._ledger = budget, ledger
         self._deadline = time.monotonic() + seconds
         self._since_ns = os.stat(own).st_ctime_ns  # the clock of file systems lags behind others
-        self._work, self._own = work, own
+        self._here, self._own = here, own
         self._warden = 0
         self._pumps: list[_Pump] = []
         self._look_at = time.monotonic() + _POLL_INTERVAL_S
@@ -139,7 +140,7 @@ class _Run:
             self._breaks("cpu")
         if self._over_disk():
             self._breaks("disk")
-            files.shed(self._work, self._since_ns)
+            files.shed(self._here, self._since_ns)
         if self.breach == "time":
             return TIMED_OUT
         return KILLED if self.breach else code
@@ -216,7 +217,7 @@ class _Run:
 
     def _over_disk(self) -> bool:
         used = files.FileUsage(self._budget.disk_bytes, self._budget.disk_files)
-        return used.add(self._work).add(self._own).over
+        return used.add(self._here).add(self._own).over
 
     def _breaks(self, limit: str) -> None:
         if not self.breach:
@@ -365,7 +366,8 @@ def _input() -> list[tuple[str, int]]:
     return [("/proc/self/fd/0", confine.INPUT)] if readable and stat.S_ISREG(os.fstat(0).st_mode) else []
 
 
-def _run(argv: list[str], seconds: float, work: str, home: str, temporary: str, logs: str) -> int:
+def _run(argv: list[str], seconds: float, here: str, work: str, home: str, temporary: str, logs: str) -> int:
+    """`here`: the current directory, where the program may write. `work`: what it may read, `here` or a directory above."""
     budget = HeldBudget(os.path.join(_HERE, LIMITS_FILE))
     ledger = Ledger(logs)
     if budget.until_s:
@@ -394,7 +396,8 @@ def _run(argv: list[str], seconds: float, work: str, home: str, temporary: str, 
                 *shared,
                 *_input(),
                 *((path, confine.OWN) for path in (f"{own}/home", f"{own}/tmp")),
-                (work, confine.WORK),
+                (work, confine.READ),
+                (here, confine.WORK),
             ],
         )
     except OSError as error:
@@ -404,8 +407,8 @@ def _run(argv: list[str], seconds: float, work: str, home: str, temporary: str, 
         return UNHELD
     objects = set(confine.shared_objects()) if budget.private else set()
     known = {(kind, number) for kind, number, _ in objects}
-    modes = files.Modes([home, temporary, logs], [work, os.getcwd()], own)
-    run = _Run(budget, ledger, seconds=seconds, work=work, own=own)
+    modes = files.Modes([home, temporary, logs], [work, here], own)
+    run = _Run(budget, ledger, seconds=seconds, here=here, own=own)
     ledger.note_start()
     try:
         return run.held(argv, rules, version)
@@ -444,11 +447,11 @@ def main() -> int:
         return UNHELD
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _ends)
-    return _run(argv, seconds, work, home, temporary, logs)
+    return _run(argv, seconds, here, work, home, temporary, logs)
 
 
 def _work(here: str, home: str, temporary: str, logs: str) -> str:
-    """The directory in which a program started in `here` works: the whole work directory if `here` lies in it, otherwise `here`. Empty: there it
+    """The directory that a program started in `here` reads: the whole work directory if `here` lies in it, otherwise `here`. Empty: there it
     would reach its judge's files."""
     tests = os.path.dirname(_HERE)
     if any(_within(tests, place) or _within(place, tests) for place in (here, home, temporary)):

@@ -24,8 +24,9 @@ READ = _EXECUTE | _READ_FILE | _READ_DIR
 LIST = _READ_DIR
 INPUT = _READ_FILE
 WORK = READ | _WRITE | _REMOVE | _MAKE_DIR | _MAKE_REG | _TRUNCATE
-"""The work directory. No link, pipe, socket or device can be created there, since the judge and the platform read and write there next. Nothing
-can move to another directory either (`refer`): a link of the agent's, `a/b/x -> ../../y`, would leave the work directory from a shallower place."""
+"""The directory in which the program starts. No link, pipe, socket or device can be created there, since the judge and the platform read and write
+there next. Nothing can move to another directory either (`refer`): a link of the agent's, `a/b/x -> ../../y`, would leave the work directory from a
+shallower place."""
 OWN = READ | _WRITE | _REMOVE | _MAKE_DIR | _MAKE_REG | _MAKE_SOCK | _MAKE_FIFO | _MAKE_SYM | _TRUNCATE
 """$HOME and $TMPDIR of the program: without `refer`, so that no directory with links in it moves from there into the work directory."""
 SHARED = READ | _WRITE | _REMOVE | _MAKE_REG | _TRUNCATE

@@ -155,21 +155,21 @@ async def test_it_runs_nothing_from_where_its_judge_has_what_is_its_own(where: s
 
 WITHIN = """
 mkdir -p src/deep /logs/verifier /logs/artifacts ~/kept && cd "$1" && python3 -I "$0" 5 bash -c "$2"; echo "code $?"
-echo x > here && chmod 755 . && cat /app/new /logs/reward; ls /logs/verifier
+echo x > here && chmod 755 . && cat own /logs/reward; ls /app/new; ls /logs/verifier
 """
 ACTS = """
-cat /app/mine; cat ../mine ../../mine 2>/dev/null; echo new > /app/new; echo own > own; chmod 0 .
+cat /app/mine; cat ../mine ../../mine 2>/dev/null; [ $PWD = /app ] || echo new > /app/new; echo own > own; chmod 0 .
 cat /tests/secret; echo 1 > /logs/verifier/reward.txt; echo 1 > /logs/reward; true
 """
 
 
 @pytest.mark.parametrize("where", ["/app", "src", "/app/src/deep", "/app/src/../src"])
-async def test_a_program_that_starts_in_a_directory_of_the_work_directory_has_all_of_it(where: str) -> None:
+async def test_a_program_that_starts_in_a_directory_of_the_work_directory_reads_all_of_it(where: str) -> None:
     async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
         judge = ["bash", "-c", WITHIN, UNTRUSTED_FILE, where, ACTS]
         ended = await sandbox.exec(judge, timeout_s=60)
     found = ended.stdout.decode().split()
-    assert [each for each in found if each != "mine"] == ["code", "0", "new", "0"], ended
+    assert [each for each in found if each != "mine"] == ["code", "0", "own", "0"], ended
     assert found.count("mine") == (1 if where == "/app" else 2), ended
 
 
@@ -178,7 +178,40 @@ async def test_elsewhere_it_has_the_current_directory_alone(where: str) -> None:
     async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
         judge = ["bash", "-c", WITHIN, UNTRUSTED_FILE, where, f"echo own > own; cat own; {ACTS}"]
         ended = await sandbox.exec(judge, timeout_s=60)
-    assert ended.stdout.decode().split() == ["own", "code", "0", "0"], ended
+    assert ended.stdout.decode().split() == ["own", "code", "0", "own", "0"], ended
+
+
+TAKES_DISK = (
+    "echo planted > ../judged; rm -f ../judged ../mine; for n in {1..40}; do echo > f$n; done; sleep 60"
+)
+
+
+async def test_a_program_writes_only_below_its_current_directory_and_nothing_else_counts() -> None:
+    before = "mkdir run; echo kept > judged; for n in {1..40}; do echo > j$n; done; cd run"
+    ended = await limited('{"disk_files": 20}', "cat", "../judged", "../mine", before=before)
+    assert ended.stdout == b"kept\nmine\ncode 0\n", ended
+    ended = await limited(
+        '{"disk_files": 20}',
+        "bash",
+        "-c",
+        TAKES_DISK,
+        before=before,
+        after="ls; cd ..; cat judged mine; ls j4*",
+    )
+    assert ended.stdout.decode().split() == ["code", "137", "kept", "mine", "j4", "j40"], ended
+    assert b"the program used up its disk" in ended.stderr
+
+
+async def test_what_its_judge_writes_while_it_uses_up_its_disk_stays() -> None:
+    judge = (
+        "mkdir run; mkfifo /tmp/up; cd run; "
+        'python3 -I "$0" 50 bash -c "echo up; until [ -f ../log ]; do sleep .1; done; $1" > /tmp/up & '
+        'read line < /tmp/up; echo kept > /app/log; wait $!; echo "code $?"; cat /app/log; ls /app/run'
+    )
+    files = {**FILES, UNTRUSTED_LIMITS: File(b'{"disk_files": 20}')}
+    async with BubblewrapProvider().open(SandboxSpec(files=files)) as sandbox:
+        ended = await sandbox.exec(["bash", "-c", judge, UNTRUSTED_FILE, TAKES_DISK], timeout_s=60)
+    assert ended.stdout == b"code 137\nkept\n", ended
 
 
 async def test_its_judges_home_within_the_work_directory_stays_closed() -> None:
