@@ -27,9 +27,9 @@ class FileUsage:
         return self.deep or self.bytes > self.most_bytes or self.files > self.most_files
 
     def add(self, path: str | os.PathLike[str]) -> FileUsage:
-        """Add the entries below `path`."""
+        """Add the entries below `path`, also where the program has taken the permission to list it."""
         with contextlib.suppress(OSError):
-            fd = os.open(path, _DIRECTORY)
+            fd = enter(None, path)
             try:
                 self._below(fd, 1)
             finally:
@@ -60,8 +60,8 @@ def _entries(fd: int) -> Iterator[tuple[str, os.stat_result]]:
             yield name, os.stat(name, dir_fd=fd, follow_symlinks=False)
 
 
-def enter(fd: int, name: str) -> int:
-    """Open a directory inside an open one. If its owner has no access, the owner's permissions are set first."""
+def enter(fd: int | None, name: str | os.PathLike[str]) -> int:
+    """Open a directory inside an open one, or (`fd` None) by its path. If its owner has no access, the owner's permissions are set first."""
     try:
         return os.open(name, _DIRECTORY, dir_fd=fd)
     except PermissionError:
@@ -109,7 +109,7 @@ def _clear(fd: int) -> None:
 def shed(path: str, since_ns: int) -> None:
     """Remove entries written below `path` since then (a `st_ctime_ns`), and every directory that is too deep."""
     with contextlib.suppress(OSError):
-        fd = os.open(path, _DIRECTORY)
+        fd = enter(None, path)
         try:
             _shed(fd, since_ns, 1)
         finally:

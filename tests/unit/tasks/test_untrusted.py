@@ -202,6 +202,15 @@ async def test_a_program_writes_only_below_its_current_directory_and_nothing_els
     assert b"the program used up its disk" in ended.stderr
 
 
+@pytest.mark.parametrize("mode", ["300", "0"])
+async def test_the_entries_of_a_directory_that_it_closes_count(mode: str) -> None:
+    script = f"mkdir d; cd d; for n in {{1..40}}; do echo > f$n; done; chmod {mode} ..; sleep 60"
+    ended = await limited(
+        '{"disk_files": 20}', "bash", "-c", script, before="mkdir run; cd run", after="stat -c %a .; ls"
+    )
+    assert ended.stdout == b"code 137\n755\n", ended
+
+
 async def test_what_its_judge_writes_while_it_uses_up_its_disk_stays() -> None:
     judge = (
         "mkdir run; mkfifo /tmp/up; cd run; "
