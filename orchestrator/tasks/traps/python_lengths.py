@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 from orchestrator.tasks.traps.python_lists import Lists
 from orchestrator.tasks.traps.python_names import bindings
 from orchestrator.tasks.traps.python_text import Texts, fails
-from orchestrator.tasks.traps.python_tree import nodes_of, parents_of
+from orchestrator.tasks.traps.python_tree import names_where, nodes_of, parents_of
 
 _RIGHT: Final = (ast.Eq, ast.In, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
 _WRONG: Final = (ast.NotEq, ast.NotIn, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
@@ -140,11 +140,7 @@ class Lengths:
     @cached_property
     def _conditions(self) -> dict[str, list[ast.Name]]:
         """The places of conditions that read a name."""
-        found: dict[str, list[ast.Name]] = {}
-        for node in nodes_of(self._tree):
-            if isinstance(node, ast.Name) and self._is_condition(node):
-                found.setdefault(node.id, []).append(node)
-        return found
+        return names_where(self._tree, self._is_condition)
 
     def _is_condition(self, node: ast.AST) -> bool:
         child = node

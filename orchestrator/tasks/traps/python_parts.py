@@ -7,7 +7,7 @@ from typing import Final
 
 from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_text import Texts
-from orchestrator.tasks.traps.python_tree import nodes_of, parents_of
+from orchestrator.tasks.traps.python_tree import names_where, nodes_of, parents_of
 from orchestrator.tasks.traps.rules import Rule
 from orchestrator.tasks.traps.tree import listed
 
@@ -97,11 +97,7 @@ class Parts:
     @cached_property
     def _conditions(self) -> dict[str, list[ast.Name]]:
         """The places of conditions that read a name: its length, or whether it is empty."""
-        found: dict[str, list[ast.Name]] = {}
-        for node in nodes_of(self._tree):
-            if isinstance(node, ast.Name) and self._is_condition(node):
-                found.setdefault(node.id, []).append(node)
-        return found
+        return names_where(self._tree, self._is_condition)
 
     def _is_condition(self, node: ast.AST) -> bool:
         child = node

@@ -1,6 +1,7 @@
 """A Python source as a tree, read once for all rules."""
 
 import ast
+from collections.abc import Callable
 from functools import lru_cache
 
 
@@ -22,3 +23,12 @@ def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
 def parents_of(tree: ast.AST) -> dict[ast.AST, ast.AST]:
     """The node around each."""
     return {child: node for node in nodes_of(tree) for child in ast.iter_child_nodes(node)}
+
+
+def names_where(tree: ast.AST, holds: Callable[[ast.Name], bool]) -> dict[str, list[ast.Name]]:
+    """The places of each name at which `holds` is true."""
+    found: dict[str, list[ast.Name]] = {}
+    for node in nodes_of(tree):
+        if isinstance(node, ast.Name) and holds(node):
+            found.setdefault(node.id, []).append(node)
+    return found
