@@ -71,13 +71,14 @@ class _Prepared:
     """A message as decoded, and its task as a run reads it, or the error that reading or checking raised."""
 
     run_id: int
+    schema: str | None
     body: bytes
     event: TaskSubmitted
     read: ReadTask | Exception
 
     def is_of(self, run: StoredRun, delivery: Delivery) -> bool:
-        """Whether `delivery` brought it to `run`."""
-        return self.run_id == run.run_id and self.body == delivery.body
+        """Whether `delivery` brought it to `run`, under the same schema: an equal body under another schema is refused."""
+        return (self.run_id, self.schema, self.body) == (run.run_id, delivery.schema, delivery.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ class Intake:
             await anyio.to_thread.run_sync(_check, read.task, config.sandbox)
         except Exception as error:  # noqa: BLE001  # `_answer` raises it, if the task is not answered already
             read = error
-        return _Prepared(run_id=run_id, body=delivery.body, event=event, read=read)
+        return _Prepared(run_id=run_id, schema=delivery.schema, body=delivery.body, event=event, read=read)
 
     async def _handle(
         self, connection: AsyncConnection, deliveries: Sequence[Delivery]

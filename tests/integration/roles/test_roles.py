@@ -125,6 +125,19 @@ async def test_an_unusable_message_becomes_a_dead_letter_with_its_reason(stage: 
     assert {letter.headers[subjects.HEADER_DEAD_REASON] for letter in letters} == set(reasons)
 
 
+async def test_an_equal_body_under_another_schema_is_refused_in_the_same_batch(stage: Stage) -> None:
+    good = encode(TaskSubmitted(task=TASK, submission="good"))
+    for n, schema in enumerate(("", "Hovercraft/1", "TaskSubmitted/1", "StepRecorded/1")):
+        subject = subjects.tasks(stage.run.name, "coding")
+        await stage.bus.publish(Outgoing(subject=subject, msg_id=f"m{n}", schema=schema, body=good))
+    async with playing([intake(stage).run]):
+        await stage.emptied("TASKS")
+    unknown, unexpected = await stage.reasons()
+    assert "unknown schema 'Hovercraft/1'" in unknown
+    assert "schema 'StepRecorded/1' is not expected here" in unexpected
+    assert await stage.count("groups") == await stage.count("submissions") == 1
+
+
 async def _has(stage: Stage, n: int) -> bool:
     return len(await stage.reasons()) == n
 
