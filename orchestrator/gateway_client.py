@@ -228,7 +228,9 @@ class _Client:
         while True:
             headers = {**self._headers, RETRY_HEADER: str(retries)}
             try:
-                async with self._http.post(self._url + path, data=data, headers=headers) as response:
+                async with self._http.post(
+                    self._url + path, data=data, headers=headers, allow_redirects=False
+                ) as response:
                     status, raw = response.status, await response.read()
                 if status != 503 or DRAINING in raw:
                     return _answer(status, raw)
@@ -257,6 +259,11 @@ def _answer(status: int, raw: bytes) -> dict[str, Any]:
     if status < 300:
         assert isinstance(body, dict)
         return body
+    if status < 400:
+        message = (
+            f"status {status}: it sends the runner to another address; the URL must name the gateway itself"
+        )
+        raise GatewayFailed(f"gateway: {message}")
     error = body.get("error") if isinstance(body, dict) else None
     error = error if isinstance(error, dict) else {"message": str(body)}
     code, message = str(error.get("code") or ""), str(error.get("message") or f"status {status}")

@@ -13,7 +13,10 @@ SCHEME = "file://"
 
 def named_file(url: str) -> Path | None:
     """The file that a URL names; None: it names a server."""
-    return Path(unquote(urlsplit(url).path)) if url.startswith(SCHEME) else None
+    if not url.startswith(SCHEME):
+        return None
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.netloc.lower() in ("", "localhost") else None
 
 
 def url_of_file(file: Path) -> str:

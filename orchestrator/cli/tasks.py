@@ -278,6 +278,8 @@ def generate(
     """Write the built-in suite of shell tasks: penstock tasks generate suite --train 400 --heldout 100"""
     from orchestrator.tasks.suite import generate as draw
 
+    if not train and not heldout:
+        raise ValueError("--train 0 --heldout 0 makes no tasks: give one of them a number from 1")
     for target in (directory / "train", directory / "heldout"):
         if target.exists():
             raise ValueError(f"{target} exists already; remove it, or choose another directory")

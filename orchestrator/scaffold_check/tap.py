@@ -179,7 +179,9 @@ class Tap:
             sent |= {k: _NO_TOKEN for k in sent if k.lower() == "x-api-key"}
         timeout = aiohttp.ClientTimeout(total=None)
         async with aiohttp.ClientSession(timeout=timeout) as http:
-            async with http.request(request.method, self.gateway + path, data=raw, headers=sent) as upstream:
+            async with http.request(
+                request.method, self.gateway + path, data=raw, headers=sent, allow_redirects=False
+            ) as upstream:
                 if record is not None:
                     record.status = upstream.status
                 if not answer:

@@ -46,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         "--jsonl", action="store_true", help="write train.jsonl and heldout.jsonl, not directories"
     )
     given = parser.parse_args(arguments)
+    if not given.train and not given.heldout:
+        parser.error("--train 0 --heldout 0 makes no tasks: give one of them a number from 1")
     counts: tuple[tuple[Split, int], ...] = (("train", given.train), ("heldout", given.heldout))
     try:
         for split, count in counts:

@@ -58,6 +58,7 @@ def test_a_file_names_the_server_that_it_holds_now(tmp_path: Path) -> None:
         "nats://u:secret@h/streams",
         "nats://u:secret@h,ws://h2",
         "postgresql://u:secret@h/d",
+        "file://secret@h/run/url",
         ",",
         " , ,",
     ],

@@ -339,6 +339,7 @@ def test_an_override_that_is_malformed_or_of_an_unknown_key_is_named(
         ("tasks check first", "holds no task"),
         ("tasks check task --set sandbox.memory_mb=1", "name it with -c"),
         ("tasks generate task --train 0 --heldout 0 --seed x", ""),
+        ("tasks generate new --train 0 --heldout 0", "--train 0 --heldout 0 makes no tasks"),
         ("eval -c first", "--suite names no held-out tasks"),
         ("eval --suite nowhere -c first", "nowhere does not exist"),
         ("eval --suite task --policy best -c first", "best"),

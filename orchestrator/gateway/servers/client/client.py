@@ -315,7 +315,15 @@ class RolloutServerClient:
         data = None if body is None else msgspec.json.encode(body)
         headers = {} if data is None else {"Content-Type": "application/json"}
         limits = aiohttp.ClientTimeout(total=timeout, sock_connect=timeouts().server_connect_s)
-        request = partial(self._session.request, method, url, data=data, headers=headers, timeout=limits)
+        request = partial(
+            self._session.request,
+            method,
+            url,
+            data=data,
+            headers=headers,
+            timeout=limits,
+            allow_redirects=False,  # another server would get the key, and a 302 makes a GET of a POST
+        )
 
         async def exchange() -> tuple[int, bytes]:
             async with request() as response:
@@ -336,6 +344,10 @@ class RolloutServerClient:
             raise RolloutServerBroken(url, f"it refuses this gateway's key (servers.key_file): {message}")
         if 400 <= status < 500:
             raise RequestRefused(url, message, status)
+        if status < 400:
+            message = (
+                "it sends this gateway to another address; servers.urls must name the rollout server itself"
+            )
         raise RolloutServerBroken(url, f"status {status}: {message}")
 
     def _decoded(self, url: str, raw: bytes, kind: type[T]) -> T:
