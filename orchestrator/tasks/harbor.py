@@ -135,7 +135,7 @@ class Task:
 
     @classmethod
     def from_message(cls, message: Any) -> "Task":
-        """Unpack and check a task that lies in its message as a whole. ValueError for one that names blobs: `blobs.task_of` reads those."""
+        """Unpack and check a task that lies in its message as a whole. ValueError for one that names blobs: `TaskFiles.task` reads those."""
         if needs_blobs(message):
             raise ValueError("its files lie in blobs, which this command does not read")
         listing = Unpacker().unpack(message, _no_tree)

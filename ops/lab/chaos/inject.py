@@ -43,7 +43,7 @@ class Gone(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Hurt:
-    """Recovery counts from `healed`, Unix seconds. `did`: as in `results.Outcome`."""
+    """Recovery counts from `healed`, Unix seconds. `did`: as in `results.FaultOutcome`."""
 
     healed: float
     did: int | None = None

