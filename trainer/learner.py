@@ -31,9 +31,10 @@ from trainer.expert_bias import check_biases
 from trainer.loss.choose import make_loss
 from trainer.loss.correction import CorrectionSettings
 from trainer.loss.metrics import TrainStepMetrics
+from trainer.loss.skip_reason import BAD_BATCH
 from trainer.mixed_precision import compute_in
 from trainer.model import check_vocabulary, load_model
-from trainer.report import REASONS, report
+from trainer.report import report
 from trainer.samples import Floats, Sample
 from trainer.schedule import Schedule
 from trainer.tree.forward import attach_tree_attention
@@ -109,7 +110,7 @@ class Learner:
             with collect() as count:
                 metrics = self._train_step(samples[number], settings)
             self.logprobs.append(metrics.logprobs)
-            if metrics.skip_reason in REASONS:
+            if metrics.skip_reason in BAD_BATCH:
                 raise BadBatch(f"train step {number + 1} of {len(parts)}: {metrics.skip_reason}")
             wall_s, spent = time.perf_counter() - wall, count.seconds | spent
             values = report(

@@ -12,6 +12,7 @@ from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from orchestrator.runtime.metrics import LONG, each
+from trainer.loss.skip_reason import BAD_BATCH, SkipReason
 
 AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # policy versions
 
@@ -106,7 +107,7 @@ class TrainerMetrics:
             ["outcome"],
             registry=registry,
         )
-        each(self._steps, "applied", "no_action_tokens", "gradient_spike")
+        each(self._steps, "applied", *(reason for reason in SkipReason if reason not in BAD_BATCH))
         each(self.batches, "committed", "undone", "quarantined", "failed")
         self.checkpoint_s = Histogram(
             "penstock_checkpoint_seconds",

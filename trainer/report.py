@@ -13,8 +13,6 @@ from typing import Any
 from orchestrator.pool.batches import BatchRollout
 from trainer.loss.metrics import TrainStepMetrics
 
-REASONS = ("loss_not_finite", "gradient_not_finite")  # skip reasons that make a batch bad
-
 
 def report(
     metrics: TrainStepMetrics,

@@ -26,6 +26,7 @@ from trainer.loss.base import Loss, Tokens
 from trainer.loss.cispo import Cispo
 from trainer.loss.correction import CorrectionSettings, correct
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
+from trainer.loss.skip_reason import SkipReason
 from trainer.samples import Floats, Sample
 from trainer.tree.execute import backward, score
 from trainer.tree.pack import Pack, pack_samples
@@ -97,13 +98,13 @@ def train_step(
     sums = MetricSums(trainer_version)
     factors = normalisers(samples, settings.aggregation)
     optimizer.zero_grad(set_to_none=True)
-    skip: str | None = None if any(factors) else "no_action_tokens"
+    skip = None if any(factors) else SkipReason.NO_ACTION_TOKENS
     norm = 0.0
     with phase("tree"):
         pack = pack_samples(samples, settings.budget)
     finite, logprobs = _backward(model, pack, np.array([factors[i] for i in pack.indices]), settings, sums)
     if not finite:
-        skip = "loss_not_finite"
+        skip = SkipReason.LOSS_NOT_FINITE
     with phase("optimizer"):
         if skip is None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -117,11 +118,11 @@ def train_step(
     return replace(metrics, logprobs=pack.by_sample(samples, logprobs)) if settings.keep_logprobs else metrics
 
 
-def skip_reason(norm: float, settings: UpdateSettings) -> str | None:
+def skip_reason(norm: float, settings: UpdateSettings) -> SkipReason | None:
     """The reason why a gradient of this norm is not applied; None if it is applied."""
     if not math.isfinite(norm):
-        return "gradient_not_finite"
-    return "gradient_spike" if norm > settings.spike_grad_norm else None
+        return SkipReason.GRADIENT_NOT_FINITE
+    return SkipReason.GRADIENT_SPIKE if norm > settings.spike_grad_norm else None
 
 
 def recompute_logprobs(model: nn.Module, samples: Sequence[Sample], settings: UpdateSettings) -> list[Floats]:

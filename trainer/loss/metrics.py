@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from trainer.loss.skip_reason import SkipReason
 from trainer.samples import Floats
 from trainer.tree.pack import Pack
 from trainer.tree.replay import replayed_tokens
@@ -26,7 +27,7 @@ class TrainStepMetrics:
     """One train step. Means are over action tokens of train weight > 0; `applied` is False when it was skipped."""
 
     applied: bool
-    skip_reason: str | None  # no_action_tokens | loss_not_finite | gradient_not_finite | gradient_spike
+    skip_reason: SkipReason | None
     loss: float
     gradient_norm: float  # before clipping
     action_tokens: int
@@ -144,7 +145,7 @@ class MetricSums:
         self._routed = balance_loss, imbalance
         self.load = load
 
-    def result(self, *, skip_reason: str | None, gradient_norm: float) -> TrainStepMetrics:
+    def result(self, *, skip_reason: SkipReason | None, gradient_norm: float) -> TrainStepMetrics:
         """The metrics of the packs added so far."""
         sums, values = self._sums, self._values
         n = max(sums["tokens"], 1)

@@ -20,6 +20,7 @@ from orchestrator.runtime.phase_timer import phase
 from trainer.expert_bias import move_biases
 from trainer.loss.aggregation import normalisers
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
+from trainer.loss.skip_reason import SkipReason
 from trainer.ranks.balance import pair_cost, shares
 from trainer.ranks.fsdp import gradients
 from trainer.ranks.lockstep import backward_together, score_together
@@ -54,9 +55,9 @@ def train_step_together(
     finite, logprobs = _backward(model, pack, local_factors, settings, sums, ranks)
     norm = 0.0
     with phase("optimizer"):
-        skip = None if any(factors) else "no_action_tokens"
+        skip = None if any(factors) else SkipReason.NO_ACTION_TOKENS
         if not finite:
-            skip = "loss_not_finite"
+            skip = SkipReason.LOSS_NOT_FINITE
         if skip is None:
             norm = _clipped_norm(optimizer, settings.max_grad_norm, ranks)
             skip = skip_reason(norm, settings)
