@@ -8,7 +8,7 @@ The function uses neither the data pool nor files.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -98,27 +98,50 @@ def train_step(
     sums = MetricSums(trainer_version)
     factors = normalisers(samples, settings.aggregation)
     optimizer.zero_grad(set_to_none=True)
-    skip = None if any(factors) else SkipReason.NO_ACTION_TOKENS
-    norm = 0.0
     with phase("tree"):
         pack = pack_samples(samples, settings.budget)
     finite, logprobs = _backward(model, pack, np.array([factors[i] for i in pack.indices]), settings, sums)
+    metrics = finish(
+        model, optimizer, sums, settings, clip=_clipped_norm, trained=any(factors), finite=finite
+    )
+    return replace(metrics, logprobs=pack.by_sample(samples, logprobs)) if settings.keep_logprobs else metrics
+
+
+def finish(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sums: MetricSums,
+    settings: UpdateSettings,
+    *,
+    clip: Callable[[torch.optim.Optimizer, float], float],
+    trained: bool,
+    finite: bool,
+) -> TrainStepMetrics:
+    """The end of a train step after its backward passes: clip the gradients and step, or skip the step; then drop the gradients and report.
+
+    `clip` scales them to at most a norm and returns the norm before; `trained`: some token has a train weight > 0; `finite`: the loss is finite.
+    """
+    skip = None if trained else SkipReason.NO_ACTION_TOKENS
     if not finite:
         skip = SkipReason.LOSS_NOT_FINITE
+    norm = 0.0
     with phase("optimizer"):
         if skip is None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            norm = float(nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm))
-            skip = skip_reason(norm, settings)
+            norm = clip(optimizer, settings.max_grad_norm)
+            skip = _skip_reason(norm, settings)
         if skip is None:
             optimizer.step()
             sums.bias_range = move_biases(model, sums.load, settings.bias_rate)
     optimizer.zero_grad(set_to_none=True)
-    metrics = sums.result(skip_reason=skip, gradient_norm=norm)
-    return replace(metrics, logprobs=pack.by_sample(samples, logprobs)) if settings.keep_logprobs else metrics
+    return sums.result(skip_reason=skip, gradient_norm=norm)
 
 
-def skip_reason(norm: float, settings: UpdateSettings) -> SkipReason | None:
+def _clipped_norm(optimizer: torch.optim.Optimizer, longest: float) -> float:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return float(nn.utils.clip_grad_norm_(parameters, longest))
+
+
+def _skip_reason(norm: float, settings: UpdateSettings) -> SkipReason | None:
     """The reason why a gradient of this norm is not applied; None if it is applied."""
     if not math.isfinite(norm):
         return SkipReason.GRADIENT_NOT_FINITE

@@ -9,6 +9,7 @@ Skipping the step is one common decision: it depends on the losses of all ranks 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,10 +18,8 @@ from torch import nn
 from orchestrator.contracts.choices import Anchor
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.runtime.phase_timer import phase
-from trainer.expert_bias import move_biases
 from trainer.loss.aggregation import normalisers
 from trainer.loss.metrics import MetricSums, TrainStepMetrics
-from trainer.loss.skip_reason import SkipReason
 from trainer.ranks.balance import pair_cost, shares
 from trainer.ranks.fsdp import gradients
 from trainer.ranks.lockstep import backward_together, score_together
@@ -29,7 +28,7 @@ from trainer.ranks.routing import SpreadRouting
 from trainer.samples import Floats, Sample
 from trainer.tree.pack import Pack, pack_samples
 from trainer.tree.routing import routing_of
-from trainer.update import PackLoss, UpdateSettings, skip_reason
+from trainer.update import PackLoss, UpdateSettings, finish
 
 
 def train_step_together(
@@ -53,19 +52,8 @@ def train_step_together(
     sums = MetricSums(trainer_version)
     local_factors = np.array([factors[indices[i]] for i in pack.indices])
     finite, logprobs = _backward(model, pack, local_factors, settings, sums, ranks)
-    norm = 0.0
-    with phase("optimizer"):
-        skip = None if any(factors) else SkipReason.NO_ACTION_TOKENS
-        if not finite:
-            skip = SkipReason.LOSS_NOT_FINITE
-        if skip is None:
-            norm = _clipped_norm(optimizer, settings.max_grad_norm, ranks)
-            skip = skip_reason(norm, settings)
-        if skip is None:
-            optimizer.step()
-            sums.bias_range = move_biases(model, sums.load, settings.bias_rate)
-    optimizer.zero_grad(set_to_none=True)
-    metrics = sums.result(skip_reason=skip, gradient_norm=norm)
+    clip = partial(_clipped_norm, ranks)
+    metrics = finish(model, optimizer, sums, settings, clip=clip, trained=any(factors), finite=finite)
     if not settings.keep_logprobs:
         return metrics
     local_logprobs = pack.by_sample([samples[i] for i in indices], logprobs)
@@ -155,7 +143,7 @@ def _of_all(samples: Sequence[Sample], split: Sequence[Sequence[int]], mine: Flo
     return found
 
 
-def _clipped_norm(optimizer: torch.optim.Optimizer, longest: float, ranks: Ranks) -> float:
+def _clipped_norm(ranks: Ranks, optimizer: torch.optim.Optimizer, longest: float) -> float:
     """The norm of the whole gradient, before clipping. Every rank scales its part so that the whole norm is at most `longest`."""
     squares = sum(float(part.double().square().sum()) for part in gradients(optimizer))
     norm = math.sqrt(ranks.total(squares))
