@@ -12,13 +12,13 @@ record, so nothing is generated twice. Harnesses do not use this module: they sp
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
 import anyio
 import msgspec
+from scaffolds.base import Conversations
 
 from orchestrator.contracts.errors import InfraFailure, PenstockError, PolicyFailure
 from orchestrator.contracts.events import StepMark, StepTimings
@@ -31,13 +31,6 @@ Message = dict[str, Any]  # OpenAI's chat form: role, content, reasoning_content
 RETRY_HEADER = "x-stainless-retry-count"
 FIRST_WAIT_S = 0.1
 DRAINING = b'"code":"draining"'
-
-
-class ConversationLimit(StrEnum):
-    """How many conversations a scaffold holds."""
-
-    ONE = "one"
-    MANY = "many"
 
 
 class GatewayRefused(PenstockError):
@@ -296,7 +289,7 @@ class GatewayAdmin(_Client):
         replayable: bool = False,
         version: int | None = None,
         group: int | None = None,
-        conversations: ConversationLimit = ConversationLimit.MANY,
+        conversations: Conversations = "many",
         sub_agents: Sequence[str] | None = None,
         instructions: Sequence[str] = (),
     ) -> OpenSession:

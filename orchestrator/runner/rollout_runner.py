@@ -33,7 +33,6 @@ from orchestrator.contracts.events import (
 )
 from orchestrator.contracts.states import FailureClass, Purpose
 from orchestrator.gateway_client import (
-    ConversationLimit,
     GatewayAdmin,
     GatewayDrains,
     GatewayRefused,
@@ -357,7 +356,7 @@ class RolloutRunner:
                     replayable=scaffold.manifest.replayable,
                     version=lease.pinned_version,
                     group=lease.group_id,
-                    conversations=ConversationLimit(scaffold.manifest.conversations),
+                    conversations=scaffold.manifest.conversations,
                     sub_agents=scaffold.manifest.sub_agents
                     if scaffold.manifest.kind == ScaffoldKind.BLACK
                     else None,

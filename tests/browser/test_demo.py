@@ -22,11 +22,12 @@ from ops.lab.demo.main import VAR, running_stack
 from ops.lab.demo.outcome import Results
 from ops.lab.demo.prepare import SCAFFOLDS, write_run
 from ops.lab.demo.scenario import DemoRun
-from ops.lab.demo.suite import DOMAINS, Suite, draw_suite
+from ops.lab.demo.suite import Suite, draw_suite
 from orchestrator.deploy.embedded.supervisor import stop_running
 from orchestrator.deploy.home import Home
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.runtime.plugins import names
+from orchestrator.tasks.settings import DOMAINS
 from tests.browser.visitor import NARROW, WIDE, visiting
 from tests.e2e.stack_rig import REPOSITORY, place
 from tests.violations import Violation, sentences

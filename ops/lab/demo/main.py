@@ -21,6 +21,7 @@ from orchestrator.bus.base import BusError
 from orchestrator.cli.given import checked
 from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.deploy.cluster.topology import ServerEngine
 from orchestrator.deploy.embedded.spawn import spawn
 from orchestrator.runtime.gc_tuning import collect_seldom
 from orchestrator.runtime.log import configure
@@ -61,13 +62,13 @@ def _model_and_servers(
     start: Path | None,
     seed: int,
     sandbox: str,
-    rollout_server: rollout_servers.RolloutServerKind,
+    rollout_server: ServerEngine,
     console: Console,
 ) -> tuple[Path, str]:
     """The policy to start from and the configuration of its rollout servers. What cannot work fails before minutes are spent: `penstock up`
     checks the sandbox again."""
     policy_exists = start is not None or policy.is_made(VAR / "policy", seed)
-    if not policy_exists or rollout_server is not rollout_servers.RolloutServerKind.EMBEDDED:
+    if not policy_exists or rollout_server is not ServerEngine.EMBEDDED:
         from orchestrator.deploy.preflight import check_sandbox
 
         anyio.run(check_sandbox, sandbox)
@@ -113,9 +114,9 @@ def main(
         str, typer.Option(help="Sandbox provider: bubblewrap, or local WITHOUT isolation.")
     ] = "bubblewrap",
     rollout_server: Annotated[
-        rollout_servers.RolloutServerKind,
+        ServerEngine,
         typer.Option(help="embedded, or a real SGLang on this machine's CPU (set up on first use, 2.9 GB)."),
-    ] = rollout_servers.RolloutServerKind.EMBEDDED,
+    ] = ServerEngine.EMBEDDED,
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Of the trainer's passes (trainer.dtype).")
     ] = "float32",

@@ -3,24 +3,19 @@
 import json
 import subprocess
 import time
-from enum import StrEnum
 
 from rich.console import Console
 
 from ops.lab.demo.policy import REPOSITORY
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.deploy.cluster.topology import ServerEngine
 
 SGLANG = REPOSITORY / "ops" / "sglang_cpu"
 
 
-class RolloutServerKind(StrEnum):
-    EMBEDDED = "embedded"
-    SGLANG = "sglang"
-
-
-def section(kind: RolloutServerKind, console: Console) -> str:
+def section(kind: ServerEngine, console: Console) -> str:
     """The `[servers]` section of the demo's configuration. Raises PenstockError with the last line of a failed set-up."""
-    if kind is RolloutServerKind.EMBEDDED:
+    if kind is ServerEngine.EMBEDDED:
         return ""
     started = time.monotonic()
     done = subprocess.run([SGLANG / "setup"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.suite import generate
 
-DOMAINS = ("reasoning", "coding", "agent", "general")
 TRAIN_TASKS = 600
 HELDOUT_TASKS = 100
 EVAL_ROLLOUTS = 2  # per held-out task: n = 200

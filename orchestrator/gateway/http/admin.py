@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 from prometheus_client import CollectorRegistry, generate_latest
+from scaffolds.base import Conversations
 
 from orchestrator.contracts.numbers import INT2, INT4, INT8
 from orchestrator.contracts.quote import quoted
@@ -21,7 +22,7 @@ from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.session import SessionSpec
-from orchestrator.gateway_client import ConversationLimit, OpenSession, SessionBudget
+from orchestrator.gateway_client import OpenSession, SessionBudget
 from orchestrator.pool.drain_requests import Orders
 from orchestrator.settings.sampling import checked
 from orchestrator.settings.timeouts import LONGEST_S
@@ -52,7 +53,7 @@ class _Open(msgspec.Struct, frozen=True, kw_only=True):
     replayable: bool = False
     version: _Whole | None = None
     group: _Large | None = None
-    conversations: ConversationLimit = ConversationLimit.MANY
+    conversations: Conversations = "many"
     sub_agents: list[str] | None = None
     instructions: list[str] = []
 

@@ -16,10 +16,11 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import Any
 
+from scaffolds.base import Conversations
+
 from orchestrator.contracts.marks import Finish
 from orchestrator.gateway.messages.turns import CanonicalCall, Turn, same_turns
 from orchestrator.gateway.sessions.node import Node
-from orchestrator.gateway_client import ConversationLimit
 
 LEAST = 16  # characters: shorter words could be part of anything
 
@@ -30,11 +31,11 @@ class Known:
 
     def __init__(
         self,
-        conversations: ConversationLimit,
+        conversations: Conversations,
         sub_agents: Sequence[str] | None,
         instructions: Sequence[str] = (),
     ) -> None:
-        self._one = conversations is ConversationLimit.ONE
+        self._one = conversations == "one"
         self._every = not self._one and sub_agents is None
         self._sub_agents = tuple(sub_agents or ())
         self._first: Node | None = None

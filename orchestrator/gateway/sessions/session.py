@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+from scaffolds.base import Conversations
 
 from orchestrator.contracts.events import StepMark
 from orchestrator.contracts.ids import trajectory_digest
@@ -25,7 +26,7 @@ from orchestrator.gateway.sessions.forest import Forest
 from orchestrator.gateway.sessions.node import Node
 from orchestrator.gateway.sessions.replay import Replay
 from orchestrator.gateway.sessions.script import Script
-from orchestrator.gateway_client import ConversationLimit, Seal, SessionBudget
+from orchestrator.gateway_client import Seal, SessionBudget
 from orchestrator.trajectory.waiting import Account
 
 TOKEN_BYTES = 32
@@ -65,7 +66,7 @@ class SessionSpec:
     replayable: bool = False
     version: int | None = None
     group: int | None = None
-    conversations: ConversationLimit = ConversationLimit.MANY
+    conversations: Conversations = "many"
     sub_agents: tuple[str, ...] | None = None
     instructions: tuple[str, ...] = ()
 

@@ -13,7 +13,7 @@ from orchestrator.contracts.marks import BudgetKind
 from orchestrator.contracts.states import SessionState
 from orchestrator.gateway.problems import Problem
 from orchestrator.gateway.sessions.session import Session, SessionSpec
-from orchestrator.gateway_client import ConversationLimit, Seal, SessionBudget
+from orchestrator.gateway_client import Seal, SessionBudget
 from orchestrator.pool.rows import member
 from orchestrator.pool.sessions import (
     NewSession,
@@ -186,7 +186,7 @@ def _stored(row: SessionRow) -> StoredSession:
         replayable=row.replayable,
         version=budget.get("version"),
         group=budget.get("group"),
-        conversations=member(ConversationLimit, budget.get("conversations", ConversationLimit.MANY)),
+        conversations=budget.get("conversations", "many"),
         sub_agents=None if (sub_agents := budget.get("sub_agents")) is None else tuple(sub_agents),
         instructions=tuple(budget.get("instructions", ())),
     )

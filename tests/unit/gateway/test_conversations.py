@@ -8,7 +8,6 @@ import pytest
 from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.sessions.conversations import Known
-from orchestrator.gateway_client import ConversationLimit
 from tests.unit.gateway.driver import Driver
 
 Messages = list[dict[str, Any]]
@@ -38,7 +37,7 @@ class Session:
     """Passes requests and answers to `Known`, as the recorder does."""
 
     def __init__(self, renderer: Renderer, *sub_agents: str) -> None:
-        self.driver, self.known = Driver(renderer), Known(ConversationLimit.MANY, sub_agents)
+        self.driver, self.known = Driver(renderer), Known("many", sub_agents)
 
     def exchange(self, messages: Messages, reply: Turn) -> bool:
         """Whether the conversation is the scaffold's."""
@@ -190,6 +189,6 @@ def test_another_system_prompt_over_an_invented_reply_is_not_the_scaffolds(sessi
 
 def test_of_a_white_box_every_conversation_is_its_own(renderer: Renderer) -> None:
     session = Session(renderer)
-    session.known = Known(ConversationLimit.MANY, None)
+    session.known = Known("many", None)
     session.exchange(MAIN, calls("bash", command="ls"))
     assert session.exchange([message("another agent")], Turn(role="assistant", text="ok"))
