@@ -41,8 +41,8 @@ from orchestrator.tasks.sizes import TooLarge, read_task_toml
 from sandboxes.users import is_user
 
 GENERAL: Final = "general"
-Domain = Literal["reasoning", "coding", "agent", "general"]
-DOMAINS: Final[tuple[Domain, ...]] = get_args(Domain)
+SuiteDomain = Literal["reasoning", "coding", "agent", "general"]
+DOMAINS: Final[tuple[SuiteDomain, ...]] = get_args(SuiteDomain)
 """Domains of the built-in suite. Any other name that is valid in a subject is a domain, too."""
 MOST_TURNS: Final = 2**31 - 1
 SEPARATE: Final = "separate"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.tasks.settings import Domain
+from orchestrator.tasks.settings import SuiteDomain
 from orchestrator.tasks.suite.checks import OutputCheck
 from orchestrator.tasks.suite.split_rng import Dice
 from orchestrator.tasks.suite.words import DONE
@@ -48,7 +48,7 @@ class Family:
     """
 
     name: str
-    domain: Domain
+    domain: SuiteDomain
     level: int
     phrasings: tuple[str, str, str, str]
     draw: Callable[[Dice], dict[str, str]]
