@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.pool.policy_versions import PolicyVersion
 from orchestrator.pool.runs import StoredRun, get_run
-from orchestrator.pool.trained import StoredBatch, stored_batch
+from orchestrator.queries.trained_batch import StoredBatch, stored_batch
 from orchestrator.settings.config import Config
 from trainer.batch import BadBatch, BatchPart
 from trainer.checkpoint import open_checkpoint
