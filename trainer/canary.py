@@ -7,7 +7,6 @@ logprobs of one request) and compares them. Equal files do not prove equal weigh
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from torch import nn
 
 from trainer.samples import Sample
@@ -20,13 +19,6 @@ class Canary:
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-
-    def max_abs_difference(self, served: Sequence[float]) -> float:
-        """max |Δlogprob| against a server's logprobs of ids[1:]. NaN counts as infinite; ValueError on another length."""
-        if len(served) != len(self.logprobs):
-            raise ValueError(f"the canary has {len(self.logprobs)} logprobs, the server gave {len(served)}")
-        difference = np.abs(np.asarray(served, np.float64) - np.asarray(self.logprobs))
-        return float(np.nan_to_num(difference, nan=np.inf).max(initial=0.0))
 
 
 def make_canary(model: nn.Module, ids: Sequence[int]) -> Canary:

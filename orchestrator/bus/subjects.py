@@ -371,8 +371,3 @@ def consume_dead_letters() -> Consumer:
     # NATS keeps the durable under this name, and DEAD keeps its messages after their acknowledgement. A durable with another name would start at the
     # first of them: those that were dropped, sent again or pruned would come back as new dead letters.
     return Consumer(stream="DEAD", durable="letters", filter="dead.*", max_ack_pending=256, max_deliver=2**31)
-
-
-def consume_dead(stream: str) -> Consumer:
-    """Private: an operator's view of the dead letters of one stream (stored letters first, then new ones)."""
-    return Consumer(stream="DEAD", durable=None, filter=dead(stream), max_ack_pending=1024)

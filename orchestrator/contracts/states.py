@@ -189,7 +189,6 @@ BATCH_TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
     BatchState.COMMITTED: frozenset({BatchState.VOIDED}),
     BatchState.VOIDED: frozenset(),
 }
-BATCH_TERMINAL = frozenset({BatchState.VOIDED})
 
 
 def check(before: StrEnum, after: StrEnum) -> None:

@@ -169,11 +169,6 @@ def waiting_for(dependency: str) -> Iterator[None]:
         yield
 
 
-def board() -> LoopRegistry | None:
-    """This process's board."""
-    return _board.get()
-
-
 def current() -> Loop:
     """The current loop; outside any loop, one that is on no board."""
     return _loop.get() or Loop(name="")

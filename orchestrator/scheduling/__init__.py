@@ -6,7 +6,7 @@ admission       how many groups may be dispatched now, and from which domain; th
 breaker         whether the platform fails so often that no new group is dispatched
 batching        when the open batch closes
 completion      the next state of a group whose members are all terminal
-simulate        all of the above under a fake clock, with the rows in memory
+simulate        the tests' model: all of the above under a fake clock, with the rows in memory
 replay          a recorded history turned back into the claims that the policy would have made
 
 Numbers used throughout: N groups outstanding, W the window, P groups in a batch, G rollouts in a group, S the staleness that

@@ -1,4 +1,4 @@
-"""The production decisions under a fake clock: the effect of a window, staleness or slot bound on a run, before the run costs anything.
+"""The tests' model of a run: the production decisions under a fake clock, with the effect of a window, staleness or slot bound.
 
 `SimulatedQueue` holds the rows that Postgres would hold and leaves every decision to `queue_policies`, `admission` and `batching`. A
 property that holds here holds for the real queue, as far as its transactions are serial. `simulate` drives it with group

@@ -395,14 +395,6 @@ def each_jsonl(path: Path) -> Iterator[tuple[str, Task | str]]:
                 yield location, f"{location}: it is nested too deeply"
 
 
-def iter_jsonl(path: Path) -> Iterator[Task]:
-    """`each_jsonl` of a file that holds only tasks. ValueError names the first invalid line."""
-    for _, found in each_jsonl(path):
-        if isinstance(found, str):
-            raise ValueError(found)
-        yield found
-
-
 def without_canary(instruction: str) -> str:
     """An instruction without the comments at its top by which a benchmark is found in a corpus. No agent is to see them, and none to learn them."""
     lines = instruction.strip().split("\n")

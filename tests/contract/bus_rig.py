@@ -4,6 +4,7 @@ import anyio
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus
+from orchestrator.bus.subjects import Consumer
 
 
 async def first_streams(bus: Bus) -> None:
@@ -20,3 +21,8 @@ async def first_streams(bus: Bus) -> None:
     assert sorted(await bus.ensure_streams()) == sorted(stream.name for stream in subjects.STREAMS)
     with anyio.fail_after(60):
         await all_notified.wait()
+
+
+def letters_of(stream: str) -> Consumer:
+    """The dead letters of one stream: stored ones first, then new ones."""
+    return Consumer(stream="DEAD", durable=None, filter=subjects.dead(stream), max_ack_pending=1024)

@@ -17,7 +17,7 @@ from orchestrator.bus.nats import NatsBus
 from orchestrator.bus.pull import Timing
 from orchestrator.bus.subjects import Consumer
 from orchestrator.deploy.embedded.nats import EmbeddedNats
-from tests.contract.bus_rig import first_streams
+from tests.contract.bus_rig import first_streams, letters_of
 from tests.memory_bus import MemoryBus
 from tests.waiting import stays_true_for
 
@@ -244,7 +244,7 @@ async def test_a_message_delivered_too_often_becomes_a_dead_letter(bus: Bus) -> 
 
         async with anyio.create_task_group() as group:
             group.start_soon(take_more)
-            [letter] = await take(bus, subjects.consume_dead("STEPS"), 1)
+            [letter] = await take(bus, letters_of("STEPS"), 1)
             await stays_true_for(2 * ACK_WAIT_S, lambda: more == [])
             group.cancel_scope.cancel()
     assert more == []
@@ -258,7 +258,7 @@ async def test_a_dead_letter_keeps_the_message_its_reason_and_its_deliveries(bus
         with anyio.fail_after(60):
             [delivery] = await arriving.take(1)
             await bus.dead_letter(delivery, "unknown schema\r\nInjected: StepRecorded/9 \udcff")
-    [letter] = await take(bus, subjects.consume_dead("STEPS"), 1)
+    [letter] = await take(bus, letters_of("STEPS"), 1)
     assert (letter.subject, letter.body, letter.schema) == ("dead.steps", b"7", "StepRecorded/1")
     assert letter.headers["Trace"] == "abc"
     assert "Injected" not in letter.headers
@@ -277,13 +277,13 @@ async def test_the_largest_message_still_fits_into_a_dead_letter(bus: Bus) -> No
         with anyio.fail_after(60):
             [delivery] = await arriving.take(1)
             await bus.dead_letter(delivery, "far too long")
-    [letter] = await take(bus, subjects.consume_dead("STEPS"), 1)
+    [letter] = await take(bus, letters_of("STEPS"), 1)
     assert len(letter.body) < int(letter.headers[subjects.HEADER_DEAD_BODY_BYTES]) == len(largest.body)
 
 
 async def test_what_was_never_published_can_be_a_dead_letter_too(bus: Bus) -> None:
     await bus.dead_letter(step(3), "too large for the bus")
-    [letter] = await take(bus, subjects.consume_dead("STEPS"), 1)
+    [letter] = await take(bus, letters_of("STEPS"), 1)
     assert (letter.body, letter.headers[subjects.HEADER_DEAD_DELIVERIES]) == (b"3", "0")
 
 

@@ -14,7 +14,7 @@ from orchestrator.bus.base import BusError, Delivery, Outgoing, StreamFull
 from orchestrator.bus.nats import NatsBus
 from orchestrator.bus.pull import NatsDelivery, Timing
 from orchestrator.deploy.embedded.nats import EmbeddedNats
-from tests.contract.bus_rig import first_streams
+from tests.contract.bus_rig import first_streams, letters_of
 from tests.raw_nats import RawNats, raw_nats
 from tests.waiting import eventually
 
@@ -125,7 +125,7 @@ async def test_a_message_of_any_bytes_that_nats_stores_is_delivered_once_and_bec
     assert bus._link.current is connection, "the connection was lost"
     await eventually(partial(emptied, bus))
     letters: list[Delivery] = []
-    async with bus.subscribe(subjects.consume_dead("TASKS")) as arriving:
+    async with bus.subscribe(letters_of("TASKS")) as arriving:
         with anyio.fail_after(60):
             while len(letters) < poisons + 1:
                 for letter in await arriving.take(8):

@@ -36,6 +36,7 @@ from orchestrator.roles.intake import Intake
 from orchestrator.roles.reaper import reaper
 from orchestrator.roles.run_end import run_end
 from tests import builders
+from tests.contract.bus_rig import letters_of
 from tests.integration.pool.rig import OWNER, Tree, counter, owed, rollout_row, running, take
 from tests.integration.roles.rig import (
     TASK,
@@ -118,7 +119,7 @@ async def test_an_unusable_message_becomes_a_dead_letter_with_its_reason(stage: 
     ):
         assert part in reason
     letters: list[Delivery] = []
-    async with stage.bus.subscribe(subjects.consume_dead("TASKS")) as arriving:
+    async with stage.bus.subscribe(letters_of("TASKS")) as arriving:
         with anyio.fail_after(60):
             while len(letters) < 6:
                 letters += await arriving.take(6)

@@ -14,6 +14,7 @@ from orchestrator.roles.dead_letters import store_dead_letters
 from orchestrator.runner import assignments
 from orchestrator.tasks.validate_results import check_assignment
 from tests import builders
+from tests.contract.bus_rig import letters_of
 from tests.integration.pool.rig import ended, flow_of, report, running, small
 from tests.integration.runner.rig import a_task, open_rig, runs, says
 
@@ -59,7 +60,7 @@ async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_do
         rollout = await rig.submit(a_task(runs("echo done > out"), says("done")), pool="default")
         assert await rig.verdict(rollout) == 1.0
         refused: list[Delivery] = []
-        async with rig.flow.bus.subscribe(subjects.consume_dead("WORK")) as arriving:
+        async with rig.flow.bus.subscribe(letters_of("WORK")) as arriving:
             with anyio.fail_after(60):
                 while len(refused) < 2 * len(forged):
                     found = await arriving.take(8)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tasks.harbor import Task, iter_jsonl, load, without_canary
+from orchestrator.tasks.harbor import Task, load, without_canary
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES, needs_blobs
 from sandboxes.base import File
+from tests.unit.tasks.task_lines import iter_jsonl
 
 MINIMAL = {
     "task.toml": b"",

@@ -9,8 +9,9 @@ import pytest
 
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
-from orchestrator.tasks.harbor import Task, iter_jsonl, load
+from orchestrator.tasks.harbor import Task, load
 from sandboxes.images import recipe
+from tests.unit.tasks.task_lines import iter_jsonl
 
 SCRIPT = b'#!/bin/bash\nset -e\ncd "$(dirname "$0")"\n./check.sh\n'
 PLAIN = {

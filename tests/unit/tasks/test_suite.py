@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tasks.harbor import iter_jsonl, load
+from orchestrator.tasks.harbor import load
 from orchestrator.tasks.suite import (
     COMMAND_WORDS,
     DONE,
@@ -22,6 +22,7 @@ from orchestrator.tasks.suite import (
 )
 from orchestrator.tasks.suite.__main__ import main
 from sandboxes.base import digest_of
+from tests.unit.tasks.task_lines import iter_jsonl
 
 TRAIN = generate("train", 400, seed=0)
 HELDOUT = generate("heldout", 100, seed=0)
