@@ -42,6 +42,7 @@ from orchestrator.pool.transact import of_content, passing, sentence
 from orchestrator.pool.vettings import find_vetting, keep_vetting
 from orchestrator.roles.consume import Later, Outcome, consume
 from orchestrator.roles.context import Flow
+from orchestrator.runtime.backoff import doubled
 from orchestrator.settings.config import Config
 from orchestrator.settings.curriculum import StageSection
 from orchestrator.settings.sampling import checked
@@ -155,7 +156,7 @@ class Intake:
                 answer, reason = await self._answer(connection, run, delivery)
             except BlobsMissing as error:
                 if delivery.deliveries < BLOB_TRIES:
-                    outcomes[i] = Later(min(0.1 * 2**delivery.deliveries, BLOB_WAIT_S))
+                    outcomes[i] = Later(min(doubled(0.1, delivery.deliveries), BLOB_WAIT_S))
                     continue
                 # No row: the same submission may come again with its blobs.
                 answer, reason = await _refused(delivery, str(error)), str(error)

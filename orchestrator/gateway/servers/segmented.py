@@ -26,6 +26,7 @@ from orchestrator.contracts.numbers import INT4
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.gateway.servers.client import Generation, SamplingParams
 from orchestrator.gateway.servers.repetition import Repetition, RepetitionDetector
+from orchestrator.runtime.backoff import doubled
 from orchestrator.trajectory.routes import Routed, Routes
 from orchestrator.trajectory.waiting import Stretch
 
@@ -327,9 +328,8 @@ class SegmentedGeneration:
         self._empty_replies = 0 if reply is not None and reply.output_ids else self._empty_replies + 1
         if self._empty_replies >= MAX_EMPTY_REPLIES:
             return Done(Reason.NO_ANSWER, cause)
-        return Continue(
-            cause, EMPTY_REPLY_WAIT_S * 2**self._empty_replies if self._empty_replies > 1 else 0.0
-        )
+        pause_s = doubled(EMPTY_REPLY_WAIT_S, self._empty_replies) if self._empty_replies > 1 else 0.0
+        return Continue(cause, pause_s)
 
     def _done(self, reason: Reason, finish: Finish = Finish.LENGTH) -> Done:
         self._finish = finish
