@@ -29,7 +29,7 @@ def making(root: Path) -> Iterator[None]:
 
 @contextmanager
 def storing(directory: Path) -> Iterator[None]:
-    """Wrap code that writes an image, or what makes one, below `directory`. Errors as those of `making`."""
+    """Wrap code that writes an image, or the inputs of its build, below `directory`. Errors as those of `making`."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Messages to Postgres that their senders need not keep any longer: their effect is committed, or they are refused for good."""
+"""Which journalled messages are settled, so that their senders may drop them: committed, or refused for good."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -121,7 +121,7 @@ def too_much_together(files: Sequence[ArtifactFile], limits: ArtifactLimits) -> 
 
 
 def answer_of_output(output: str) -> str:
-    """The answer of a solution or a probe: what it printed. Build logs are not an answer: an output longer than an answer may be is none."""
+    """The answer of a solution or a probe: what it printed. Output longer than an answer may be, such as a build log, is not one."""
     return output if answer_bytes(output) <= INLINE_BYTES else ""
 
 

@@ -1,4 +1,4 @@
-"""Additions of a task to the agent's program besides files: MCP servers and skills. Scaffolds that know them are given them."""
+"""Additions of a task to the agent's program besides files: MCP servers and skills. Only scaffolds that declare support receive them."""
 
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping

@@ -36,7 +36,7 @@ def is_packed(begin: bytes) -> bool:
 
 
 def loose(data: bytes, most_bytes: int = MOST_BYTES) -> bytes | None:
-    """The content of a loose object; None where `data` is none. `TooMuch` for one above `most_bytes`."""
+    """The content of a loose object; None if `data` is not a loose object. Raises `TooMuch` for one above `most_bytes`."""
     stream = zlib.decompressobj()
     try:
         text = stream.decompress(data, max(most_bytes, 1) + 64)

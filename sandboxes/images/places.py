@@ -1,8 +1,14 @@
 """Which directories of an image programs may write besides its work directory: those that hold data.
 
-What an agent changes there reaches the tests. So a directory from which the image serves programs is never among them: nothing that a PATH or another
-variable of the image (but for those named like DATA_DIR), the dynamic linker, a link of the system, a script's first line or a path file of Python
-names. A directory that has such a part, or the work directory, below it is divided: the directories next to that part are places, it is not.
+What an agent changes there reaches the tests. So a directory from which the image serves programs is never among them. These name such directories:
+
+- PATH and other variables of the image, except those named like DATA_DIR
+- the dynamic linker
+- links of the system
+- first lines of scripts
+- path files of Python
+
+A directory that has such a part, or the work directory, below it is divided: the directories next to that part are places, it is not.
 """
 
 from __future__ import annotations

@@ -238,8 +238,10 @@ def _password(path: Path, *, new: bool) -> str:
 
 
 def recorded_url(data_dir: Path) -> str | None:
-    """The URL of the last server of a data directory, whether it runs or not, over its Unix socket: its directory is the server's, while any user
-    of the machine can take the port of a dead server and ask for the password. None if there was none. Changes nothing."""
+    """The URL of the last server of a data directory, whether it runs or not, over its Unix socket. None if there was none. Changes nothing.
+
+    The socket's directory belongs to the server; any local user could take a dead server's TCP port and read the password that a client sends.
+    """
     found = _login(data_dir)
     return None if found is None else _socket_url(found[0], Path(found[1].sockets), found[1].port)
 
