@@ -1,5 +1,18 @@
 """Sandboxes: isolated places in which the programs of agents and tests run. `base` is the port: `Provider.open` starts one.
 
-Providers: `bubblewrap` (the default), `container` (podman, docker), `kubernetes` (pods), `local` (no isolation, for development only).
-`conformance` holds the checks that each provider must pass, escape attempts among them.
+base                                                the port: a provider's interface, and the values that cross it
+bubblewrap · bubblewrap_sandbox · bubblewrap_program   the default provider
+session · holder · join · user_namespace            its namespaces: process 1, and how programs enter them
+seccomp · cgroups · beginning · effective           its limits, and the isolation that is in force
+local · directory                                   no isolation, for development only; what it shares with other directory sandboxes
+container/ · kubernetes/ · inside/                  podman and docker, pods, and the supervisor in a pod
+conformance/                                        the checks that each provider must pass, escape attempts among them
+images/ · image_mount · build_context               images without a daemon
+execution · program · spawned · procfs · ready      a running program, to its end
+users · etc · moves · system                        users and places inside a sandbox, and the system around them
+artifacts · elsewhere · lost · tree · disk_usage    files: changes, places of an image, lost properties, hostile trees, their size
+reap · cleanup_daemon · owned · owner               the ends of owners: nothing outlives them
+ending · machine · unstartable · disk_full          errors: at the end, of this machine, of a program, of a disk
+from_environment · tools                            settings without arguments; programs on PATH
+text_files · shell_lines                            text as people and programs save it
 """

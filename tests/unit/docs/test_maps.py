@@ -39,11 +39,18 @@ def test_a_package_lists_modules_that_it_has() -> None:
     assert absent == []
 
 
-@pytest.mark.parametrize("package", ["rewards", "scheduling"])
-def test_a_package_of_pure_functions_lists_all_its_modules(package: str) -> None:
-    folder = REPOSITORY / "orchestrator" / package
+@pytest.mark.parametrize(
+    "package",
+    [
+        *("orchestrator/rewards", "orchestrator/scheduling", "orchestrator/pool", "orchestrator/tasks"),
+        "sandboxes",
+    ],
+)
+def test_a_package_lists_all_its_modules_once(package: str) -> None:
+    folder = REPOSITORY / package
     modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-    assert set(listed((folder / "__init__.py").read_text(encoding="utf-8"))) == modules
+    modules |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    assert sorted(listed((folder / "__init__.py").read_text(encoding="utf-8"))) == sorted(modules)
 
 
 def test_the_paths_through_the_code_name_files_and_their_functions() -> None:
