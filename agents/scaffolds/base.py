@@ -45,7 +45,7 @@ LONGEST_VERSION = 128
 
 
 class PolicyFault(Exception):
-    """Signals that the policy itself caused the episode's end. The message is the recorded reason, a few words."""
+    """Signals that the policy itself caused the attempt's end. The message is the recorded reason, a few words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ async def run_black(
     *,
     installs: bool = True,
 ) -> AttemptOutcome:
-    """One episode under `clocks`. `activity` queries the gateway about the session, and `sight` stores the observations. The program's files
+    """One run of the agent under `clocks`. `activity` queries the gateway about the session, and `sight` stores the observations. The program's files
     are already in place. `installs`: its install has not run in this sandbox yet.
 
     Raises the exception that ended it early.

@@ -45,11 +45,11 @@ from orchestrator.pool.leases import Lease, whole_task
 from orchestrator.pool.transact import transact
 from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.attempt_result import AttemptRecord, key_of, result_of
+from orchestrator.runner.attempt_work import AttemptWork, Todo
 from orchestrator.runner.blackbox import (
     endpoint_of,
 )
 from orchestrator.runner.clocks import Clocks
-from orchestrator.runner.episode import Episode, Todo
 from orchestrator.runner.gateways import (
     Gateways,
     KnownGateway,
@@ -154,7 +154,7 @@ class RolloutRunner:
         record = AttemptRecord(gateway=self._gateways.choose())
         try:
             with collect() as spent, phase("other"), record.gateway.serving() as scope:
-                outcome = await captured(partial(self._episode, lease, record), agent=False)
+                outcome = await captured(partial(self._in_sandbox, lease, record), agent=False)
                 with phase("seal"):
                     outcome, seal = await self._seal(lease, outcome, record)
             if scope.cancelled_caught:
@@ -172,7 +172,8 @@ class RolloutRunner:
         may_cross = limits_of(self._worker.config.sandbox)
         return result_of(self._worker.run, lease, outcome, seal, record, spent.seconds, may_cross)
 
-    async def _episode(self, lease: Lease, record: AttemptRecord) -> AttemptOutcome:
+    async def _in_sandbox(self, lease: Lease, record: AttemptRecord) -> AttemptOutcome:
+        """Open the session and the sandbox, and do the attempt's work in it. What happened is also in `record`, whatever ends it."""
         task = await self._task(lease)
         record.scaffold = scaffold = find.find(lease.scaffold)
         _check_possible(lease, task, scaffold)
@@ -204,7 +205,7 @@ class RolloutRunner:
                 record.system = system_of(sandbox)
                 await _prepare(sandbox, lease, task, scaffold)
                 record.queued_s = time.monotonic() - started_at
-                episode = Episode(
+                work = AttemptWork(
                     worker=self._worker,
                     lease=lease,
                     gateway=record.gateway,
@@ -216,8 +217,8 @@ class RolloutRunner:
                     tool_calls=record.tool_calls,
                     artifacts=record.artifacts,
                 )
-                outcome = await episode.run(todo, black)
-                record.queued_s += episode.between_s
+                outcome = await work.run(todo, black)
+                record.queued_s += work.between_s
                 with phase("changes"):
                     record.left = carried(record.artifacts, outcome.answer)
                     await self._worker.files.keep(record.left.parts)

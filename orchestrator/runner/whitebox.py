@@ -26,8 +26,8 @@ async def run_white(
     *,
     served: Served | None = None,
 ) -> AttemptOutcome:
-    """One episode under `clocks`, each agent's history under `policy`. Appends tool calls to `tool_calls` as they end. `served`: what a resume served
-    again in earlier steps. Raises the exception that ended it early."""
+    """One run of the agent under `clocks`, each agent's history under `policy`. Appends tool calls to `tool_calls` as they end. `served`: what a
+    resume served again in earlier steps. Raises the exception that ended it early."""
     recorder = Recorder(
         native=native,
         clocks=clocks,
@@ -39,10 +39,12 @@ async def run_white(
     main = recorder.agent("main")
     watched = ClockedSandbox(sandbox, clocks)
 
-    async def episode() -> str:
+    async def answer_of() -> str:
         answer = await scaffold.white().run(task, main.llm, watched, main.ctx)
         if not isinstance(answer, str):
             raise TypeError(f"the scaffold returned {type(answer).__name__}, not the final answer's text")
         return answer
 
-    return AttemptOutcome(failure=FailureClass.COMPLETED, answer=await clocks.run(episode, limits.timeout_s))
+    return AttemptOutcome(
+        failure=FailureClass.COMPLETED, answer=await clocks.run(answer_of, limits.timeout_s)
+    )

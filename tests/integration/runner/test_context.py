@@ -73,7 +73,7 @@ class Step:
     ids: list[int]
 
 
-async def episode(
+async def attempted(
     rig: Rig, scaffold: str, *, turns: int, context: dict[str, Any] | None = None
 ) -> tuple[AttemptOutcome, list[Step]]:
     """A scaffold's attempt, and its steps from SQL, each compared id by id with the ids that the rollout server received."""
@@ -108,7 +108,7 @@ async def episode(
 
 
 async def test_without_a_policy_the_history_only_grows(rig: Rig) -> None:
-    outcome, steps = await episode(rig, "shell", turns=5)
+    outcome, steps = await attempted(rig, "shell", turns=5)
     assert (outcome.failure, outcome.reason) == (FailureClass.POLICY_FAILURE, "turns")
     assert [step.kind for step in steps] == ["root", *["continues"] * 4]
     assert all(b.ids[: len(a.ids)] == a.ids for a, b in itertools.pairwise(steps))
@@ -116,7 +116,7 @@ async def test_without_a_policy_the_history_only_grows(rig: Rig) -> None:
 
 async def test_a_sliding_window_forgets_turns_and_every_state_can_be_read_back(rig: Rig) -> None:
     window = {"policy": "sliding_window", "max_turns": 3, "keep_turns": 1}
-    _, steps = await episode(rig, "shell", turns=8, context=window)
+    _, steps = await attempted(rig, "shell", turns=8, context=window)
     assert [step.reason for step in steps] == [
         None,
         None,
@@ -146,7 +146,7 @@ async def test_a_sliding_window_forgets_turns_and_every_state_can_be_read_back(r
 
 async def test_a_summary_is_a_step_of_its_own_and_its_words_stand_for_the_history(rig: Rig) -> None:
     summary = {"policy": "periodic_summary", "max_turns": 3, "keep_turns": 1}
-    _, steps = await episode(rig, "shell", turns=9, context=summary)
+    _, steps = await attempted(rig, "shell", turns=9, context=summary)
     assert [step.reason for step in steps] == [
         None,
         None,
@@ -184,7 +184,7 @@ async def test_a_summary_is_a_step_of_its_own_and_its_words_stand_for_the_histor
 
 
 async def test_no_state_past_30_percent_of_the_context_is_sent_and_none_is_cut_before(rig: Rig) -> None:
-    _, steps = await episode(rig, "shell", turns=12, context={"policy": "drop_replies"})
+    _, steps = await attempted(rig, "shell", turns=12, context={"policy": "drop_replies"})
     dropped = [i for i, step in enumerate(steps) if step.reason == "drop_replies"]
     assert len(dropped) >= 2 and all(steps[i].kind == "rewrites" for i in dropped)
     assert all(steps[i].ids[: steps[i].state_len] == steps[0].ids[: steps[0].state_len] for i in dropped), (
@@ -219,7 +219,7 @@ async def test_sub_agents_work_at_once_on_branches_of_their_own_and_share_the_bu
 ) -> None:
     team = "tests.integration.runner.scaffolds_at_work:Team"
     window = {"policy": "sliding_window", "max_turns": 2, "keep_turns": 1}
-    outcome, steps = await episode(rig, team, turns=10, context=window)
+    outcome, steps = await attempted(rig, team, turns=10, context=window)
     assert outcome.failure is FailureClass.COMPLETED
     agents = {name: [step for step in steps if step.agent == name] for name in {step.agent for step in steps}}
     assert {name: len(of) for name, of in agents.items()} == {
@@ -236,7 +236,7 @@ async def test_sub_agents_work_at_once_on_branches_of_their_own_and_share_the_bu
 
 
 async def test_agents_share_one_budget(rig: Rig) -> None:
-    outcome, steps = await episode(rig, "tests.integration.runner.scaffolds_at_work:Spender", turns=4)
+    outcome, steps = await attempted(rig, "tests.integration.runner.scaffolds_at_work:Spender", turns=4)
     assert (outcome.failure, outcome.reason) == (FailureClass.POLICY_FAILURE, "turns")
     assert [step.agent for step in steps] == ["main", "main/helper", "main/helper", "main/helper-2"]
 

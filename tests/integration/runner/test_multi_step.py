@@ -131,7 +131,7 @@ async def test_an_attempt_goes_on_after_a_step_whose_tests_cannot_run(
     async def fails(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("orchestrator.runner.episode.grade_step", fails)
+    monkeypatch.setattr("orchestrator.runner.attempt_work.grade_step", fails)
     async with opens_at_work() as rig:
         found = await graded(rig, a_multi_step_task(f"{ONE}min_reward = 1.0\n{TWO}"))
         (attempts,) = await rig.rows(

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.contracts.events import ArtifactFile, VerdictReached
 from orchestrator.contracts.ids import b64
 from orchestrator.contracts.states import FailureClass
-from orchestrator.runner.episode import Episode
+from orchestrator.runner.attempt_work import AttemptWork
 from orchestrator.runner.outcome import AttemptOutcome
 from orchestrator.runner.verify_runner import VerifyRunner
 from orchestrator.runner.worker import Worker, environment_of
@@ -98,7 +98,7 @@ async def test_an_error_in_the_tests_of_a_step_does_not_end_the_attempt(error: E
     (step,) = steps_of(task_of(TESTS))
     worker = worker_of(FailsOver(error, 1))
     bomb = ArtifactFile(path="bomb", body=b64(b"x"), step=step.number)
-    episode: Any = SimpleNamespace(
+    work: Any = SimpleNamespace(
         worker=worker,
         lease=SimpleNamespace(rollout_id=1, attempt=1),
         artifacts=[bomb],
@@ -107,8 +107,8 @@ async def test_an_error_in_the_tests_of_a_step_does_not_end_the_attempt(error: E
     )
     done = AttemptOutcome(failure=FailureClass.COMPLETED)
     judged = replace(step, min_reward={REWARD: 0.5})
-    assert not await Episode._ends_after(episode, judged, done)
-    assert await Episode._ends_after(episode, judged, done)  # the tests give 0
+    assert not await AttemptWork._ends_after(work, judged, done)
+    assert await AttemptWork._ends_after(work, judged, done)  # the tests give 0
 
 
 async def test_an_error_over_nothing_too_is_not_blamed_on_the_agents_files() -> None:

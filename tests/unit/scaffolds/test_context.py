@@ -70,7 +70,7 @@ async def test_a_summary_stands_for_everything_before_it_older_summaries_include
     assert await PeriodicSummary(3, 0).fit(past(rest, ask=summariser)) == [summary]
 
 
-async def test_a_policy_that_writes_no_summary_ends_its_episode() -> None:
+async def test_a_policy_that_writes_no_summary_ends_its_attempt() -> None:
     with pytest.raises(PolicyFault, match=r"^summary: "):
         await PeriodicSummary(1, 0).fit(past(turns(1), ask=Summariser(" ")))
 

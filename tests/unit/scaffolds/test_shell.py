@@ -108,7 +108,7 @@ async def test_the_history_only_grows_and_keeps_reasoning_and_every_observation(
     assert scripted.timed == [(0, "bash", 0), (1, "bash", 0)]
 
 
-async def test_the_budget_of_turns_ends_the_episode_after_the_last_commands_have_run() -> None:
+async def test_the_budget_of_turns_ends_the_attempt_after_the_last_commands_have_run() -> None:
     scripted = Scripted(replies=[calls("a"), calls("b"), Reply(content="never requested")], turns=2)
     with pytest.raises(PolicyFault, match=r"^turns$"):
         await run(scripted)
@@ -126,7 +126,7 @@ async def test_the_budget_of_turns_ends_the_episode_after_the_last_commands_have
     ],
     ids=["unparsable", "cut off", "unknown tool", "not text", "second call without command"],
 )
-async def test_what_cannot_be_run_ends_the_episode_before_anything_runs(reply: Reply, reason: str) -> None:
+async def test_what_cannot_be_run_ends_the_attempt_before_anything_runs(reply: Reply, reason: str) -> None:
     scripted = Scripted(replies=[reply])
     with pytest.raises(PolicyFault, match=f"^{reason}"):
         await run(scripted)

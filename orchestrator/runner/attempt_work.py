@@ -58,7 +58,7 @@ class Todo:
 
 
 @dataclass(slots=True, kw_only=True)
-class Episode:
+class AttemptWork:
     """One attempt in its open sandbox. `pristine`: the task's environment; appends to `tool_calls` and `artifacts`; `between_s`: seconds between
     two runs of the agent."""
 
