@@ -211,16 +211,12 @@ class ArtifactFile(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True
         without_empty(self, "why")
 
 
-PHASES = ("session", "sandbox", "agent", "changes", "seal", "other")
-"""The uses of a runner's slot, in order; `other`: between them."""
-
-
 class RolloutFinished(Event, frozen=True, kw_only=True):
     """Signals the end of one attempt, with what its sealed session announced. runner (journal) → orchestrator.
 
     `digest` (hex) is sha256 of all chain_sha in idx order; the rollout is complete only when every announced step is in the data pool.
     `resumable`: an infrastructure failure after which the recorded steps can be replayed. `replay` and `replayed` (steps) give the result of a
-    resume; None and 0 for an attempt that was not resumed. `spent`: the runner's seconds by phase, PHASES at most.
+    resume; None and 0 for an attempt that was not resumed. `spent`: the runner's seconds by SlotPhase.
     `ungradable`: why nothing that the agent left can be graded, so that its verdict is 0; None: gradable. `generation_s`: seconds in which at
     least one completion was generated, including replayed ones. `listing`: the hex sha256 of blobs that hold `artifacts` as JSON, for lists that are
     too long for a message. `waiting_s`: seconds in which a completion waited and none was generated

@@ -87,6 +87,17 @@ class FailureClass(StrEnum):
     CANCELLED = "cancelled"
 
 
+class SlotPhase(StrEnum):
+    """The uses of a runner's slot, in order."""
+
+    SESSION = "session"
+    SANDBOX = "sandbox"  # opening and closing it
+    AGENT = "agent"
+    CHANGES = "changes"  # what the agent left
+    SEAL = "seal"
+    OTHER = "other"  # between the others
+
+
 class Left(StrEnum):
     """The kind of a path that an attempt left in its work directory. BEHIND: it cannot be copied to the tests. COLLECTED: something outside of the
     work directory, by its absolute path. ANSWER: the final message of one step, by the path at which its tests find it."""

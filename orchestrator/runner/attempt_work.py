@@ -16,7 +16,7 @@ from scaffolds.base import AgentLimits, BlackBox, Scaffold, TaskView
 
 from orchestrator.contracts.errors import InfraFailure, ServiceError
 from orchestrator.contracts.events import ArtifactFile, ToolCallTimed
-from orchestrator.contracts.states import FailureClass
+from orchestrator.contracts.states import FailureClass, SlotPhase
 from orchestrator.gateway_client import NativeLlm, OpenSession
 from orchestrator.pool.leases import Lease
 from orchestrator.runner.attempt_result import key_of
@@ -122,12 +122,12 @@ class AttemptWork:
         """The agent's run, and what it leaves."""
         task, step = todo.step.task, todo.step
         current().busy(f"the scaffold of rollout {self.lease.rollout_id}", on="scaffold")
-        with phase("agent"):
+        with phase(SlotPhase.AGENT):
             outcome = redacted(await self._agent(todo, black), self.session.token)
         if self.scaffold.manifest.solution and outcome.answer is not None:
             outcome = replace(outcome, answer=answer_of_output(outcome.answer))
         current().busy(f"what rollout {self.lease.rollout_id} changed", on="sandbox")
-        with phase("changes"):
+        with phase(SlotPhase.CHANGES):
             outcome, left = await artifacts_of(
                 self.sandbox,
                 outcome,

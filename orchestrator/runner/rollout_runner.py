@@ -31,7 +31,7 @@ from orchestrator.contracts.errors import InfraFailure, PenstockError, ServiceEr
 from orchestrator.contracts.events import (
     RolloutAssigned,
 )
-from orchestrator.contracts.states import FailureClass, Purpose
+from orchestrator.contracts.states import FailureClass, Purpose, SlotPhase
 from orchestrator.gateway_client import (
     GatewayAdmin,
     GatewayDrains,
@@ -153,9 +153,9 @@ class RolloutRunner:
         GatewayDrains (it did not start)."""
         record = AttemptRecord(gateway=self._gateways.choose())
         try:
-            with collect() as spent, phase("other"), record.gateway.serving() as scope:
+            with collect() as spent, phase(SlotPhase.OTHER), record.gateway.serving() as scope:
                 outcome = await captured(partial(self._in_sandbox, lease, record), agent=False)
-                with phase("seal"):
+                with phase(SlotPhase.SEAL):
                     outcome, seal = await self._seal(lease, outcome, record)
             if scope.cancelled_caught:
                 reason = f"gateway: {record.gateway.url} is away, and another one answers"
@@ -200,7 +200,7 @@ class RolloutRunner:
         reachable = access(of_agent(task.settings), section)
         ended = False
         # The work inside has its own phases.
-        with phase("sandbox"), tolerate_failed_removal(lambda: ended):
+        with phase(SlotPhase.SANDBOX), tolerate_failed_removal(lambda: ended):
             async with open_sandbox(self._worker.provider, spec, reachable) as sandbox:
                 record.system = system_of(sandbox)
                 await _prepare(sandbox, lease, task, scaffold)
@@ -219,7 +219,7 @@ class RolloutRunner:
                 )
                 outcome = await work.run(todo, black)
                 record.queued_s += work.between_s
-                with phase("changes"):
+                with phase(SlotPhase.CHANGES):
                     record.left = carried(record.artifacts, outcome.answer)
                     await self._worker.files.keep(record.left.parts)
                 ended = True
@@ -268,7 +268,7 @@ class RolloutRunner:
 
     async def _task(self, lease: Lease) -> Task:
         try:
-            with phase("session"):
+            with phase(SlotPhase.SESSION):
                 return await self._worker.files.task(lease.body)
         except (ValueError, OSError) as error:
             raise InfraFailure(f"task: {error}") from error
@@ -327,7 +327,7 @@ class RolloutRunner:
         """Open the attempt's session and note that it is open. Raises GatewayDrains: the attempt did not start."""
         current().busy(f"the session of rollout {lease.rollout_id}", on="gateway")
         try:
-            with phase("session"):
+            with phase(SlotPhase.SESSION):
                 session = await self._session(record.gateway.admin, lease, task, scaffold, limits)
         except GatewayDrains:
             record.gateway.draining = True

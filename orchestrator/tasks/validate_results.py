@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import (
-    PHASES,
     ArtifactFile,
     RolloutAssigned,
     RolloutFinished,
@@ -21,7 +20,7 @@ from orchestrator.contracts.events import (
 from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.limits import LONGEST_SYSTEM
 from orchestrator.contracts.quote import quoted
-from orchestrator.contracts.states import FailureClass, Left
+from orchestrator.contracts.states import FailureClass, Left, SlotPhase
 from orchestrator.tasks.artifact_modes import TYPES, is_change, type_of
 from orchestrator.tasks.artifacts import MOST_NOTES, is_note, size_of
 from orchestrator.tasks.collected import ANSWER_PATH, COLLECTED
@@ -33,6 +32,7 @@ from sandboxes.elsewhere import lies_elsewhere
 
 YEAR = 366 * 86400.0
 SMALL, INTEGER = 2**15 - 1, 2**31 - 1
+_PHASES = frozenset(SlotPhase)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -78,8 +78,8 @@ def _of_result(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[str]:
     if event.system is not None and len(event.system) > LONGEST_SYSTEM:
         yield f"system has {len(event.system)} characters, it may have {LONGEST_SYSTEM}"
     for phase, value in event.spent.items():
-        if phase not in PHASES:
-            yield f"spent has {quoted(phase)}, the phases are {', '.join(PHASES)}"
+        if phase not in _PHASES:
+            yield f"spent has {quoted(phase)}, the phases are {', '.join(SlotPhase)}"
         yield from _seconds(f"spent on {phase!r:.40}", value)
     for mark in event.marks:
         if not 0 <= mark.idx < event.steps:

@@ -14,8 +14,8 @@ SHARED = "orchestrator/contracts/"
 APART = ("sandboxes/", "agents/")
 """Folders that do not import the orchestrator, so they know only each other's enums."""
 COMMON = {
-    "accepted", "closed", "constant", "context", "ended", "eval", "failed", "file", "function", "m", "message", "none", "ok", "open", "public",
-    "root", "run", "sample", "step", "timeout", "token", "trained",
+    "accepted", "agent", "closed", "constant", "context", "ended", "eval", "failed", "file", "function", "m", "message", "none", "ok", "open",
+    "public", "root", "run", "sample", "sandbox", "step", "timeout", "token", "trained",
 }  # fmt: skip
 """Members of shared sets that other vocabularies also use (wires, tasks, kernels, subjects of the bus). Only their declared types tell them apart."""
 Sources = list[tuple[str, ast.Module]]

@@ -10,16 +10,16 @@ from itertools import chain
 from statistics import fmean
 
 from ops.lab.benchmarks.targets import quantile
-from orchestrator.contracts.events import PHASES
+from orchestrator.contracts.states import SlotPhase
 
 GIVEN_UP = "attempts that reported nothing: killed, cancelled, lost"
 OTHERS = "evaluations and recordings"
 ROLLOUT = {
-    "session": "opening its session",
-    "sandbox": "opening and closing its sandbox",
-    "changes": "what it changed",
-    "seal": "seal",
-    "other": "between these",
+    SlotPhase.SESSION: "opening its session",
+    SlotPhase.SANDBOX: "opening and closing its sandbox",
+    SlotPhase.CHANGES: "what it changed",
+    SlotPhase.SEAL: "seal",
+    SlotPhase.OTHER: "between these",
 }
 
 
@@ -109,7 +109,7 @@ class Lease:
             return {OTHERS: self.end - self.start}
         if not self.spent:
             return {GIVEN_UP: self.end - self.start}
-        agent = self.spent.get("agent", 0.0)
+        agent = self.spent.get(SlotPhase.AGENT, 0.0)
         generation, queue = self.generation, self.queue
         if generation + queue + self.gap > agent and self.generated is not None and self.waited is not None:
             generation, queue = min(generation, self.generated), min(queue, self.waited)
@@ -124,7 +124,9 @@ class Lease:
         found = {name: seconds if share == 1.0 else seconds * share for name, seconds in inside.items()}
         found["starting and ending the agent"] = max(0.0, agent - known)
         return found | {
-            ROLLOUT[phase]: self.spent[phase] for phase in PHASES if phase in self.spent and phase in ROLLOUT
+            ROLLOUT[phase]: self.spent[phase]
+            for phase in SlotPhase
+            if phase in self.spent and phase in ROLLOUT
         }
 
 

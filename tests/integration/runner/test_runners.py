@@ -12,7 +12,8 @@ from sqlalchemy import text
 
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
-from orchestrator.contracts.events import PHASES, RolloutAssigned, encode
+from orchestrator.contracts.events import RolloutAssigned, encode
+from orchestrator.contracts.states import SlotPhase
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.render import load_renderer
 from orchestrator.gateway.servers.client import CONTEXT_KEPT
@@ -130,7 +131,7 @@ async def test_a_rollout_passes_from_its_assignment_to_a_verdict_of_1_and_an_emp
         assert (attempt.failure_class, attempt.answer, attempt.scaffold) == ("completed", "done", "shell")
         assert attempt.system == of_this_machine()
         assert len(attempt.scaffold_sha) == 64 and attempt.agent_s > 0 and attempt.queued_s > 0
-        assert set(attempt.spent) == set(PHASES) and all(seconds > 0 for seconds in attempt.spent.values())
+        assert set(attempt.spent) == set(SlotPhase) and all(seconds > 0 for seconds in attempt.spent.values())
         slot_s = (attempt.ended - attempt.started).total_seconds()
         assert attempt.spent["agent"] < sum(attempt.spent.values()) <= slot_s + 0.1
         (call,) = await rig.rows("SELECT * FROM tool_calls WHERE rollout_id = :id", id=passing)
