@@ -3,7 +3,6 @@
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.pool.address import Address, address_of
+from orchestrator.pool.rights import Role as Role  # the rest of the product opens engines by it
 from orchestrator.pool.rights import check_encoding, check_schema
 from orchestrator.pool.transact import broken_client, passing
 from orchestrator.runtime.unreachable import cause_of
@@ -31,18 +31,6 @@ FIRST = "0108"
 """The migration that fills an empty database. Lower numbers belong to removed migrations."""
 OLDEST_CODE = "0100"
 """The revision of the oldest code that may use the schema of `FIRST`, until a later migration contracts."""
-
-
-class Role(StrEnum):
-    """Database roles created by the migrations. A process connects with its login and then takes one of these roles."""
-
-    OWNER = ""  # the login itself: orchestrator and migrations
-    GATEWAY = "penstock_gateway"
-    RUNNER = "penstock_runner"
-    TRAINER = "penstock_trainer"
-    READER = "penstock_reader"
-
-
 LOGIN_REFUSED, NO_DATABASE = "28", "3D000"  # a class of SQLSTATE, and one
 DRIVER = "postgresql+asyncpg://"  # the driver gets the server's address by arguments (address.py)
 

@@ -3,12 +3,25 @@
 A personal login at a managed PostgreSQL is often neither superuser nor CREATEROLE. Then an administrator runs that SQL once.
 """
 
+from enum import StrEnum
+
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 from orchestrator.contracts.errors import ServiceError
 
-ROLES = ("penstock_reader", "penstock_gateway", "penstock_runner", "penstock_trainer")
+
+class Role(StrEnum):
+    """Database roles created by the migrations. A process connects with its login and then takes one of these roles."""
+
+    OWNER = ""  # the login itself: orchestrator and migrations
+    READER = "penstock_reader"
+    GATEWAY = "penstock_gateway"
+    RUNNER = "penstock_runner"
+    TRAINER = "penstock_trainer"
+
+
+ROLES = tuple(role for role in Role if role is not Role.OWNER)
 _REFUSED = "42501"  # SQLSTATE insufficient_privilege
 _HERE = """
 SELECT current_user, current_database(), coalesce(current_schema(), ''), has_schema_privilege('public', 'CREATE')
