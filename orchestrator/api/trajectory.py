@@ -89,8 +89,9 @@ class Trajectory:
     """One attempt at a task, with all its steps. `counts`: it is the verified attempt of its rollout, or the last one.
 
     `failure_class`: how the attempt ended (completed, policy_failure, timeout, infra_failure …), `reason` in a few words. `verdict`: the
-    verifier's result. `reward`: its newest revision, with the advantage of the first step. `batch`: the committed batch that trained it.
-    Each of the three is None where there is none (yet). `tool_executions`: the timed executions of tools, as far as the scaffold reports them.
+    verifier's newest result, if the rollout is verified. `reward`: of that verdict, with the advantage of the first step. `batch`: the
+    committed batch that trained it. Each of the three is None where there is none (yet). `tool_executions`: the timed executions of tools, as
+    far as the scaffold reports them.
     """
 
     run: str

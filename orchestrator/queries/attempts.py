@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, Text, and_, exists, func, literal_column, select, true, tuple_
+from sqlalchemy import Select, Text, and_, exists, func, literal_column, select, text, true, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.selectable import LateralFromClause
 
@@ -39,6 +39,7 @@ from orchestrator.pool.tables import (
 from orchestrator.queries.attempt_filters import AttemptFilters, Bound, conditions
 from orchestrator.queries.call_times import CallSpan, spans
 from orchestrator.queries.instructions import instruction_of
+from orchestrator.queries.latest_reward import counts
 
 PAGE = 32  # attempts in memory at a time
 
@@ -224,8 +225,8 @@ async def page(
 
 def _statement(run_id: int, wanted: AttemptFilters, bound: Bound) -> Select[Any]:
     """The attempts that match, by their keys, each with its group, task, reward, verdict and batch."""
-    reward = _newest_reward(bound)
-    verdict = _verdict_of(reward, bound)
+    reward = _reward_that_counts(bound)
+    verdict = _newest_verdict(bound)
     trained = _trained(bound)
     return (
         select(
@@ -257,13 +258,14 @@ def _statement(run_id: int, wanted: AttemptFilters, bound: Bound) -> Select[Any]
     )
 
 
-def _newest_reward(bound: Bound) -> LateralFromClause:
+def _reward_that_counts(bound: Bound) -> LateralFromClause:
     return (
         select(rewards)
         .where(
             rewards.c.rollout_id == attempts.c.rollout_id,
             rewards.c.attempt == attempts.c.attempt,
             rewards.c.at <= bound.at,
+            text(counts("rewards", "rollouts")),
         )
         .order_by(rewards.c.revision.desc())
         .limit(1)
@@ -271,15 +273,15 @@ def _newest_reward(bound: Bound) -> LateralFromClause:
     )
 
 
-def _verdict_of(reward: LateralFromClause, bound: Bound) -> LateralFromClause:
-    """The verdict that the reward was made from; without a reward, the newest."""
+def _newest_verdict(bound: Bound) -> LateralFromClause:
+    """The newest verdict, on which the reward builds. A rollout that a rescore lost has none that holds."""
     return (
         select(verdicts)
         .where(
             verdicts.c.rollout_id == attempts.c.rollout_id,
             verdicts.c.attempt == attempts.c.attempt,
             verdicts.c.at <= bound.at,
-            func.coalesce(reward.c.verdict_revision, verdicts.c.revision) == verdicts.c.revision,
+            rollouts.c.state == RolloutState.VERIFIED,
         )
         .order_by(verdicts.c.revision.desc())
         .limit(1)

@@ -11,6 +11,7 @@ from orchestrator.pool.rows import from_row
 from orchestrator.queries.differences import FileDifference, differences
 from orchestrator.queries.files import sha_of, size_of
 from orchestrator.queries.instructions import instruction_of
+from orchestrator.queries.latest_reward import reward_of
 from orchestrator.queries.rollout_summary import RolloutSummary, steps_of
 from orchestrator.queries.texts import Cut, cut_or_none
 
@@ -85,8 +86,9 @@ _MEMBERS = text(
               a.agent_s, a.queued_s, left(a.answer, 2000) AS answer, length(a.answer) AS answer_length, v.tests
          FROM rollouts r
          LEFT JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt = r.attempt
-         LEFT JOIN LATERAL (SELECT * FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY w.revision DESC LIMIT 1) w ON true
-         LEFT JOIN LATERAL (SELECT tests FROM verdicts v WHERE v.rollout_id = r.rollout_id ORDER BY v.revision DESC LIMIT 1) v ON true
+         {reward_of("r")}
+         LEFT JOIN LATERAL (SELECT tests FROM verdicts v WHERE v.rollout_id = r.rollout_id AND r.state = 'verified'
+                             ORDER BY v.revision DESC LIMIT 1) v ON true
          {steps_of("r")}
         WHERE r.run_id = :run AND r.group_id = :group ORDER BY r.member"""
 )

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, func, select, true
+from sqlalchemy import ColumnElement, func, select, text, true
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -11,6 +11,7 @@ from orchestrator.contracts.states import Purpose, RolloutState
 from orchestrator.pool.rows import from_row
 from orchestrator.pool.steps import StoredStep, trajectories
 from orchestrator.pool.tables import groups, rewards, rollouts
+from orchestrator.queries.latest_reward import counts
 
 PAGE = 500  # rollouts in memory at a time
 
@@ -28,7 +29,7 @@ class Selection:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RecordedRollout:
-    """One rollout: the steps of its verified attempt in idx order, and the newest revision of its performance."""
+    """One rollout: the steps of its verified attempt in idx order, and the performance that counts."""
 
     rollout_id: int
     submission: str
@@ -47,7 +48,8 @@ async def recorded(
     """
     newest = (
         select(rewards.c.rollout_id, rewards.c.performance, rewards.c.attempt)
-        .where(rewards.c.run_id == run_id)
+        .join(rollouts, rollouts.c.rollout_id == rewards.c.rollout_id)
+        .where(rewards.c.run_id == run_id, text(counts("rewards", "rollouts")))
         .ext(distinct_on(rewards.c.rollout_id))
         .order_by(rewards.c.rollout_id, rewards.c.revision.desc())
         .subquery()
@@ -66,7 +68,6 @@ async def recorded(
             .join(newest, newest.c.rollout_id == rollouts.c.rollout_id)
             .where(
                 *_matching(run_id, wanted),
-                rollouts.c.state == RolloutState.VERIFIED,
                 newest.c.performance >= wanted.min_performance
                 if wanted.min_performance is not None
                 else true(),

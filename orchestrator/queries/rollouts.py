@@ -19,6 +19,7 @@ from orchestrator.pool.rows import from_row
 from orchestrator.queries.attempts import RecordedReward
 from orchestrator.queries.files import File, files
 from orchestrator.queries.instructions import instruction_of
+from orchestrator.queries.latest_reward import reward_of
 from orchestrator.queries.step_tree import TreeStep, step_tree
 from orchestrator.queries.texts import Cut, cut_or_none
 from orchestrator.queries.timeline import (
@@ -137,9 +138,8 @@ _HEAD = text(
          WHERE r.run_id = :run AND r.rollout_id = :rollout"""
 )
 _SIBLINGS = text(
-    """SELECT r.rollout_id, r.member, r.state,
-              (SELECT w.total FROM rewards w WHERE w.rollout_id = r.rollout_id ORDER BY w.revision DESC LIMIT 1) AS total
-         FROM rollouts r WHERE r.group_id = :group ORDER BY r.member"""
+    f"""SELECT r.rollout_id, r.member, r.state, w.total
+          FROM rollouts r {reward_of("r")} WHERE r.group_id = :group ORDER BY r.member"""
 )
 _ATTEMPTS = text(
     f"""SELECT attempt, epoch, runner, scaffold, scaffold_version, {seconds_of("started", "ended")}, failure_class, reason, steps, agent_s,
@@ -147,9 +147,9 @@ _ATTEMPTS = text(
           FROM attempts WHERE rollout_id = :rollout ORDER BY attempt"""
 )
 _REWARD = text(
-    f"""SELECT revision, attempt, performance, speed, process, alpha, beta, total, t_agent, t_base, baseline, divisor, advantage, per_step,
-               t_base_origin, process_by_signal, sd_log_t, speed_noise, silent, {seconds_of("at")}
-          FROM rewards WHERE rollout_id = :rollout ORDER BY revision DESC LIMIT 1"""
+    f"""SELECT w.revision, w.attempt, w.performance, w.speed, w.process, w.alpha, w.beta, w.total, w.t_agent, w.t_base, w.baseline, w.divisor,
+               w.advantage, w.per_step, w.t_base_origin, w.process_by_signal, w.sd_log_t, w.speed_noise, w.silent, {seconds_of("w.at")}
+          FROM rollouts r {reward_of("r")} WHERE r.rollout_id = :rollout AND w.revision IS NOT NULL"""
 )
 _BATCH = text(
     """SELECT b.batch_no, b.state, b.version, p.parent AS trainer_version, br.attempt, br.reward_revision, br.advantage

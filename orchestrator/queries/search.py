@@ -17,6 +17,7 @@ from orchestrator.contracts.languages import json_text, like
 from orchestrator.contracts.states import GroupState, Purpose
 from orchestrator.pool.rows import from_row
 from orchestrator.queries.filters import GroupFilters, RolloutFilters
+from orchestrator.queries.latest_reward import reward_of
 from orchestrator.queries.rollout_summary import RolloutSummary, steps_of
 
 PAGE = 50
@@ -67,7 +68,7 @@ class RolloutPage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRow:
-    """A group in a list; rewards of its members' newest revisions. `judged`: how many of its `size` members these are of."""
+    """A group in a list; rewards of its members that count. `judged`: how many of its `size` members these are of."""
 
     group_id: int
     seq: int | None
@@ -101,10 +102,7 @@ _CANDIDATES = """
   SELECT r.*, row_number() OVER (ORDER BY r.rollout_id DESC) AS nth FROM rollouts r
    WHERE r.run_id = :run AND r.rollout_id < :before ORDER BY r.rollout_id DESC LIMIT :chunk
 """
-_REWARD = (
-    "LEFT JOIN LATERAL (SELECT total, performance, advantage FROM rewards w WHERE w.rollout_id = c.rollout_id "
-    "ORDER BY w.revision DESC LIMIT 1) w ON true"
-)
+_REWARD = reward_of("c")
 _BATCH = (
     # Joined by the group: a group is in at most one batch that is not voided, while a rollout's row stays with voided batches as well.
     "LEFT JOIN LATERAL (SELECT b.batch_no, p.parent FROM batch_items i JOIN batches b ON b.batch_id = i.batch_id "
@@ -292,8 +290,7 @@ async def group_list(
               LEFT JOIN LATERAL (SELECT count(*) FILTER (WHERE r.state IN ('verified', 'lost')) AS done,
                                         count(w.total) AS judged, avg(w.total) AS reward,
                                         min(w.total) AS lowest, max(w.total) AS highest
-                                   FROM rollouts r LEFT JOIN LATERAL (SELECT total FROM rewards w WHERE w.rollout_id = r.rollout_id
-                                                                       ORDER BY w.revision DESC LIMIT 1) w ON true
+                                   FROM rollouts r {reward_of("r")}
                                   WHERE r.group_id = f.group_id) r ON true
               LEFT JOIN (batch_items i JOIN batches b ON b.batch_id = i.batch_id) ON i.group_id = f.group_id AND NOT i.voided
              ORDER BY f.group_id DESC"""

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.errors import NotFoundError
 from orchestrator.contracts.ids import ids_from_bytes, logprobs_from_bytes
 from orchestrator.pool.rows import from_wide_row
+from orchestrator.queries.latest_reward import reward_of
 from orchestrator.queries.token_text import Detokenizer
 
 PAGE = 2_000
@@ -101,10 +102,9 @@ _ABOVE = text(
        SELECT * FROM w ORDER BY idx DESC"""
 )
 _WEIGHT = text(
-    """SELECT (p.step ->> 'weight')::float AS weight, (p.step ->> 'advantage')::float AS advantage
-         FROM (SELECT per_step, attempt FROM rewards WHERE rollout_id = :rollout ORDER BY revision DESC LIMIT 1) r,
-              jsonb_array_elements(r.per_step) WITH ORDINALITY AS p(step, at)
-        WHERE r.attempt = :attempt AND p.at = :idx + 1"""
+    f"""SELECT (p.step ->> 'weight')::float AS weight, (p.step ->> 'advantage')::float AS advantage
+          FROM rollouts r {reward_of("r")}, jsonb_array_elements(w.per_step) WITH ORDINALITY AS p(step, at)
+         WHERE r.rollout_id = :rollout AND w.attempt = :attempt AND p.at = :idx + 1"""
 )
 _MARKS = text(
     """SELECT reason FROM step_marks WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt AND idx = :idx

@@ -142,6 +142,16 @@ async def test_it_goes_down_over_full_tables_and_up_again(empty_database_url: st
         await a_row_in_every_table(engine)
 
 
+async def test_the_way_down_to_the_first_migration_restores_its_views(empty_database_url: str) -> None:
+    config = alembic_config(empty_database_url)
+    await anyio.to_thread.run_sync(command.upgrade, config, FIRST)
+    before = await catalog(empty_database_url, BESIDES)
+    await anyio.to_thread.run_sync(command.upgrade, config, "head")
+    assert await catalog(empty_database_url, BESIDES) != before
+    await anyio.to_thread.run_sync(command.downgrade, config, FIRST)
+    assert await catalog(empty_database_url, BESIDES) == before
+
+
 async def test_code_runs_on_a_newer_database_that_has_only_grown_since_and_on_no_other(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

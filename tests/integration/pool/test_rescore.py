@@ -23,6 +23,12 @@ from orchestrator.pool.rewind import FIRST, rewind
 from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.submissions import NewGroup, accept
 from orchestrator.pool.tables import batch_rollouts, groups
+from orchestrator.queries import attempts, search
+from orchestrator.queries.attempt_filters import AttemptFilters, Bound
+from orchestrator.queries.groups import group
+from orchestrator.queries.recorded import Selection, recorded
+from orchestrator.queries.rollouts import rollout
+from orchestrator.queries.tokens import token_map
 from orchestrator.roles.context import Flow
 from orchestrator.roles.rescore import Rescored, rescore
 from orchestrator.scheduling.queue_policies import Windowed
@@ -209,6 +215,54 @@ async def test_groups_that_a_rewind_freed_may_be_judged_again_and_trained_on_the
     await scene.judged("a", (None, 1.0))
     assert (await scene.states())["a"] == "filtered", "one of two is too few"
     await scene.audited()
+
+
+async def test_a_reward_of_a_verdict_that_is_not_the_newest_counts_nowhere(scene: Scene) -> None:
+    """Of c, one member is judged 0 now and the other is lost: too few for rewards. Of d, both wait for a verdict."""
+    await scene.rescore()
+    await scene.judged("c", (0.0, None))
+    assert (await scene.states())["c"] == "filtered"
+    assert await scene.revisions("rewards", "c") == [[1], [0]]
+    async with scene.engine.connect() as connection:
+        run_id, c = scene.run.run_id, scene.ids["c"]
+        first, second = await rollouts_of(connection, c)
+        exported = [each.rollout_id async for each in recorded(connection, run_id, Selection())]
+        assert len(exported) == 4 and not {first, second} & {*exported}
+        now = Bound(at=await connection.scalar(text("SELECT clock_timestamp()")))
+        judged, lost = await attempts.page(
+            connection, scene.run, AttemptFilters(rollouts=(first, second)), now, None
+        )
+        assert (judged.reward, lost.reward, lost.verdict) == (None, None, None)
+        assert judged.verdict is not None and (judged.verdict.revision, judged.verdict.reward) == (2, 0.0)
+        listed = (await search.rollout_list(connection, run_id)).rollouts
+        assert {row.rollout_id for row in listed if row.total is not None} == {*exported}
+        shown = next(row for row in (await search.group_list(connection, run_id)).groups if row.group_id == c)
+        assert (shown.judged, shown.reward, shown.highest) == (0, None, None)
+        members = (await group(connection, run_id, c)).members
+        assert [(member.performance, member.total) for member in members] == [(None, None)] * 2
+        page = await rollout(connection, run_id, first)
+        assert page.reward is None and [each.total for each in page.siblings] == [None, None]
+        assert [step.rewards for step in page.steps] == [None] * len(page.steps)
+        assert (await token_map(connection, run_id, first, 1, 0)).weight is None
+        for view, sign in (("latest_rewards", "performance"), ("rollout_summary", "reward")):
+            query = text(f"SELECT rollout_id FROM {view} WHERE run_id = :run AND {sign} IS NOT NULL")
+            assert {*(await connection.scalars(query, {"run": run_id}))} == {*exported}
+
+
+async def test_a_member_that_a_rescore_lost_is_neither_solved_nor_in_a_mean(scene: Scene) -> None:
+    [wide] = await builders.accepted(scene.engine, scene.run, ["w"], size=4)
+    await builders.dispatch(scene.engine, scene.run)
+    await builders.finish(scene.engine, scene.run, wide, AUTHOR, performances=(1, 0, 1, 1))
+    scene.ids["w"] = wide
+    await scene.rescore(Chosen(tasks=("w",)))
+    await scene.judged("w", (1.0, 0.0, 0.5, None))
+    async with scene.engine.connect() as connection:
+        query = text("SELECT verified, solved, performance, spread FROM group_summary WHERE group_id = :g")
+        assert (await connection.execute(query, {"g": wide})).one() == (3, 1, 0.5, 1.0)
+        listed = (await search.group_list(connection, scene.run.run_id)).groups
+        assert [(row.done, row.judged) for row in listed if row.group_id == wide] == [(4, 3)]
+        members = (await group(connection, scene.run.run_id, wide)).members
+        assert [member.performance for member in members] == [1.0, 0.0, 0.5, None]
 
 
 def edition(tests: str = "echo 1 > /logs/verifier/reward.txt", instruction: str = "write hi") -> Task:
