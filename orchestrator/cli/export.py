@@ -45,7 +45,7 @@ def _filters(
     ] = None,
     purpose: Annotated[str | None, typer.Option(help="Only train, eval or record.")] = None,
     label: Annotated[
-        str | None, typer.Option(help="Only tasks that were submitted under this label.")
+        str | None, typer.Option(help='Only tasks that were submitted under this label; "": without one.')
     ] = None,
     domain: Annotated[str | None, typer.Option(help="Only this domain.")] = None,
     scaffold: Annotated[str | None, typer.Option(help="Only groups that requested this scaffold.")] = None,

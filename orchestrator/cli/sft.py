@@ -114,10 +114,12 @@ def export(
     out: OutOption,
     config: ConfigOption = HERE,
     overrides: SetOption = None,
-    label: Annotated[str, typer.Option(help="Only tasks that were submitted under this label.")] = "",
-    purpose: Annotated[str, typer.Option(help="Only train, eval or record.")] = "",
-    domain: Annotated[str, typer.Option(help="Only this domain.")] = "",
-    scaffold: Annotated[str, typer.Option(help="Only this scaffold.")] = "",
+    label: Annotated[
+        str | None, typer.Option(help='Only tasks that were submitted under this label; "": without one.')
+    ] = None,
+    purpose: Annotated[str | None, typer.Option(help="Only train, eval or record.")] = None,
+    domain: Annotated[str | None, typer.Option(help="Only this domain.")] = None,
+    scaffold: Annotated[str | None, typer.Option(help="Only this scaffold.")] = None,
     min_performance: Annotated[
         float | None,
         typer.Option(min=0, max=1, help="Only rollouts with at least this performance, in [0, 1]."),
@@ -126,7 +128,7 @@ def export(
 ) -> None:
     """Export recorded trajectories from the data pool, for example for rejection sampling: penstock sft export --out good.st --min-performance 1"""
     given = {"--label": label, "--purpose": purpose, "--domain": domain, "--scaffold": scaffold}
-    options = [part for option, value in given.items() if value for part in (option, value)]
+    options = [part for option, value in given.items() if value is not None for part in (option, value)]
     if min_performance is not None:
         options += ["--min-performance", str(min_performance)]
     summary = export_from(Home.at(config, tuple(overrides or ())), out, options)

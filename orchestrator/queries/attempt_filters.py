@@ -117,6 +117,11 @@ def read_since(given: str | None, now: datetime) -> datetime | None:
         ) from None
 
 
+def has(column: ColumnElement[Any], value: str) -> ColumnElement[bool]:
+    """Rows with this value; "": rows without one."""
+    return column.is_(None) if value == "" else column == value
+
+
 def conditions(run_id: int, wanted: AttemptFilters, bound: Bound) -> ColumnElement[bool]:
     """For `attempts` joined with their rollouts and groups. Matches finished rollouts only: data that may still change is not exported."""
     found: list[ColumnElement[bool]] = [
@@ -138,7 +143,7 @@ def conditions(run_id: int, wanted: AttemptFilters, bound: Bound) -> ColumnEleme
         found.append(groups.c.task_id.in_(named))
     for column in ("purpose", "label", "domain", "scaffold"):
         if (value := getattr(wanted, column)) is not None:
-            found.append(groups.c[column].is_(None) if value == "" else groups.c[column] == value)
+            found.append(has(groups.c[column], value))
     if wanted.state is not None:
         table = groups if wanted.state in [*GroupState] else rollouts
         found.append(table.c.state == wanted.state)

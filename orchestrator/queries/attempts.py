@@ -36,7 +36,7 @@ from orchestrator.pool.tables import (
     tool_calls,
     verdicts,
 )
-from orchestrator.queries.attempt_filters import AttemptFilters, Bound, conditions
+from orchestrator.queries.attempt_filters import AttemptFilters, Bound, conditions, has
 from orchestrator.queries.call_times import CallSpan, spans
 from orchestrator.queries.instructions import instruction_of
 from orchestrator.queries.latest_reward import counts
@@ -325,8 +325,8 @@ async def group_sections(
     """Every combination of the values of `columns` among the run's groups that `wanted` allows, sorted; "" for a group without a value."""
     distinct = select(*(groups.c[name] for name in columns)).where(groups.c.run_id == run_id).distinct()
     for name in columns:
-        if value := getattr(wanted, name):
-            distinct = distinct.where(groups.c[name] == value)
+        if (value := getattr(wanted, name)) is not None:
+            distinct = distinct.where(has(groups.c[name], value))
     rows = (await connection.execute(distinct)).all()
     return [
         dict(zip(columns, values, strict=True))

@@ -11,6 +11,7 @@ from orchestrator.contracts.states import Purpose, RolloutState
 from orchestrator.pool.rows import from_row
 from orchestrator.pool.steps import StoredStep, trajectories
 from orchestrator.pool.tables import groups, rewards, rollouts
+from orchestrator.queries.attempt_filters import has
 from orchestrator.queries.latest_reward import counts
 
 PAGE = 500  # rollouts in memory at a time
@@ -18,7 +19,7 @@ PAGE = 500  # rollouts in memory at a time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which verified rollouts; None means any. `min_performance` in [0, 1] keeps those that scored at least that."""
+    """Which verified rollouts; None means any, label "" those without one. `min_performance` in [0, 1] keeps those that scored at least that."""
 
     label: str | None = None
     purpose: Purpose | None = None
@@ -101,4 +102,7 @@ def _matching(run_id: int, wanted: Selection) -> list[ColumnElement[bool]]:
         (groups.c.domain, wanted.domain),
         (groups.c.scaffold, wanted.scaffold),
     )
-    return [rollouts.c.run_id == run_id, *(column == value for column, value in pairs if value is not None)]
+    return [
+        rollouts.c.run_id == run_id,
+        *(has(column, value) for column, value in pairs if value is not None),
+    ]

@@ -88,7 +88,7 @@ def main() -> int:
         "--model", type=Path, required=True, help="model directory whose tokenizer the run used"
     )
     parser.add_argument("--out", type=Path, required=True, help="file of demonstrations to write")
-    parser.add_argument("--label", help="only what was submitted under this label")
+    parser.add_argument("--label", help='only what was submitted under this label; "": without one')
     parser.add_argument("--purpose", choices=[*Purpose], help="only train, eval or record")
     parser.add_argument("--domain", help="only this domain")
     parser.add_argument("--scaffold", help="only this scaffold")

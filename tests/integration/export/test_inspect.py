@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from inspect_ai.event import ModelEvent, ScoreEvent, SpanBeginEvent, ToolEvent
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
+from sqlalchemy import update
 
 from orchestrator.contracts.ids import logprobs_from_bytes
 from orchestrator.export import inspect_log
 from orchestrator.export.inspect_log import Inspect
-from orchestrator.pool.tables import runs, steps
+from orchestrator.pool.tables import groups, runs, steps
 from orchestrator.queries.attempts import AttemptStep, RecordedAttempt
 from tests.integration.export.rig import ExportedRun, exported_run
 
@@ -38,6 +39,16 @@ async def test_groups_of_one_purpose_and_domain_are_a_log_of_inspects(
     assert coding.samples is not None and len(coding.samples) == 8
     assert (coding.eval.dataset.samples, coding.eval.config.epochs) == (2, 4)
     assert len({(sample.id, sample.epoch) for sample in coding.samples}) == 8
+
+
+async def test_an_empty_label_selects_the_groups_without_one(
+    exported_run: ExportedRun, tmp_path: Path
+) -> None:
+    async with exported_run.owner.begin() as connection:
+        await connection.execute(update(groups).where(groups.c.submission == "third").values(label="held"))
+    done = await exported_run.export(Inspect(), tmp_path / "out", label="")
+    assert done.attempts == 8
+    assert [file.name for file in (tmp_path / "out").glob("*.eval")] == ["train-coding-00000.eval"]
 
 
 async def test_a_sample_has_the_conversation_the_scores_and_every_call_of_the_policy(

@@ -135,6 +135,7 @@ async def test_only_the_selected_rollouts_are_exported(
     assert (await exported(reader, model, Selection(purpose=Purpose.TRAIN, scaffold="shell")))[
         0
     ].rollouts == 8
+    assert (await exported(reader, model, Selection(label="")))[0].rollouts == 8
     for nothing in (Selection(label="x"), Selection(purpose=Purpose.RECORD), Selection(domain="general")):
         with pytest.raises(ValueError, match="no verified rollout that matches"):
             await exported(reader, model, nothing)
