@@ -153,6 +153,7 @@ def _newest(which: str) -> str:
 
 
 def _groups(which: str) -> TextClause:
+    # A rewind publishes a batch's weights again, at their path, under another version.
     return text(f"""{_newest(which)}
     select coalesce(g.label, '') as suite, g.pinned_version as version, count(*) as groups,
            count(*) filter (where g.state = 'scored') as scored,
@@ -162,7 +163,8 @@ def _groups(which: str) -> TextClause:
            case when bool_and(g.done) then max(g.ended) end as last,
            (select v.batch_no from policy_versions v where v.run_id = :run and v.version = g.pinned_version) as batch_no,
            (select max(t.train_step) from policy_versions v
-              join batches b on b.run_id = v.run_id and b.batch_no = v.batch_no and b.version = v.version
+              join batches b on b.run_id = v.run_id and b.batch_no = v.batch_no
+              join policy_versions made on made.run_id = b.run_id and made.version = b.version and made.path = v.path
               join train_steps t on t.run_id = b.run_id and t.batch_id = b.batch_id
              where v.run_id = :run and v.version = g.pinned_version) as train_step
       from newest g

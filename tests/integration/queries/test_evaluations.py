@@ -5,7 +5,11 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.states import Purpose
+from orchestrator.pool import batches
+from orchestrator.pool.batches import NewVersion
+from orchestrator.pool.rewind import FIRST, rewind
 from orchestrator.queries.evaluations import LeftOut, evaluations, wilson
+from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
 from tests.integration.pool.rig import small
 from tests.integration.queries.evaluations_rig import evaluated
@@ -83,6 +87,39 @@ async def test_rollouts_that_got_no_verdict_are_counted_by_domain_and_failure_cl
     ]
     assert (held.points[0].low, held.points[0].high) == wilson(1, 2), "the interval is of the judged ones"
     assert whole.complete and whole.left_out == [] and whole.points[-1].wanted == whole.points[-1].n == 2
+
+
+async def test_weights_that_a_rewind_published_again_stand_at_the_train_step_that_made_them(
+    engine: AsyncEngine,
+) -> None:
+    run = await builders.make_run(engine, small())
+
+    async def trained(*versions: int) -> None:
+        for version in versions:
+            await builders.ready_groups(engine, run, [f"{version}{name}" for name in "ab"], builders.Author())
+            new = NewVersion(version=version, parent=version - 1, path=f"/v{version}", manifest_sha="11")
+            async with engine.begin() as connection:
+                batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
+                assert batch is not None
+                assert await batches.commit(connection, run.run_id, run.name, batch, new, [{}, {}], "policy")
+
+    async def rewound(batch_no: int) -> None:
+        async with engine.begin() as connection:
+            await rewind(connection, run.run_id, batch_no, "policy", "why", lambda version: True)
+
+    async with engine.begin() as connection:
+        await builders.publish_first(connection, run)
+    await trained(1, 2, 3)
+    await rewound(1)  # version 4: the weights of version 2
+    await trained(5)
+    await rewound(0)  # version 6: those of version 1
+    await trained(7)  # batch 1 has other weights now
+    await rewound(FIRST)  # version 8: the first ones
+    for version in range(9):
+        await evaluated(engine, run, "held", version, {"coding": (1.0,)})
+    async with engine.connect() as connection:
+        found = await evaluations(connection, run.run_id)
+    assert [each.train_step for each in found] == [None, 2, 4, 6, 4, 8, 2, 10, None]
 
 
 def test_wilsons_interval_holds_the_share_and_stays_within_0_and_1() -> None:
