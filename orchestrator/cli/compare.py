@@ -106,7 +106,7 @@ def _show(names: list[str], found: "list[Compared]", keys: tuple[str, ...]) -> N
             continue
         typer.echo(f"\n{key}, {min(values):.4g} to {max(values):.4g}, over train steps")
         rows = [
-            [name, f"0 to {each.train_steps}", curve(each.lines.get(key, []), min(values), max(values))]
+            [name, f"0 to {each.last_step}", curve(each.lines.get(key, []), min(values), max(values))]
             for name, each in zip(names, found, strict=True)
         ]
         tables.print_rows(["run", "train steps", ""], rows, upright=False)

@@ -4,35 +4,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import RunState
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries.curves import curves
 from orchestrator.queries.evaluations import EvaluationPoint, evaluations
+from orchestrator.queries.runs import run_heads
 
 KEYS = ("performance", "reward", "entropy", "kl_k1", "mean_abs_dlogprob", "wall_s")
 """The keys of `curves` that are compared by default."""
 LAST = 10  # bins: the end of a curve
 
-_HEADS = text(
-    """SELECT (SELECT max(version) FROM policy_versions WHERE run_id = :run AND superseded_by IS NULL) AS version,
-              (SELECT count(*) FROM batches WHERE run_id = :run AND state = 'committed') AS batches,
-              (SELECT count(*) FROM groups WHERE run_id = :run AND state = 'trained') AS groups"""
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """`means`: of each key over the last bins of its curve, None if the run reports no value. `lines`: the whole curves, over `steps`.
-    `heldout`: the newest version's point over all domains of every suite."""
+    """`train_steps`: how many count, without undone ones; `last_step`: the number of the last, 0 without any. `means`: of each key over the
+    last bins of its curve, None if the run reports no value. `lines`: the whole curves, over `steps`. `heldout`: the newest version's point
+    over all domains of every suite."""
 
     run: str
     state: RunState
     version: int | None
     batches: int
     train_steps: int
+    last_step: int
     trained_groups: int
     means: dict[str, float | None]
     steps: list[float]
@@ -42,7 +38,7 @@ class Compared:
 
 async def compared(connection: AsyncConnection, run: StoredRun, keys: Sequence[str] = KEYS) -> Compared:
     """Read the run. At most 300 points per curve."""
-    heads = (await connection.execute(_HEADS, {"run": run.run_id})).one()
+    heads = await run_heads(connection, run.run_id)
     found = await curves(connection, run.run_id)
     lines = {line.key: line.mean for line in found.lines if not line.part and line.key in keys}
     newest: dict[str, EvaluationPoint] = {}
@@ -55,8 +51,9 @@ async def compared(connection: AsyncConnection, run: StoredRun, keys: Sequence[s
         state=run.state,
         version=heads.version,
         batches=heads.batches,
-        train_steps=found.last or 0,
-        trained_groups=heads.groups,
+        train_steps=heads.train_steps,
+        last_step=found.last or 0,
+        trained_groups=heads.trained_groups,
         means={key: _end(lines.get(key, [])) for key in keys},
         steps=found.steps,
         lines=lines,

@@ -42,7 +42,7 @@ class Line:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
     """`steps`: train steps (bins: their mean), `at`: their commit times, seconds since 1970. `first` and `last`: the first and last train
-    step of the run; one of every `stride` was read."""
+    step that counts; one of every `stride` was read."""
 
     run: str
     created: float
@@ -55,7 +55,9 @@ class Curves:
     lines: list[Line]
 
 
-_ENDS = text("SELECT min(train_step) AS first, max(train_step) AS last FROM train_steps WHERE run_id = :run")
+_END = """(SELECT t.train_step FROM train_steps t JOIN batches b ON b.batch_id = t.batch_id AND b.state = 'committed'
+            WHERE t.run_id = :run ORDER BY t.train_step {} LIMIT 1)"""
+_ENDS = text(f"SELECT {_END.format('ASC')} AS first, {_END.format('DESC')} AS last")
 _CREATED = text("SELECT name, extract(epoch FROM created)::float8 AS created FROM runs WHERE run_id = :run")
 # The metrics are fetched whole: extracting single keys in Postgres costs three times as much as sending them.
 _ROWS = text(

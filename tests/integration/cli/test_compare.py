@@ -13,9 +13,14 @@ from orchestrator.cli.compare import curve
 from orchestrator.cli.main import app
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.deploy.stack import upgrade
+from orchestrator.pool import batches
+from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.engine import open_engine
+from orchestrator.pool.rewind import rewind
+from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
+from tests.integration.pool.rig import small
 from tests.integration.queries.evaluations_rig import evaluated
 
 pytestmark = [pytest.mark.services, pytest.mark.anyio]
@@ -59,6 +64,29 @@ async def test_two_runs_of_two_databases_stand_side_by_side(
         ("same", str(second)),
     ]
     assert found[0]["means"] == {"loss": None}
+
+
+async def test_train_steps_that_a_rewind_undid_are_not_counted(
+    engine: AsyncEngine, database_url: str, tmp_path: Path
+) -> None:
+    run = await builders.make_run(engine, small("rewound"))
+    async with engine.begin() as connection:
+        await builders.publish_first(connection, run)
+    for number in (1, 2):
+        await builders.ready_groups(engine, run, [f"{number}-{name}" for name in "ab"], builders.Author())
+        new = NewVersion(version=number, parent=number - 1, path=f"/v{number}", manifest_sha="11")
+        async with engine.begin() as connection:
+            batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
+            assert batch is not None
+            steps = [{"loss": 0.1 * number}]
+            assert await batches.commit(connection, run.run_id, run.name, batch, new, steps, "policy.x")
+    async with engine.begin() as connection:
+        await rewind(connection, run.run_id, 0, "policy.x", "why", lambda version: True)
+    home = str(directory(tmp_path / "home", "rewound", database_url))
+    done = await compare("-c", home, "-c", home, "--key", "loss")
+    assert done.exit_code == 0, done.exception
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["train", "steps", "1", "1"] in rows and ["home", "0", "to", "1", "▁"] in rows
 
 
 async def test_a_failed_comparison_is_reported_in_one_sentence(

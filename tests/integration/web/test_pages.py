@@ -21,6 +21,7 @@ from orchestrator.pool.dead_letters import dead_messages
 from orchestrator.pool.rewind import rewind
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries import curves, spending
+from orchestrator.queries.comparison import compared
 from orchestrator.queries.evaluations import (
     Evaluation,
     EvaluationProgress,
@@ -133,6 +134,14 @@ async def test_batches_that_a_rewind_undid_are_in_no_curve(
     async with engine.connect() as connection:
         found = await curves.curves(connection, run.run_id)
         assert found.batches == [0, 0] and found.steps == [1.0, 2.0]
+        assert (found.first, found.last) == (1, 2)
+        assert (await compared(connection, run)).train_steps == 2
+    await trained(engine, run, 3, 1, version=5)
+    async with engine.connect() as connection:
+        both = await compared(connection, run)
+        assert (both.batches, both.train_steps, both.last_step, both.steps) == (2, 4, 8, [1, 2, 7, 8])
+    async with engine.begin() as connection:
+        await rewind(connection, run.run_id, 0, "policy.x", "why", lambda version: True)
     async with dashboard(configured("run", database_url), tmp_path) as web:
         _, heads = await web.get("/api/run")
         assert (heads["batches"], heads["train_steps"]) == (1, 2)
