@@ -178,9 +178,8 @@ def _show_step(
             connection, run_id, rollout_id, found.shown, first=step, n=1, limit=WHOLE if full else SHORT
         )
         if not page.steps or page.steps[0].idx != step:
-            raise NotFoundError(
-                f"rollout {rollout_id}, attempt {found.shown} has no step {step}: it has {len(found.steps)}"
-            )
+            left = "its run was pruned" if found.pruned else f"it has {len(found.steps)}"
+            raise NotFoundError(f"rollout {rollout_id}, attempt {found.shown} has no step {step}: {left}")
         texts = page.steps[0]
         if not tokens:
             return texts, None, None

@@ -81,6 +81,8 @@ def rollout_head(found: "Rollout") -> Iterator[str]:
         found.state,
     )
     yield joined(found.task, found.domain, found.scaffold, found.label, f"seed {found.seed}")
+    if found.pruned:
+        yield PRUNED
     if found.state is RolloutState.LOST and found.reason:
         yield f"lost: {found.reason}"
     if found.reward is not None:
@@ -116,6 +118,9 @@ def rollout_head(found: "Rollout") -> Iterator[str]:
         for check in verdict.checks:
             if not check.passed:
                 yield f"  failed: {check.name}{': ' + check.message.text if check.message else ''}"
+
+
+PRUNED = "pruned: the steps, messages, tool calls and files of this run were dropped"
 
 
 def _systems(found: "Rollout") -> Iterator[str]:
@@ -272,6 +277,8 @@ def group_head(found: "Group") -> Iterator[str]:
             parts.append(f"{name} {clock(at)}" if before is None else f"{name} +{seconds(at - before)}")
             before = at
     yield joined(*parts)
+    if found.pruned:
+        yield PRUNED
     if found.instruction is not None:
         yield f"[instruction] {_cut(found.instruction)}"
 

@@ -12,7 +12,7 @@ from orchestrator.queries.differences import FileDifference, differences
 from orchestrator.queries.files import sha_of, size_of
 from orchestrator.queries.instructions import instruction_of
 from orchestrator.queries.latest_reward import reward_of
-from orchestrator.queries.rollout_summary import RolloutSummary, steps_of
+from orchestrator.queries.rollout_summary import PRUNED, RolloutSummary, steps_of
 from orchestrator.queries.texts import Cut, cut_or_none
 
 
@@ -45,7 +45,8 @@ class Member(RolloutSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """`seq`: its queue position, None if it is not trained or not dispatched. `batch_no`: the batch that took it."""
+    """`seq`: its queue position, None if it is not trained or not dispatched. `batch_no`: the batch that took it. `pruned`: the steps and
+    files of its run were dropped."""
 
     group_id: int
     seq: int | None
@@ -68,6 +69,7 @@ class Group:
     ended: float | None
     batch_no: int | None
     batch_state: BatchState | None
+    pruned: bool
     members: list[Member]
 
 
@@ -75,7 +77,8 @@ _HEAD = text(
     f"""SELECT g.group_id, g.seq, g.state, g.reason, g.purpose, g.label, g.domain, g.scaffold, t.name AS task, g.difficulty,
               {instruction_of("t")} AS instruction, g.size, g.stage, g.pinned_version, g.submission,
               extract(epoch FROM g.created)::float8 AS created, extract(epoch FROM g.dispatched)::float8 AS dispatched,
-              extract(epoch FROM g.ready)::float8 AS ready, extract(epoch FROM g.ended)::float8 AS ended, b.batch_no, b.state AS batch_state
+              extract(epoch FROM g.ready)::float8 AS ready, extract(epoch FROM g.ended)::float8 AS ended, b.batch_no, b.state AS batch_state,
+              {PRUNED} AS pruned
          FROM groups g JOIN tasks t ON t.task_id = g.task_id
          LEFT JOIN (batch_items i JOIN batches b ON b.batch_id = i.batch_id) ON i.group_id = g.group_id AND NOT i.voided
         WHERE g.run_id = :run AND g.group_id = :group"""
@@ -119,7 +122,6 @@ async def group(connection: AsyncConnection, run_id: int, group_id: int) -> Grou
                 Member,
                 row,
                 without=("answer_length",),
-                action_tokens=int(row.action_tokens),
                 answer=Cut(row.answer, row.answer_length) if row.answer else None,
                 tests_passed=sum(bool(test.get("passed")) for test in tests)
                 if row.tests is not None

@@ -18,7 +18,7 @@ from orchestrator.contracts.states import GroupState, Purpose
 from orchestrator.pool.rows import from_row
 from orchestrator.queries.filters import GroupFilters, RolloutFilters
 from orchestrator.queries.latest_reward import reward_of
-from orchestrator.queries.rollout_summary import RolloutSummary, steps_of
+from orchestrator.queries.rollout_summary import PRUNED, RolloutSummary, steps_of
 
 PAGE = 50
 LARGEST_PAGE = 200
@@ -57,13 +57,15 @@ class Found:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPage:
-    """`next`: pass it as `before` to continue; None: the search reached the oldest rollout. `searched`: rollouts scanned for this page."""
+    """`next`: pass it as `before` to continue; None: the search reached the oldest rollout. `searched`: rollouts scanned for this page.
+    `pruned`: the run has no steps and messages any more, in which a filter could find something."""
 
     rollouts: list[RolloutRow]
     next: int | None
     searched: int
+    pruned: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupPage:
-    """`next` as in RolloutPage."""
+    """`next` and `searched` as in RolloutPage."""
 
     groups: list[GroupRow]
     next: int | None
@@ -178,7 +180,8 @@ async def rollout_list(
     listed = [_row(row) for row in rows]
     if filters.text is not None:
         listed = [await _with_place(connection, run_id, row, filters.text) for row in listed]
-    return RolloutPage(listed, following, searched)
+    pruned = bool(await connection.scalar(text(f"SELECT {PRUNED}"), {"run": run_id}))
+    return RolloutPage(rollouts=listed, next=following, searched=searched, pruned=pruned)
 
 
 _EDGE = text(f"SELECT min(rollout_id) AS last, count(*) AS found FROM ({_CANDIDATES}) c")
@@ -203,7 +206,7 @@ def _statement(given: Mapping[str, Any]) -> str:
 
 
 def _row(row: Any) -> RolloutRow:
-    return from_row(RolloutRow, row, without=("nth",), action_tokens=int(row.action_tokens))
+    return from_row(RolloutRow, row, without=("nth",))
 
 
 def _pattern(wanted: str) -> str:

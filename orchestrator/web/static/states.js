@@ -46,3 +46,5 @@ export const groupState = (state) => badge(state, GROUP_STATES[state]);
 
 /** @param {string} state */
 export const batchState = (state) => badge(state, BATCH_STATES[state]);
+
+export const PRUNED = "This run was pruned: its steps, messages, tool calls and files were dropped.";

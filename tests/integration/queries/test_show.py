@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from orchestrator.cli.main import app
 from orchestrator.cli.show import LISTED
 from orchestrator.deploy.home import write_template
-from orchestrator.pool import batches
+from orchestrator.pool import batches, prune
 from orchestrator.pool.batches import LiveBatch, NewVersion
 from orchestrator.pool.quarantine import quarantine
 from orchestrator.pool.runs import StoredRun
@@ -268,6 +268,26 @@ async def test_a_rollout_that_nothing_was_recorded_of_is_shown(
     output = await shown(home, "rollout", "1")
     assert output.startswith(f"rollout 1 · member 0 of group {group} · train · waiting\n")
     assert "has no step 0: it has 0" in str((await show(home, "rollout", "1", "--step", "0")).exception)
+
+
+async def test_a_pruned_run_says_so_and_shows_no_zeros(
+    engine: AsyncEngine, run: StoredRun, home: Path
+) -> None:
+    [group_id] = await builders.ready_groups(engine, run, ["a"], builders.Author())
+    async with engine.begin() as connection:
+        await connection.execute(text("UPDATE runs SET state = 'ended', ended = now(), pruned = now()"))
+        first = await connection.scalar(text("SELECT min(rollout_id) FROM rollouts"))
+    await prune.drop(engine, run.run_id)
+    pruned = "pruned: the steps, messages, tool calls and files of this run were dropped"
+    assert pruned in (await shown(home, "rollout", str(first))).splitlines()
+    lines = (await shown(home, "group", str(group_id))).splitlines()
+    assert pruned in lines
+    [header] = [line for line in lines if line.startswith("rollout ")]
+    [row] = [line for line in lines if line.startswith(f"{first} ")]
+    versions = row[header.index("steps") : header.index("performance")].split()
+    assert versions == ["3"], "as the attempt announced them; neither tokens nor versions"
+    missing = str((await show(home, "rollout", str(first), "--step", "0")).exception)
+    assert missing.endswith("has no step 0: its run was pruned")
 
 
 async def test_a_rollout_is_written_as_one_html_file_and_never_over_another(

@@ -22,10 +22,12 @@ from orchestrator.queries import differences as differences_module
 from orchestrator.queries import (
     groups,
     rollouts,
+    search,
     steps,
     tokens,
 )
 from orchestrator.queries.differences import COMPARED, Side, difference
+from orchestrator.queries.filters import RolloutFilters
 from orchestrator.queries.token_text import Detokenizer
 from tests import builders
 from tests.integration.pool.rig import (
@@ -338,8 +340,20 @@ async def test_a_pruned_run_says_so_and_keeps_what_is_left(engine: AsyncEngine) 
             text("UPDATE runs SET state = 'ended', ended = now(), pruned = now() WHERE run_id = :run"),
             {"run": run.run_id},
         )
+    async with engine.connect() as connection:
+        announced = await connection.scalar(text("SELECT steps FROM attempts WHERE rollout_id = 1"))
     await prune.drop(engine, run.run_id)
     async with engine.connect() as connection:
+        page = await search.rollout_list(connection, run.run_id, RolloutFilters(group_id=1))
+        side_by_side = await groups.group(connection, run.run_id, 1)
+        view = text(
+            "SELECT steps, action_tokens, longest, ill_formed, branches FROM rollout_summary WHERE rollout_id = 1"
+        )
+        assert page.pruned and side_by_side.pruned and announced > 0
+        for row in (page.rollouts[-1], side_by_side.members[0]):
+            assert (row.rollout_id, row.steps) == (1, announced)
+            assert (row.action_tokens, row.longest, row.v_lo, row.v_hi) == (None,) * 4
+        assert (await connection.execute(view)).one() == (announced, *(None,) * 4)
         shown = await rollouts.rollout(connection, run.run_id, 1)
         assert shown.pruned and shown.steps == [] and shown.reward is not None and shown.verdicts
         assert (await steps.steps(connection, run.run_id, 1, 1)).steps == []

@@ -103,7 +103,7 @@ async def test_an_empty_run_has_empty_lists(engine: AsyncEngine, database_url: s
     await builders.make_run(engine, small("empty"))
     async with dashboard(configured("empty", database_url), tmp_path) as web:
         nothing = {"next": None, "searched": 0}
-        assert await web.get("/api/rollouts?text=x") == (200, {"rollouts": [], **nothing})
+        assert await web.get("/api/rollouts?text=x") == (200, {"rollouts": [], "pruned": False, **nothing})
         assert await web.get("/api/groups") == (200, {"groups": [], **nothing})
         assert await web.get("/api/batches") == (200, [])
 

@@ -7,7 +7,7 @@ import { bytes, clock, compact, number, outOf, plural, seconds, visible, words }
 import { useKeys, useLive, useTitle } from "../hooks.js";
 import { loading } from "../router.js";
 import { scaffoldName } from "../scaffold.js";
-import { groupState, rolloutState } from "../states.js";
+import { groupState, PRUNED, rolloutState } from "../states.js";
 import { cancelButton } from "../steer.js";
 import { Table } from "../table.js";
 import { advantage, rewardBar, rewardLegend, scaleOf } from "../trajectory/reward.js";
@@ -176,9 +176,10 @@ function Differences({ group, page }) {
 /**
  * The columns of the members table, with rewards on one scale.
  * @param {import("../trajectory/reward.js").Scale} scale
+ * @param {boolean} pruned
  * @returns {import("../table.js").Column[]}
  */
-const columnsOf = (scale) => [
+const columnsOf = (scale, pruned) => [
   {
     name: "member",
     value: (row) => row.member,
@@ -232,7 +233,12 @@ const columnsOf = (scale) => [
     numeric: true,
   },
   { name: "time", value: (row) => row.agent_s, cell: (row) => seconds(row.agent_s), numeric: true },
-  { name: "files", value: (row) => row.files.length, cell: (row) => number(row.files.length), numeric: true },
+  {
+    name: "files",
+    value: (row) => row.files.length,
+    cell: (row) => number(pruned ? null : row.files.length),
+    numeric: true,
+  },
 ];
 
 /** @param {{ group: any }} props */
@@ -379,11 +385,12 @@ export function Page({ page }) {
       <${Head} group=${group} />
       <div class="tools">${OPEN.includes(group.state) ? cancelButton(group.group_id, again) : null}</div>
     </header>
+    ${group.pruned ? html`<p class="note">${PRUNED}</p>` : null}
     <section class="panel summary"><${Figures} group=${group} /></section>
     <section class="panel">
       <div class="panel-head"><h2>Rollouts side by side</h2>${rewardLegend}</div>
       <${Table}
-        columns=${columnsOf(scaleOf(group.members))}
+        columns=${columnsOf(scaleOf(group.members), group.pruned)}
         rows=${group.members}
         rowKey=${(/** @type {any} */ row) => row.rollout_id}
         href=${(/** @type {any} */ row) => href(`/rollouts/${row.rollout_id}`)}
@@ -391,6 +398,6 @@ export function Page({ page }) {
         empty="It has no rollouts yet." />
     </section>
     <${Answers} group=${group} signal=${page.signal} />
-    <div><${Differences} key=${known.join()} group=${group} page=${page} /></div>
+    <div>${group.pruned ? null : html`<${Differences} key=${known.join()} group=${group} page=${page} />`}</div>
   `;
 }

@@ -7,7 +7,7 @@ import { clock, number, plural, seconds, signed, visible, words } from "../forma
 import { useKeys, useLive, useTitle } from "../hooks.js";
 import { loading } from "../router.js";
 import { scaffoldName } from "../scaffold.js";
-import { ROLLOUT_STATES, rolloutState } from "../states.js";
+import { PRUNED, ROLLOUT_STATES, rolloutState } from "../states.js";
 import { Conversation, FIRST, Texts, versions } from "../trajectory/conversation.js";
 import { Rail } from "../trajectory/rail.js";
 import { advantage } from "../trajectory/reward.js";
@@ -121,14 +121,18 @@ function Head({ rollout }) {
 
 /** @param {{ rollout: any }} props */
 function Figures({ rollout }) {
-  const { reward, batch, steps, attempts, live } = rollout;
+  const { reward, batch, steps, attempts, live, pruned } = rollout;
   const last = steps.at(-1);
   const spans = steps.flatMap((/** @type {any} */ one) => one.spans);
   const sampled = steps.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + one.action, 0);
   const longest = Math.max(0, ...steps.map((/** @type {any} */ one) => one.full_len));
   const own = attempts.find((/** @type {any} */ one) => one.attempt === rollout.shown);
   const paid = reward && reward.advantage !== null;
-  const behind = batch && batch.staleness !== null;
+  const trained = () => {
+    if (!batch) return "not trained on";
+    if (batch.staleness !== null) return `${plural(batch.staleness, "version")} behind its trainer`;
+    return pruned ? "pruned" : `its batch is ${batch.state}`;
+  };
   return html`
     <dl class="figures">
       ${figure(
@@ -141,13 +145,13 @@ function Figures({ rollout }) {
         paid ? advantage(reward.advantage) : "–",
         batch ? `pinned ${signed(batch.advantage)}` : "first step",
       )}
-      ${figure("steps", number(steps.length), `${number(sampled)} tokens sampled`)}
-      ${figure("longest", number(longest), "tokens of state and action")}
-      ${figure(
-        "versions",
-        steps.length ? versions({ spans }) : "–",
-        behind ? `${plural(batch.staleness, "version")} behind its trainer` : "not trained on",
-      )}
+      ${
+        pruned
+          ? figure("steps", number(own?.steps), "pruned")
+          : figure("steps", number(steps.length), `${number(sampled)} tokens sampled`)
+      }
+      ${pruned ? figure("longest", "–", "pruned") : figure("longest", number(longest), "tokens of state and action")}
+      ${figure("versions", steps.length ? versions({ spans }) : "–", trained())}
       ${figure("agent time", seconds(own?.agent_s), last ? `last step ${clock(last.at)}` : "")}
     </dl>
   `;
@@ -282,6 +286,7 @@ export function Page({ page }) {
     `;
   };
   const inside = () => {
+    if (rollout.pruned && view !== "verdict") return html`<p class="empty">${PRUNED}</p>`;
     if (view === "conversation" && steps.length)
       return html`
         <${Conversation} rollout=${rollout} texts=${texts} target=${target} onSeen=${setStep} tools=${tools} />

@@ -4,6 +4,7 @@ import { ask, messageOf, Refusal } from "../api.js";
 import { number, visible, words } from "../format.js";
 import { useRedraw } from "../hooks.js";
 import { follow } from "../live.js";
+import { PRUNED } from "../states.js";
 import { Table } from "../table.js";
 import { html, useLayoutEffect, useMemo } from "../vendor/preact.js";
 
@@ -48,6 +49,7 @@ class Walk {
   /** @type {number | null} */
   before = null;
   searched = 0;
+  pruned = false;
   busy = false;
   /** @type {unknown} */
   problem = null;
@@ -143,6 +145,7 @@ class Walk {
         this.#newest = first ? JSON.stringify(answer) : "";
         this.found = [...this.found, ...this.rows(answer)];
         this.searched += answer.searched;
+        this.pruned = answer.pruned ?? false;
         this.before = answer.next;
         if (this.before === null || this.found.length >= wanted) break;
         this.#say(true);
@@ -254,7 +257,7 @@ const Chips = ({ of: { name, chips = {} }, walk }) => html`
 
 /** @param {{ walk: Walk, unit: string }} props */
 function Status({ walk, unit }) {
-  const { found, searched, before, busy, problem, filtered } = walk;
+  const { found, searched, before, busy, problem, filtered, pruned } = walk;
   if (problem) {
     const passing = problem instanceof Refusal && problem.passing;
     return html`<span class=${passing ? "soft" : "down"}>${messageOf(problem)}</span>`;
@@ -267,6 +270,7 @@ function Status({ walk, unit }) {
         ? `${number(found.length)} found; the newest ${number(searched)} ${unit} were looked at${all ? ", which is all of them" : ""}.`
         : `${number(found.length)} ${unit}${all ? "" : ", newest first"}.`
     }
+    ${pruned ? html`<span class="soft"> ${PRUNED}</span>` : null}
   `;
 }
 

@@ -182,8 +182,7 @@ function Verdict({ verdict, only, held }) {
 }
 
 /** @param {any} rollout */
-function notJudged({ pruned, live }) {
-  if (pruned) return "The steps of this run were pruned: what is left is how it was rewarded, and its verdict.";
+function notJudged({ live }) {
   return live ? "Not verified yet." : "It was never verified.";
 }
 

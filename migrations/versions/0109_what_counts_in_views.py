@@ -1,4 +1,4 @@
-"""The views show the reward that counts: it builds on the newest verdict of a verified rollout.
+"""The views show the reward that counts: it builds on the newest verdict of a verified rollout. Of a pruned run they show no zeros.
 
 Revision: 0109. Expands.
 """
@@ -49,9 +49,11 @@ CREATE OR REPLACE VIEW rollout_summary AS
 SELECT r.run_id, g.seq, r.group_id, r.rollout_id, r.member, t.name AS task, g.domain, g.scaffold, g.purpose, g.label, g.pinned_version,
        g.state AS group_state, r.state, r.attempt, a.failure_class, coalesce(a.reason, r.reason) AS reason,
        w.performance, w.total AS reward, x.batch_no, x.advantage,
-       s.steps, s.action_tokens, s.longest, s.v_lo, s.v_hi, s.ill_formed, s.branches,
+       CASE WHEN u.pruned IS NULL THEN s.steps ELSE a.steps END AS steps, s.action_tokens, s.longest, s.v_lo, s.v_hi,
+       CASE WHEN u.pruned IS NULL THEN s.ill_formed END AS ill_formed, CASE WHEN u.pruned IS NULL THEN s.branches END AS branches,
        a.agent_s, a.queued_s, a.generation_s, c.verify_s, a.started, a.ended, a.waiting_s
 FROM rollouts r
+JOIN runs u ON u.run_id = r.run_id
 JOIN groups g ON g.group_id = r.group_id
 JOIN tasks t ON t.task_id = g.task_id
 LEFT JOIN attempts a ON a.rollout_id = r.rollout_id AND a.attempt = r.attempt
@@ -77,6 +79,9 @@ COMMENTS = {
     "COLUMN group_summary.performance": "mean of its verified members, 0 to 1",
     "COLUMN group_summary.spread": "best minus worst performance of its verified members; 0: the group gives no training signal",
     "COLUMN rollout_summary.performance": "newest verdict''s reward, as it was rewarded, 0 to 1; null: not rewarded, or lost",
+    "COLUMN rollout_summary.steps": "recorded steps of the attempt that counts; of a pruned run as the attempt announced them",
+    "COLUMN rollout_summary.ill_formed": "steps whose output could not be parsed; null: pruned",
+    "COLUMN rollout_summary.branches": "steps that are not a plain continuation; null: pruned",
     "COLUMN rollout_summary.reward": "total of its newest verdict: performance + beta*speed + alpha*process",
 }
 
