@@ -2,7 +2,7 @@
 
 Loss weights per *target* token. Action tokens count 1. Action tokens of letters and digits that also occur in the state before
 count 2 (they are copies: the name of a file, a number to add; the rest is a handful of patterns). State tokens count 0.1 (observations
-are worth predicting, but not worth much capacity), padding 0.
+are worth predicting, but not worth much capacity). Tokens that were sampled and must not be learned count 0, and so does padding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trainer.sft.corpus import Demonstrations, Tokens
+from trainer.sft.corpus import Demonstrations, TokenRole, Tokens
 
 ACTION_WEIGHT = 1.0
 COPY_WEIGHT = 2.0
@@ -40,13 +40,16 @@ class PaddedBatch:
 def loss_weights(
     ids: Tokens, action: npt.NDArray[np.uint8], words: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.float32]:
-    """float32[T], the loss weights of one demonstration; `words[id]`: whether the token is made of letters and digits."""
-    weight = np.where(action, ACTION_WEIGHT, STATE_WEIGHT).astype(np.float32)
-    marked = np.zeros(len(words), np.bool_)
-    for position, (token, produced) in enumerate(zip(ids, action, strict=True)):
-        if not produced:
-            marked[token] = True
-        elif words[token] and marked[token]:
+    """float32[T], the loss weights of one demonstration. `action` has the roles of its tokens; `words[id]`: whether the token is made of letters
+    and digits."""
+    weight = np.zeros(len(ids), np.float32)
+    weight[action == TokenRole.STATE] = STATE_WEIGHT
+    weight[action == TokenRole.ACTION] = ACTION_WEIGHT
+    received = np.zeros(len(words), np.bool_)
+    for position, (token, role) in enumerate(zip(ids, action, strict=True)):
+        if role == TokenRole.STATE:
+            received[token] = True
+        elif role == TokenRole.ACTION and words[token] and received[token]:
             weight[position] = COPY_WEIGHT
     weight[0] = 0.0
     return weight
@@ -83,5 +86,5 @@ def _padded(
     for row, (ids, action, weight) in enumerate(samples):
         batch.ids[row, : len(ids)] = ids
         batch.weight[row, : len(ids)] = weight
-        batch.action[row, : len(ids)] = action
+        batch.action[row, : len(ids)] = action == TokenRole.ACTION
     return batch

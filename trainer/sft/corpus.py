@@ -1,12 +1,12 @@
 """Demonstrations, and the file that holds them.
 
 A demonstration is one conversation as the policy saw it: the ids of the last state and action of a recorded rollout, and for
-every token whether the policy must produce it (an *action* token) or receives it (a *state* token).
+every token whether the policy must produce it (an *action* token), receives it (a *state* token), or sampled it and must not learn it.
 
 The file is safetensors (no pickle, readable from any language):
 
     ids      uint16[N]    all demonstrations, one after the other; uint32 if the vocabulary is larger
-    action   uint8[N]     1 = action token, 0 = state token
+    action   uint8[N]     the token's role: 0 = state token, 1 = action token, 2 = sampled, not to be learned
     offsets  int64[D+1]   demonstration d is ids[offsets[d]:offsets[d+1]]
 
 with the metadata `format` = "penstock-demonstrations-1" and `tokenizer` = sha256 of the tokenizer.json that made the ids.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,14 @@ from safetensors.numpy import save_file
 FORMAT: Final = "penstock-demonstrations-1"
 
 Tokens = npt.NDArray[np.unsignedinteger[Any]]
+
+
+class TokenRole(IntEnum):
+    """The values of `Demonstrations.action`."""
+
+    STATE = 0
+    ACTION = 1
+    UNLEARNED = 2  # sampled by the policy, in a step that is marked or cut
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -49,7 +58,7 @@ class Demonstrations:
             not ends_fit
             or (lengths < 2).any()
             or self.action.shape != self.ids.shape
-            or (self.action > 1).any()
+            or (self.action > max(TokenRole)).any()
         ):
             raise ValueError("the arrays of the demonstrations do not fit together: remake the file")
 
@@ -62,10 +71,10 @@ class Demonstrations:
         return self.ids[span], self.action[span]
 
     @classmethod
-    def of(cls, samples: Iterable[tuple[Sequence[int], Sequence[bool]]], *, tokenizer: str) -> Demonstrations:
-        """From pairs (ids, action) of equal length. Raises ValueError for an id that does not fit into 32 bits."""
+    def of(cls, samples: Iterable[tuple[Sequence[int], Sequence[int]]], *, tokenizer: str) -> Demonstrations:
+        """From pairs (ids, action) of equal length; False is STATE, True is ACTION. Raises ValueError for an id that does not fit into 32 bits."""
         ids: list[int] = []
-        action: list[bool] = []
+        action: list[int] = []
         offsets = [0]
         for tokens, produced in samples:
             ids += tokens

@@ -26,7 +26,7 @@ from orchestrator.pool.runs import get_run
 from orchestrator.queries.recorded import Selection, recorded, without_verdict
 from orchestrator.runtime.output_place import file_to_write
 from orchestrator.runtime.unreachable import named_url
-from trainer.sft.corpus import Demonstrations, tokenizer_digest
+from trainer.sft.corpus import Demonstrations, TokenRole, tokenizer_digest
 from trainer.sft.samples import demonstrations_of
 
 
@@ -49,7 +49,7 @@ class Exported:
 async def export(engine: AsyncEngine, run: str, wanted: Selection, model: Path, out: Path) -> Exported:
     """Write `out` whole or not at all. Raises ValueError if nothing matches, ConfigurationError for an unknown run."""
     tokenizer = tokenizer_digest(model)
-    samples: list[tuple[list[int], list[bool]]] = []
+    samples: list[tuple[list[int], list[int]]] = []
     scaffolds: dict[str, int] = {}
     performances: list[float] = []
     async with engine.connect() as connection:
@@ -71,7 +71,7 @@ async def export(engine: AsyncEngine, run: str, wanted: Selection, model: Path, 
         rollouts=len(performances),
         demonstrations=len(demonstrations),
         tokens=len(demonstrations.ids),
-        action_tokens=int(demonstrations.action.sum()),
+        action_tokens=int((demonstrations.action == TokenRole.ACTION).sum()),
         longest=max(len(ids) for ids, _ in samples),
         success=sum(performances) / len(performances),
         without_verdict=lost,

@@ -16,7 +16,7 @@ from orchestrator.pool.runs import StoredRun
 from orchestrator.queries.recorded import Selection
 from orchestrator.settings.config import Config
 from tests.builders import Author, accepted, dispatch, finish, make_run
-from trainer.sft.corpus import Demonstrations, tokenizer_digest
+from trainer.sft.corpus import Demonstrations, TokenRole, tokenizer_digest
 from trainer.sft.export import Exported, export
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("tasks")]
@@ -105,9 +105,10 @@ async def test_marked_steps_are_not_actions_and_alone_give_no_demonstration(
     await record(engine, run, "two", Author(seed=1), marked=(1, 2))
     both, found = await exported(reader, model)
     assert (plain.demonstrations, both.demonstrations) == (8, 12)
-    assert both.action_tokens < 2 * plain.action_tokens
-    lengths = [np.flatnonzero(np.diff(found[i][1], prepend=0) == 1).size for i in range(8, 12)]
-    assert lengths == [1, 1, 1, 1]  # of two actions, one is left
+    assert both.action_tokens == (found.action == TokenRole.ACTION).sum() < 2 * plain.action_tokens
+    for role, count in ((TokenRole.ACTION, 1), (TokenRole.UNLEARNED, 1)):  # of two actions, one is left
+        starts = [np.diff((found[i][1] == role).astype(int), prepend=0) == 1 for i in range(8, 12)]
+        assert [start.sum() for start in starts] == [count] * 4
 
 
 async def test_a_reply_that_a_token_limit_cut_is_not_an_action(

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from trainer.model_directory import inspect_directory
 from trainer.policy.init import Shape, make_policy
 from trainer.policy.tokenizer import load_tokenizer
 from trainer.sft.batches import demonstration_batches, loss_weights
-from trainer.sft.corpus import Demonstrations, tokenizer_digest
+from trainer.sft.corpus import Demonstrations, TokenRole, tokenizer_digest
 from trainer.sft.samples import demonstrations_of
 from trainer.sft.train import SftSettings, train, word_mask
 
@@ -105,6 +106,7 @@ def a_step(
     delta: int,
     *,
     finish: Finish = Finish.STOP,
+    marked: bool = False,
     actions: int = 4,
 ) -> StoredStep:
     """A step with `delta` more ids of state, and as many actions; its own ids are 10 · idx and above."""
@@ -124,7 +126,7 @@ def a_step(
         spans=(VersionSpan(0, 0, actions),),
         agent="main",
         parse=ParseStatus.OK,
-        marked=False,
+        marked=marked,
         temperature=1.0,
         reply={},
         finish=finish,
@@ -133,7 +135,10 @@ def a_step(
 
 def sampled(steps: list[StoredStep]) -> list[tuple[list[int], list[int]]]:
     """(ids, those of them that are actions) of each demonstration."""
-    return [(ids, np.array(ids)[action].tolist()) for ids, action in demonstrations_of(steps)]
+    return [
+        (ids, np.array(ids)[np.array(action) == TokenRole.ACTION].tolist())
+        for ids, action in demonstrations_of(steps)
+    ]
 
 
 def test_an_action_that_a_rewrite_shortened_is_trained_only_where_it_is_whole() -> None:
@@ -152,6 +157,32 @@ def test_an_action_cut_by_a_token_limit_is_not_trained_and_those_around_it_are()
     [(ids, actions)] = sampled([root, cut, last])
     assert len(ids) == 16 and actions == [2, 3, 4, 5, 21, 22, 23, 24]
     assert sampled([a_step(0, None, 0, 2, finish=Finish.LENGTH)]) == []
+
+
+@pytest.mark.parametrize("fault", [{"marked": True}, {"finish": Finish.LENGTH}])
+@pytest.mark.parametrize("kept", [11, 9])  # the whole action, or its start
+def test_a_marked_or_cut_action_has_no_weight_and_the_tokens_around_it_keep_theirs(
+    fault: dict[str, Any], kept: int, tmp_path: Path
+) -> None:
+    root = a_step(0, None, 0, 2)
+    faulty = a_step(1, root, 6, 1, **fault)
+    last = a_step(2, faulty, kept, 1)
+    Demonstrations.of(demonstrations_of([root, faulty, last]), tokenizer="x").save(tmp_path / "file")
+    demonstrations = Demonstrations.load(tmp_path / "file", tokenizer="x")
+    words = np.zeros(64, np.bool_)
+    found = [demonstrations[index] for index in range(len(demonstrations))]
+    weights = np.concatenate([loss_weights(ids, action, words)[1:] for ids, action in found])
+    own = {
+        id_: set(weights[np.concatenate([ids[1:] for ids, _ in found]) == id_].tolist()) for id_ in range(25)
+    }
+    assert all(own[id_] == {0.0} for id_ in (11, 12, 13, 14)[: kept - 7]), "the faulty action"
+    assert all(own[id_] == {1.0} for id_ in (21, 22, 23, 24)), "the last action"
+    tenth = float(np.float32(0.1))
+    assert all(own[id_] == {tenth} for id_ in (1, 10, 20)) and all(1.0 in own[id_] for id_ in (2, 3, 4, 5))
+    batch = next(
+        demonstration_batches(demonstrations, words, rows=len(found), random=np.random.default_rng(0))
+    )
+    assert batch.action.sum() == 8 and (batch.weight[batch.action] == 1).all()
 
 
 def test_an_epoch_shows_every_demonstration_once(model: Path, toy: Demonstrations) -> None:
