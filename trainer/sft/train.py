@@ -77,15 +77,20 @@ def train(
     """Train the model directory `model` on a file of demonstrations and write a new model directory `out`.
 
     The same inputs, seed and number of threads give the same weights. Raises ValueError if the demonstrations were made
-    with another tokenizer or do not fit into the context, the weights of `model` are not whole, `out` cannot be written, or the loss
-    is not finite.
+    with another tokenizer, do not fit into the context or have an id without an embedding, if the weights of `model` are not whole,
+    if `out` cannot be written, or if the loss is not finite.
     """
     settings = settings or SftSettings()
     corpus = Demonstrations.load(demonstrations, tokenizer=tokenizer_digest(model))
     network: Any = load_model(model, backend=None)
     if np.diff(corpus.offsets).max() > network.config.max_position_embeddings:
         raise ValueError(f"a demonstration is longer than the context of {model}")
-    words = word_mask(load_tokenizer(model))
+    known, highest = network.get_input_embeddings().num_embeddings, int(corpus.ids.max())
+    if highest >= known:
+        raise ValueError(
+            f"a demonstration has the token {highest}, but {model} only knows the ids below {known}: name the model that they were recorded with"
+        )
+    words = word_mask(load_tokenizer(model), known)
     directory_to_write("--out", out)
     batches = demonstration_batches(corpus, words, rows=settings.rows, random=np.random.default_rng(seed))
     result = _loop(network, batches, settings, len(corpus), progress)
@@ -96,9 +101,8 @@ def train(
     return result
 
 
-def word_mask(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
-    """bool[V]: the tokens made of letters and digits only."""
-    size = tokenizer.get_vocab_size()
+def word_mask(tokenizer: Tokenizer, size: int) -> npt.NDArray[np.bool_]:
+    """bool[size]: the tokens made of letters and digits only. A model may have more embeddings than its tokenizer has ids; those are no words."""
     return np.array([tokenizer.decode([token], skip_special_tokens=False).isalnum() for token in range(size)])
 
 

@@ -17,6 +17,7 @@ from orchestrator.contracts.states import StepKind
 from orchestrator.pool.steps import StoredStep
 from orchestrator.trajectory.branch import Branch
 from tests.unit.trainer.forests import qwen3_moe, saved
+from trainer.benchmarks.random_model import write_random_model, write_tokenizer
 from trainer.model_directory import inspect_directory
 from trainer.policy.init import Shape, make_policy
 from trainer.policy.tokenizer import load_tokenizer
@@ -27,6 +28,7 @@ from trainer.sft.train import SftSettings, train, word_mask
 
 SMALL = Shape(hidden=32, layers=2, head_dim=8, ffn=64, context=64)
 WORDS = ("oak", "elm", "fig", "plum", "rose", "fern", "moss", "reed")
+ONE_STEP = SftSettings(steps=1, rows=2)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_words_copied_from_the_state_weigh_double_and_given_tokens_a_tenth(model
     weights = loss_weights(
         np.array(state + action, np.uint16),
         np.array([0] * len(state) + [1] * len(action), np.uint8),
-        word_mask(tokenizer),
+        word_mask(tokenizer, tokenizer.get_vocab_size()),
     )
     assert weights[: len(state)].tolist() == pytest.approx([0.0, *[0.1] * (len(state) - 1)])
     by_text = dict(
@@ -185,8 +187,45 @@ def test_a_marked_or_cut_action_has_no_weight_and_the_tokens_around_it_keep_thei
     assert batch.action.sum() == 8 and (batch.weight[batch.action] == 1).all()
 
 
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with 320 embeddings, whose tokenizer has 300 ids."""
+    directory = tmp_path_factory.mktemp("padded")
+    write_random_model(
+        directory, vocab_size=320, hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp=24
+    )
+    write_tokenizer(directory, 300)
+    return directory
+
+
+def with_id(token: int, model: Path, file: Path) -> Path:
+    """A file with one demonstration that has `token` both as state and as action."""
+    sample = [5, token, token, 7], [False, False, True, True]
+    Demonstrations.of([sample], tokenizer=tokenizer_digest(model)).save(file)
+    return file
+
+
+@pytest.mark.parametrize("token", [299, 300, 319])
+def test_ids_of_embeddings_without_a_token_are_trained_like_others(
+    token: int, padded: Path, tmp_path: Path
+) -> None:
+    file = with_id(token, padded, tmp_path / "file")
+    result = train(file, padded, tmp_path / "out", seed=0, settings=ONE_STEP, progress=lambda _: None)
+    assert result.steps == 1 and np.isfinite(result.loss)
+
+
+def test_ids_without_an_embedding_are_refused_before_anything_is_written(
+    padded: Path, tmp_path: Path
+) -> None:
+    file = with_id(320, padded, tmp_path / "file")
+    with pytest.raises(ValueError, match=r"has the token 320, but .* only knows the ids below 320: name the"):
+        train(file, padded, tmp_path / "out", seed=0, settings=ONE_STEP, progress=lambda _: None)
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_epoch_shows_every_demonstration_once(model: Path, toy: Demonstrations) -> None:
-    words = word_mask(load_tokenizer(model))
+    tokenizer = load_tokenizer(model)
+    words = word_mask(tokenizer, tokenizer.get_vocab_size())
     batches = demonstration_batches(toy, words, rows=3, random=np.random.default_rng(0))
     epoch = [next(batches) for _ in range(3)]
     shown = sorted(tuple(row[row > 0]) for batch in epoch for row in batch.ids)
@@ -219,9 +258,6 @@ def test_a_few_steps_lower_the_loss_and_the_same_seed_gives_the_same_weights(
     assert all(torch.equal(first[name], second[name]) for name in first)
     copied = {path.name for path in (tmp_path / "a").iterdir()} - {"sft.json"}
     assert copied == {path.name for path in model.iterdir()}
-
-
-ONE_STEP = SftSettings(steps=1, rows=2)
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
