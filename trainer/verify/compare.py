@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,18 +17,16 @@ from torch import Tensor, nn
 
 from trainer.learner import update_settings
 from trainer.loss.metrics import TrainStepMetrics
-from trainer.model import load_model
 from trainer.samples import Sample
 from trainer.tree.execute import score
-from trainer.tree.forward import attach_tree_attention
 from trainer.tree.pack import Pack, pack_samples
-from trainer.tree.replay import attach_replay
 from trainer.update import UpdateSettings, anchored
 from trainer.verify.merged import Gradients, step_gradients
 from trainer.verify.precision import Float64Throughout
 from trainer.verify.rounding import bfloat16_errors
 from trainer.verify.stored import RecordedBatch
 from trainer.verify.vanilla import Vanilla, detach_tree_attention, vanilla_gradients
+from trainer.verify.weights import load_recorded
 
 Dtype = Literal["float64", "float32"]
 BOUNDS: dict[Dtype, float] = {"float64": 1e-10, "float32": 1e-5}  # of loss and gradient
@@ -72,9 +69,7 @@ def verify(recorded: RecordedBatch, dtype: Dtype, *, bfloat16: bool = False) -> 
     settings = update_settings(recorded.config.trainer)
     wide = Float64Throughout() if dtype == "float64" else contextlib.nullcontext()
     with wide:
-        model = _load(recorded.checkpoint, dtype)
-        if recorded.config.trainer.routing_replay:
-            attach_replay(model)
+        model = load_recorded(recorded.checkpoint, recorded.config.trainer, getattr(torch, dtype))
         trained = [part.samples for part in recorded.parts if part.samples]  # a train step may have none
         samples = [anchored(model, part, settings) for part in trained]
         merged = [_merged(model, part, settings, recorded.version) for part in samples]
@@ -101,8 +96,8 @@ def verify(recorded: RecordedBatch, dtype: Dtype, *, bfloat16: bool = False) -> 
 def _rounding(
     recorded: RecordedBatch, samples: Sequence[Sequence[Sample]], settings: UpdateSettings
 ) -> list[ComparedFigure]:
-    replay = recorded.config.trainer.routing_replay
-    merged, alone = bfloat16_errors(recorded.checkpoint, samples, settings, replay=replay)
+    model = load_recorded(recorded.checkpoint, recorded.config.trainer, torch.bfloat16)
+    merged, alone = bfloat16_errors(model, samples, settings)
     return [
         ComparedFigure(
             name="bfloat16 gradient, from float32",
@@ -112,15 +107,6 @@ def _rounding(
             bound=None,
         )
     ]
-
-
-def _load(checkpoint: Path, dtype: Dtype) -> nn.Module:
-    model = load_model(checkpoint, dtype=getattr(torch, dtype), backend=None)
-    hf: Any = model
-    if dtype == "float64" and getattr(hf.config, "_experts_implementation", None) == "grouped_mm":
-        hf.set_experts_implementation("eager")  # that kernel does not support float64
-    attach_tree_attention(model)
-    return model
 
 
 def _merged(

@@ -7,30 +7,22 @@ rounds to another expert on one side, the difference is not a rounding error.
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
-import torch
+from torch import nn
 
-from trainer.model import load_model
 from trainer.samples import Sample
-from trainer.tree.forward import attach_tree_attention
-from trainer.tree.replay import attach_replay
 from trainer.update import UpdateSettings
 from trainer.verify.merged import Gradients, step_gradients
 from trainer.verify.vanilla import detach_tree_attention, vanilla_gradients
 
 
 def bfloat16_errors(
-    checkpoint: Path, steps: Sequence[Sequence[Sample]], settings: UpdateSettings, *, replay: bool
+    model: nn.Module, steps: Sequence[Sequence[Sample]], settings: UpdateSettings
 ) -> tuple[float, float]:
     """(merged, alone): ‖gradient − float32's‖₂ ÷ ‖float32's‖₂, all train steps as one vector. Samples have their anchor's logprobs.
 
-    Raises ValueError if the model cannot be merged in bfloat16.
+    `model` is in bfloat16 and attached to tree attention; it is left in float32 and detached.
     """
-    model = load_model(checkpoint, dtype=torch.bfloat16, backend=None)
-    attach_tree_attention(model)
-    if replay:
-        attach_replay(model)
     merged = [step_gradients(model, samples, settings)[1] for samples in steps]
     detach_tree_attention(model)
     alone = [vanilla_gradients(model, samples, settings).gradients for samples in steps]

@@ -101,6 +101,20 @@ async def test_a_train_step_whose_groups_have_nothing_to_train_counts_them_and_c
     assert checks and not [check for check in checks if check.missed]
 
 
+async def test_the_gradient_of_a_run_with_adapters_is_that_of_its_adapters(pool: Pool) -> None:
+    run = await trained(pool, scored_by(pool.model), trainer={"parts": 1, "lora_rank": 2})
+    newest = Path((await pool.newest(run)).path)
+    await ready_groups(pool.engine, run, ["c", "d"], scored_by(newest))
+    await train_batches(await pool.trainer(run), 1)
+    for batch in (0, 1):
+        stored = await recorded(pool, batch)
+        checks = by_name(verify(stored, "float64", bfloat16=True))
+        assert not [check for check in checks.values() if check.missed]
+        [metrics] = stored.metrics
+        assert checks["gradient"].ours == pytest.approx(metrics["gradient_norm"], rel=1e-4)
+        assert 1e-4 < checks["bfloat16 gradient, from float32"].ours < 0.2
+
+
 async def test_in_float32_its_own_bounds_hold_and_a_part_of_the_batch_is_enough(pool: Pool) -> None:
     await trained(pool, scored_by(pool.model), trainer={"parts": 1})
     checks = by_name(verify(await recorded(pool, 0, groups=1), "float32"))
