@@ -17,6 +17,7 @@ from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, 
 from orchestrator.cli.sft import torch_process
 from orchestrator.deploy.home import Home
 from orchestrator.runtime.unreachable import for_child
+from orchestrator.settings.config import Config
 from orchestrator.settings.timeouts import to_argument
 
 app = typer.Typer(invoke_without_command=True)
@@ -49,8 +50,7 @@ def trainer(
         str(resolved.watchdog.lag_s),
     ]
     arguments.append(f"--timeouts={to_argument(resolved.timeouts)}")
-    arguments += ["--pack-tokens", str(resolved.trainer.pack_tokens)]
-    arguments += ["--pack-pairs", str(resolved.trainer.pack_pairs)]
+    arguments += _budget(resolved)
     if resolved.trainer.ranks > 1:
         arguments += ["--ranks", str(resolved.trainer.ranks)]
     if train_steps:
@@ -90,6 +90,9 @@ def verify(
     """Recompute a stored batch at the weights that it was trained from, merged and one row per sample: penstock trainer verify --batch 3"""
     resolved = Home.at(config).connected()
     arguments = ["--run", resolved.run.name, "--batch", str(batch), "--dtype", dtype, "--groups", str(groups)]
+    arguments += _budget(resolved)
+    if (tolerance := resolved.given_tolerance) is not None:
+        arguments += ["--canary-tolerance", repr(tolerance)]
     arguments += ["--bf16"] if bf16 else []
     printed = torch_process(
         "trainer.verify", arguments, environment=for_child("DATABASE_URL", resolved.services.database_url)
@@ -121,6 +124,11 @@ def tree(
         "trainer.picture", arguments, environment=for_child("DATABASE_URL", resolved.services.database_url)
     )
     typer.echo(printed.splitlines()[-1])
+
+
+def _budget(config: Config) -> list[str]:
+    """The budget of a forward pass as arguments."""
+    return ["--pack-tokens", str(config.trainer.pack_tokens), "--pack-pairs", str(config.trainer.pack_pairs)]
 
 
 def _show(report: dict[str, Any]) -> None:

@@ -233,6 +233,12 @@ class Config(Section):
         tolerance = CANARY_TOLERANCES.get(str(trainer.get("dtype")), CANARY_TOLERANCES["float32"])
         return {**given, "gateway": {"canary_tolerance": tolerance, **gateway}}
 
+    @property
+    def given_tolerance(self) -> float | None:
+        """`gateway.canary_tolerance`; None if it is that of the dtype, as when not given: it then follows the dtype of the run."""
+        tolerance = self.gateway.canary_tolerance
+        return None if tolerance == CANARY_TOLERANCES[self.trainer.dtype] else tolerance
+
     def faster(self, scale: float) -> "Config":
         """Every time to live, watchdog, back-off and limit divided by `scale`, all together; counts and shares stay."""
         return self.model_copy(
@@ -271,8 +277,7 @@ def effective(stored: dict[str, Any], own: Config | Mapping[str, Mapping[str, An
         given = {name: {**stored.get(name, {}), **own.get(name, {})} for name in {**stored, **own}}
         return Config.from_json(merged(Config, stored, given))
     own_values = own.model_dump()
-    # Not given: it follows the run's dtype.
-    if own.gateway.canary_tolerance == CANARY_TOLERANCES[own.trainer.dtype]:
+    if own.given_tolerance is None:
         del own_values["gateway"]["canary_tolerance"]
     config = Config.from_json(merged(Config, stored, own_values))
     _check_together(config, f"run {config.run.name!r}")

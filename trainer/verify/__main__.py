@@ -15,12 +15,12 @@ from typing import Any
 import anyio
 
 from orchestrator.contracts.errors import PenstockError
-from orchestrator.contracts.numbers import INT4, option, whole
+from orchestrator.contracts.numbers import INT4, INT8, option, real, whole
 from orchestrator.runtime.unreachable import named_url
 
 
-def main() -> int:
-    """Parse and verify; report an error in one sentence."""
+def command_line() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m trainer.verify", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name in the data pool")
     parser.add_argument(
@@ -33,7 +33,28 @@ def main() -> int:
         default=0,
         help="only the first so many groups of a train step",
     )
+    parser.add_argument(
+        "--pack-tokens",
+        type=option(whole, least=1, most=INT8),
+        help="tokens of one forward pass (default: as the run began)",
+    )
+    parser.add_argument(
+        "--pack-pairs",
+        type=option(whole, least=1, most=INT8),
+        help="attention pairs of one forward pass (default: as the run began)",
+    )
+    parser.add_argument(
+        "--canary-tolerance",
+        type=option(real, least=0, most=math.inf),
+        help="bound of the behavior logprobs' mean difference (default: that of the run's dtype)",
+    )
     parser.add_argument("--bf16", action="store_true", help="also what bfloat16 rounds, merged and alone")
+    return parser
+
+
+def main() -> int:
+    """Parse and verify; report an error in one sentence."""
+    parser = command_line()
     options = parser.parse_args()
     url = named_url("DATABASE_URL")
     if not url:
@@ -46,7 +67,9 @@ def main() -> int:
 
     async def read() -> RecordedBatch:
         async with opened(url, Role.READER, name="penstock-verify") as engine:
-            return await read_batch(engine, options.run, options.batch, options.groups)
+            return await read_batch(
+                engine, options.run, options.batch, options.groups, process_keys=process_keys(options)
+            )
 
     try:
         started = time.perf_counter()
@@ -78,6 +101,18 @@ def main() -> int:
     }
     print(json.dumps(result))
     return 0
+
+
+def process_keys(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The process keys of the configuration that the command line gives, by section."""
+    given = {
+        "trainer": {"pack_tokens": options.pack_tokens, "pack_pairs": options.pack_pairs},
+        "gateway": {"canary_tolerance": options.canary_tolerance},
+    }
+    return {
+        section: {key: value for key, value in keys.items() if value is not None}
+        for section, keys in given.items()
+    }
 
 
 def _json(value: float) -> Any:

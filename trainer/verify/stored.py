@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.pool.policy_versions import PolicyVersion
 from orchestrator.pool.runs import StoredRun, get_run
 from orchestrator.queries.trained_batch import StoredBatch, stored_batch
-from orchestrator.settings.config import Config
+from orchestrator.settings.config import Config, effective
 from trainer.batch import BadBatch, BatchPart
 from trainer.checkpoint import open_checkpoint
 from trainer.phases import Trainer
@@ -27,12 +27,20 @@ class RecordedBatch:
     metrics: Sequence[Mapping[str, Any]]
 
 
-async def read_batch(engine: AsyncEngine, run: str, batch_no: int, groups: int = 0) -> RecordedBatch:
-    """Read batch `batch_no` as the trainer reads it; with `groups` only the first `groups` groups of each train step.
+async def read_batch(
+    engine: AsyncEngine,
+    run: str,
+    batch_no: int,
+    groups: int = 0,
+    *,
+    process_keys: Mapping[str, Mapping[str, Any]] | None = None,
+) -> RecordedBatch:
+    """Read batch `batch_no` as the trainer reads it; with `groups` only the first `groups` groups of each train step. `process_keys`: by
+    section, those that this process was started with.
 
     Raises the errors of `read_train_steps`, and ValueError if the batch's checkpoint is gone or not the published one.
     """
-    config, stored, parts = await read_train_steps(engine, run, batch_no, groups)
+    config, stored, parts = await read_train_steps(engine, run, batch_no, groups, process_keys=process_keys)
     path = _published(stored.trained_from, batch_no, config.trainer.keep_checkpoints)
     return RecordedBatch(
         config=config,
@@ -44,7 +52,12 @@ async def read_batch(engine: AsyncEngine, run: str, batch_no: int, groups: int =
 
 
 async def read_train_steps(
-    engine: AsyncEngine, run: str, batch_no: int, groups: int = 0
+    engine: AsyncEngine,
+    run: str,
+    batch_no: int,
+    groups: int = 0,
+    *,
+    process_keys: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Config, StoredBatch, Sequence[BatchPart]]:
     """A batch and its train steps, without the weights; with `groups` only the first `groups` groups of each train step.
 
@@ -56,7 +69,7 @@ async def read_train_steps(
         stored = await stored_batch(connection, found.run_id, batch_no)
     if found.pruned is not None:
         raise ValueError(f"the steps of run {run!r} are pruned, so its batches cannot be computed again")
-    config = Config.from_json(found.config)
+    config = _config(found.config, process_keys or {})
     parts = await _parts(engine, found, config, stored)
     if groups:
         parts = [_first(part, groups) for part in parts]
@@ -65,6 +78,12 @@ async def read_train_steps(
             f"batch {batch_no} trains no token: every step of it is marked or has train weight 0"
         )
     return config, stored, parts
+
+
+def _config(stored: dict[str, Any], process_keys: Mapping[str, Mapping[str, Any]]) -> Config:
+    """The run's configuration with those process keys. A tolerance that is not given follows the run's dtype, as in the gateway."""
+    gateway = {key: value for key, value in stored.get("gateway", {}).items() if key != "canary_tolerance"}
+    return effective({**stored, "gateway": gateway}, process_keys)
 
 
 async def _parts(

@@ -186,6 +186,47 @@ async def test_the_command_prints_its_checks_and_ends_with_1_where_the_rollout_s
     assert "bfloat16 gradient, from float32" in {check["name"] for check in report["checks"]}
 
 
+async def test_the_command_goes_by_the_budget_and_the_tolerance_of_the_file(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await trained(pool, Author())  # its behavior logprobs do not come from a model
+    async with pool.engine.begin() as connection:
+        await connection.execute(
+            text(
+                "UPDATE runs SET config = jsonb_set(config, '{trainer,pack_pairs}', '1') WHERE run_id = :run"
+            ),
+            {"run": run.run_id},
+        )
+    write_template(tmp_path / "run", "test", str(pool.model))
+    file = tmp_path / "run" / "penstock.toml"
+    template = file.read_text()
+    monkeypatch.setattr(command, "torch_process", in_this_process)
+    arguments = [
+        "trainer",
+        "verify",
+        "--batch",
+        "0",
+        "-c",
+        str(tmp_path / "run"),
+        "--json",
+        "--dtype",
+        "float32",
+    ]
+    environment = {"DATABASE_URL": pool.url, "NATS_URL": NOWHERE}
+
+    async def mean(values: str) -> dict[str, Any]:
+        file.write_text(template + values)
+        done = await anyio.to_thread.run_sync(lambda: CliRunner().invoke(app, arguments, env=environment))
+        checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+        found: dict[str, Any] = checks["behavior logprob, version 0: mean"]
+        assert done.exit_code == (0 if found["ok"] else 1)
+        return found
+
+    default, raised = await mean(""), await mean("\n[gateway]\ncanary_tolerance = 1000.0\n")
+    assert (default["bound"], default["ok"]) == (0.02, False)
+    assert (raised["bound"], raised["ok"]) == (1000.0, True)
+
+
 async def test_a_batch_that_cannot_be_recomputed_is_refused_in_one_sentence(pool: Pool) -> None:
     with pytest.raises(ConfigurationError, match=r"run 'test' does not exist"):
         await recorded(pool, 0)

@@ -19,7 +19,6 @@ READ_AS_IT_IS = {
     "orchestrator/cli/steering.py": "the stage, which is the run's",
     "orchestrator/audit/snapshot.py": "an audit without a file, of a test or a bench",
     "trainer/ranks/rendezvous.py": "what rank 0 goes by",
-    "trainer/verify/stored.py": "what a stored batch was trained with",
 }
 
 
