@@ -117,6 +117,7 @@ def _show(report: "Report") -> None:
     console.print(
         f"run {report.run!r} ({report.state}): {report.violations} violations in {report.seconds:.1f} s",
         highlight=False,
+        markup=False,
     )
 
 

@@ -10,6 +10,7 @@ import anyio
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.cli import steering, tables
 from orchestrator.cli.bar import busy
@@ -53,6 +54,12 @@ def init(
     )
 
 
+def shown(event: ProcessEvent) -> Text:
+    """The line of one event. Its detail may end with lines of the process's log: any text."""
+    detail = f"  {plain(event.detail)}" if event.detail else ""
+    return Text.assemble((event.name, "dim"), f" {event.state}{detail}")
+
+
 def up(
     config: ConfigOption = HERE,
     overrides: SetOption = None,
@@ -71,8 +78,7 @@ def up(
         raise ValueError(f"unknown process {quoted(unknown[0])}; known: {', '.join(PROCESSES)}")
 
     def show(event: ProcessEvent) -> None:
-        detail = f"  {event.detail}" if event.detail else ""
-        err.print(f"[dim]{event.name}[/dim] {event.state}{detail}", highlight=False)
+        err.print(shown(event), highlight=False)
 
     def on_config(resolved: Config) -> None:
         for warning in (*no_effect(resolved), *sandbox_shortages(resolved, wanted)):

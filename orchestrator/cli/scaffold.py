@@ -10,6 +10,7 @@ import anyio
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from scaffolds import programs
 from scaffolds.base import Manifest
 from scaffolds.find import find, known
@@ -141,7 +142,7 @@ def check(
     def show_finding(finding: Finding) -> None:
         found.append(finding)
         if not as_json and err.is_terminal:
-            err.print(f"[dim]{finding.verdict:5}[/dim] {finding.question}", highlight=False)
+            err.print(Text.assemble((f"{finding.verdict:5}", "dim"), f" {finding.question}"), highlight=False)
 
     async def work() -> bool:
         chosen = tuple(part.strip() for part in only.split(",")) if only else ()

@@ -147,6 +147,7 @@ def _show(report: dict[str, Any]) -> None:
         f"batch {report['batch']} of run {report['run']!r}, trained from version {report['version']}: {report['samples']} samples in "
         f"{report['train_steps']} train steps, {report['dtype']}, {report['seconds']} s",
         highlight=False,
+        markup=False,
     )
 
 

@@ -73,6 +73,7 @@ EXEMPT = {
     "orchestrator/cli/tail.py:POLL_INTERVAL_S": PEOPLE,
     "orchestrator/deploy/embedded/supervised.py:_LONGEST_LOOK_S": POLL,
     "orchestrator/deploy/embedded/supervised.py:_READY_POLL_S": POLL,
+    "orchestrator/deploy/embedded/spawn.py:_LOOK_S": POLL,
     "orchestrator/deploy/embedded/supervisor.py:POLL_INTERVAL_S": POLL,
     "orchestrator/evaluation.py:ANSWER_S": PEOPLE,
     "orchestrator/evaluation.py:POLL_INTERVAL_S": POLL,

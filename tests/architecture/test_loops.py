@@ -62,6 +62,7 @@ INSIDE = {
     "orchestrator/deploy/embedded/identity.py:ProcessId.gone": POLL,
     "orchestrator/gateway/http/bodies.py:_sent": REQUEST,
     "orchestrator/deploy/embedded/service.py:EmbeddedService._until_ready": START,
+    "orchestrator/deploy/embedded/spawn.py:_dead": OUTERMOST,
     "orchestrator/deploy/embedded/supervised.py:SupervisedProcess._live": OUTERMOST,
     "orchestrator/deploy/embedded/supervisor.py:Supervisor._look_after_disk": OUTERMOST,
     "orchestrator/deploy/embedded/supervisor.py:Supervisor._obey_signals": SIGNAL,

@@ -1,9 +1,11 @@
 """A rollout server takes weights from a sender as it takes them from a directory; SGLang with `--rollout-server sglang`."""
 
+import errno
 import shutil
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -147,6 +149,21 @@ async def test_a_dtype_that_does_not_exist_ends_the_transfer_and_the_old_weights
             await client.receive_weights(sender.group, part, "v1", flush_cache=True, timeout=20.0)
         await client.end_transfer()
     assert_close(await client.prompt_logprobs(PROMPT), logprobs_of(references[0], PROMPT))
+
+
+async def test_a_sender_for_which_no_process_is_left_is_a_failed_transfer(
+    client: RolloutServerClient, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(anyio, "open_process", refuse)
+    with pytest.raises(
+        TransferFailed, match="the sender does not start: Resource temporarily unavailable"
+    ) as failed:
+        async with sending(client, str(models / "model1"), address="127.0.0.1", within=60.0):
+            pass
+    assert not failed.value.always
 
 
 async def test_the_sender_refuses_a_directory_that_is_not_a_checkpoint(

@@ -6,6 +6,7 @@ from the kernel when the thread that started it dies, and writes its output to a
 
 import contextlib
 import ctypes
+import errno
 import os
 import pwd
 import shutil
@@ -20,6 +21,19 @@ from orchestrator.runtime.failpoints import boundary_sync
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
+_LOOK_S = 0.2
+_OF_THE_PROGRAM = (
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOEXEC,
+    errno.E2BIG,
+)
+"""A further try would fail as well. Others say what this machine lacks for the moment: processes, descriptors, memory."""
 
 MAX_LOG_BYTES = 50 * 1024 * 1024
 
@@ -69,7 +83,8 @@ def spawn(
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Starts a program and returns at once. `env` is the whole environment of the child. `user` is the name of the user that it
-    becomes (root only). `descriptors` are inherited. Raises ValueError if the program cannot be executed.
+    becomes (root only). `descriptors` are inherited. Raises ValueError if the program cannot be executed, OSError if this machine lacks the
+    resources for it now.
 
     The child gets `death_signal` when the calling *thread* ends, so call this from a thread that lives as long as the
     process.
@@ -99,6 +114,8 @@ def spawn(
             preexec_fn=die_with_starter,  # runs after setuid, which would clear the death signal
         )
     except OSError as error:
+        if error.errno not in _OF_THE_PROGRAM:
+            raise
         raise ValueError(f"{argv[0]} cannot be started: {error.strerror}") from error
     finally:
         os.close(output)
@@ -111,13 +128,27 @@ async def reap(child: subprocess.Popen[bytes]) -> int:
     The group is killed while the dead child still holds its pid, so no other group can be hit.
     """
     if child.returncode is None:
-        handle = os.pidfd_open(child.pid)
+        await _dead(child.pid)
+        kill_group(child)
+    return child.wait()
+
+
+def _has_died(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+async def _dead(pid: int) -> None:
+    """Wait until a child has died, without freeing its pid."""
+    while not _has_died(pid):
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:  # no descriptor is left for the moment
+            await anyio.sleep(_LOOK_S)
+            continue
         try:
             await anyio.wait_readable(handle)
         finally:
             os.close(handle)
-        kill_group(child)
-    return child.wait()
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:

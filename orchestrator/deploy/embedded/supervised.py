@@ -4,6 +4,7 @@ Loop: waits for its dependencies to be ready (unblocked by them or by stop), the
 then for a pause. Every wait is bounded: ready checks and graces have limits. A ready process that does not answer any more is killed.
 """
 
+import contextlib
 import os
 import subprocess
 import time
@@ -107,8 +108,11 @@ class SupervisedProcess:
             await self._live()
         finally:
             self._pid = None
-            self._layout.pid(self.spec.name).unlink(missing_ok=True)
-            self.at_rest.set()
+            self.at_rest.set()  # first: its dependencies wait for it
+            with contextlib.suppress(
+                OSError
+            ):  # a file system that became read-only; the record names a dead process
+                self._layout.pid(self.spec.name).unlink(missing_ok=True)
             self._changed(self)
 
     async def _live(self) -> None:

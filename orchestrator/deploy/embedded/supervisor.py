@@ -224,9 +224,11 @@ class Supervisor:
         self._reported[status.name] = status
         self._write_status()
         if self._on_event is not None and (last is None or last.state != status.state):
-            self._on_event(
-                ProcessEvent(name=status.name, state=status.state, pid=status.pid, detail=status.detail)
-            )
+            event = ProcessEvent(name=status.name, state=status.state, pid=status.pid, detail=status.detail)
+            try:
+                self._on_event(event)
+            except Exception as error:  # noqa: BLE001  # an observer ends no process
+                log.error("event.not_shown", process=event.name, state=event.state, error=repr(error))
         self._tell_change()
 
     def _tell_change(self) -> None:

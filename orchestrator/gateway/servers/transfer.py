@@ -111,9 +111,12 @@ async def sending(
         str(within),
     ]
     command += ["--part-bytes", str(part_bytes)]
-    process = await anyio.open_process(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    try:
+        process = await anyio.open_process(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    except OSError as error:  # no descriptors, processes or memory are left for the moment
+        raise TransferFailed(f"the sender does not start: {error.strerror or error}") from error
     joined = False
     try:
         with anyio.move_on_after(within) as scope:

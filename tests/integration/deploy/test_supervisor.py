@@ -1,8 +1,11 @@
 """The process supervisor, with small real processes."""
 
+import errno
 import os
 import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -17,7 +20,7 @@ from orchestrator.deploy.embedded.process_spec import (
     RestartPolicy,
     RestartWhen,
 )
-from orchestrator.deploy.embedded.spawn import open_log
+from orchestrator.deploy.embedded.spawn import open_log, reap, spawn
 from orchestrator.deploy.embedded.supervisor import Supervisor, read_status
 from orchestrator.runtime import failpoints
 from tests.integration.deploy.supervised import SLEEP, layout, pid_of, shell, until, until_file
@@ -368,3 +371,98 @@ async def test_it_works_under_uvloop(layout: RunLayout, anyio_backend: object) -
         first = pid_of(supervisor, "worker")
         first.send(signal.SIGKILL)
         await until(supervisor, "worker", lambda s: s.state is ProcessState.READY and s.pid != first.pid)
+
+
+@pytest.mark.parametrize("call", ["subprocess.Popen", "os.pidfd_open"])
+async def test_a_machine_without_processes_or_descriptors_for_a_while_ends_nothing(
+    call: str, layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a lack cannot be made for one process alone without others of the machine meeting it, so the kernel's answer is given here."""
+    module, name = {"subprocess": subprocess, "os": os}[call.partition(".")[0]], call.partition(".")[2]
+    real, refused = getattr(module, name), anyio.Event()
+
+    def refuse(*words: Any, **options: Any) -> Any:
+        refused.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with Supervisor(layout) as supervisor:
+        supervisor.add(
+            ProcessSpec(name="other", argv=SLEEP),
+            ProcessSpec(name="short", argv=SLEEP, restart=RestartPolicy(first_delay_s=0.01)),
+        )
+        await until(supervisor, "short", lambda status: status.state is ProcessState.READY)
+        other, first = pid_of(supervisor, "other"), pid_of(supervisor, "short")
+        monkeypatch.setattr(module, name, refuse)
+        os.kill(first.pid, signal.SIGKILL)
+        if call == "subprocess.Popen":
+            with anyio.fail_after(60):
+                await refused.wait()
+        monkeypatch.setattr(module, name, real)
+        again = await until(
+            supervisor,
+            "short",
+            lambda status: status.state is ProcessState.READY and status.pid not in (None, first.pid),
+        )
+        assert again.restarts == 1 and pid_of(supervisor, "other") == other
+
+
+async def test_a_child_is_awaited_without_descriptors(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real, refused = os.pidfd_open, anyio.Event()
+
+    def refuse(pid: int) -> int:
+        refused.set()
+        monkeypatch.setattr(os, "pidfd_open", real)
+        raise OSError(errno.ENFILE, "Too many open files in system")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    child = spawn(SLEEP, log=tmp_path / "log", env={})
+    statuses: list[int] = []
+
+    async def wait() -> None:
+        statuses.append(await reap(child))
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await refused.wait()
+            os.kill(child.pid, signal.SIGTERM)
+    assert statuses == [-signal.SIGTERM]
+
+
+async def test_a_program_that_cannot_be_executed_is_a_value_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be started: No such file"):
+        spawn(("/no/such/program",), log=tmp_path / "log", env={})
+
+
+async def test_a_run_directory_that_became_read_only_stops_in_order(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path == layout.pid("app"):
+            raise OSError(errno.EROFS, "Read-only file system")
+        real(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with anyio.fail_after(60):
+        async with Supervisor(layout) as supervisor:
+            supervisor.add(ProcessSpec(name="database", argv=SLEEP))
+            supervisor.add(ProcessSpec(name="app", argv=SLEEP, after=("database",)))
+            await until(supervisor, "app", lambda status: status.state is ProcessState.READY)
+            supervisor.request_stop()
+            await supervisor.until_stopped()
+    left = read_status(layout)
+    assert left is not None and {each.state for each in left.processes} == {ProcessState.STOPPED}
+
+
+async def test_an_observer_that_fails_ends_no_process(layout: RunLayout) -> None:
+    def fails(event: ProcessEvent) -> None:
+        raise RuntimeError(f"closing tag '[/{event.name}]' matches no open tag")
+
+    async with Supervisor(layout, on_event=fails) as supervisor:
+        supervisor.add(ProcessSpec(name="sound", argv=SLEEP))
+        status = await until(supervisor, "sound", lambda status: status.state is ProcessState.READY)
+        assert status.restarts == 0
