@@ -113,9 +113,7 @@ async def orchestrate(config: Config) -> None:
             await rebuild(flow, stream)
         log.info("orchestrator.ready", run_id=flow.run_id)
         roles: dict[str, Callable[[], Awaitable[None]]] = {
-            "intake": Intake(
-                flow, list(dict.fromkeys((*known_scaffolds, *flow.config.rollout.scaffolds)))
-            ).run,
+            "intake": Intake(flow, known_scaffolds).run,
             "blobs": partial(store_blobs, flow),
             "missing_blobs": partial(answer_missing, flow),
             "dispatcher": partial(dispatcher, flow),

@@ -89,12 +89,12 @@ class _Notice:
 
 
 class Intake:
-    """`known_scaffolds` are the names that a task or a share may request."""
+    """`registered_scaffolds` are the names that tasks of any run may request. The shares of a task's own run join them."""
 
-    def __init__(self, flow: Flow, known_scaffolds: Sequence[str]) -> None:
+    def __init__(self, flow: Flow, registered_scaffolds: Sequence[str]) -> None:
         self._flow = flow
         self._files = TaskFiles.of(flow.engine, flow.config.tasks)
-        self._known_scaffolds = known_scaffolds
+        self._registered_scaffolds = registered_scaffolds
         self._configs = {flow.run_id: flow.config}
         self._run_ids = {flow.run: flow.run_id}
         self._prepared: list[_Prepared] = []
@@ -253,10 +253,9 @@ class Intake:
         scaffold = event.scaffold
         if scaffold is None:
             scaffold = _share(config.rollout.scaffolds, int.from_bytes(digest[8:16], "big") / 2**64)
-        if scaffold not in self._known_scaffolds:
-            raise MessageError(
-                f"unknown scaffold {quoted(scaffold)}; known: {', '.join(self._known_scaffolds)}"
-            )
+        known = dict.fromkeys((*self._registered_scaffolds, *config.rollout.scaffolds))
+        if scaffold not in known:
+            raise MessageError(f"unknown scaffold {quoted(scaffold)}; known: {', '.join(known)}")
         _check_control(scaffold, purpose, task)
         _check_extras(scaffold, task)
         size = event.group_size

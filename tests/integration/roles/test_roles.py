@@ -229,6 +229,31 @@ async def test_a_bad_task_is_rejected_with_one_sentence_and_stays_so(stage: Stag
     assert await stage.count("dead_letters") == len(REJECTED), "the repeat is answered, not buried again"
 
 
+async def test_the_scaffolds_of_a_tasks_own_run_are_known_to_the_intake_of_every_run(stage: Stage) -> None:
+    config = stage.flow.config
+    ours = "/srv/other/mine.py"
+    rollout = config.rollout.model_copy(update={"scaffolds": {ours: 1.0}})
+    name = f"{stage.run.name}x"
+    other = config.model_copy(
+        update={"run": config.run.model_copy(update={"name": name}), "rollout": rollout}
+    )
+    theirs = await builders.make_run(stage.flow.engine, other)
+    async with playing([intake(stage).run]), stage.bus.listen(subjects.every_answer(name)) as notices:
+        await stage.submit("foreign", scaffold=ours)  # a share of the other run only
+        await stage.reaches(1, "submissions", status="rejected")
+        shared, named = TaskSubmitted(task=TASK, submission="s"), TaskSubmitted(task=TASK, submission="n")
+        for event in (shared, msgspec.structs.replace(named, scaffold=ours)):
+            await stage.send(subjects.tasks(name, "coding"), event)
+        with anyio.fail_after(60):
+            answers = [
+                msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered) for _ in "12"
+            ]
+    assert [(each.status, each.reason) for each in answers] == [(SubmissionStatus.ACCEPTED, None)] * 2
+    async with stage.flow.engine.connect() as connection:
+        query = select(groups.c.scaffold).where(groups.c.run_id == theirs.run_id)
+        assert set(await connection.scalars(query)) == {ours}
+
+
 async def test_a_domain_without_a_share_is_named(engine: AsyncEngine, nats_server: EmbeddedNats) -> None:
     async with staged(engine, nats_server.url, stage={"domains": {"coding": 1.0}}) as stage:
         async with (
