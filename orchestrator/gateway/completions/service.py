@@ -198,7 +198,7 @@ class CompletionService:
             None if session.script is None or is_auxiliary else self._next_scripted(session, session.script)
         )
         call = session.calls[request.digest] = CompletionCall(
-            auxiliary=is_auxiliary, script_index=script_index
+            agent=request.agent, state=placement.ids, auxiliary=is_auxiliary, script_index=script_index
         )
         self._tasks.start_soon(
             self._run,

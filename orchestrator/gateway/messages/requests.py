@@ -60,7 +60,8 @@ class CompletionRequest:
 
     `model` is the requested name; `retries` is the value of its retry header; `reason` is why it rewrote its history, if it reports that;
     `left_out` counts the parts and tools that were stripped because they would bypass the sandbox;
-    `unknown` counts the fields that its wire does not know.
+    `unknown` counts the fields that its wire does not know;
+    `number` is its number among the calls of its agent, if its wire has one.
     """
 
     turns: tuple[Turn, ...]
@@ -76,6 +77,7 @@ class CompletionRequest:
     left_out: int = 0
     unknown: int = 0
     wire: str | None = None
+    number: int | None = None
 
     @property
     def calls_allowed(self) -> bool:

@@ -13,6 +13,7 @@ from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.servers.client import CONTEXT_KEPT, SamplingParams
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway.sessions.node import Placement
+from orchestrator.gateway.sessions.seeds import seed_of
 from orchestrator.gateway.sessions.session import Session
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.settings.config import SamplingSection
@@ -161,7 +162,7 @@ class Budgets:
             top_k=int(values["top_k"]),
             stop=request.stop,
             stop_token_ids=tuple(sorted(self._renderer.stop_ids)),
-            seed=None if seed is None else (int(seed) + 7919 * len(session.forest.nodes)) % 2**31,
+            seed=None if seed is None else seed_of(session, request, placement.ids, int(seed)),
         )
         recorded = {**values, "stop": list(request.stop)} if request.stop else values
         if (choice := request.rule.plain()) is not None:

@@ -2,15 +2,26 @@
 
 import anyio
 
-from orchestrator.gateway.messages.requests import Reply
+from orchestrator.contracts.ids import Ids
+from orchestrator.gateway.messages.requests import MAIN_AGENT, Reply
 from orchestrator.gateway.problems import Problem
 from orchestrator.gateway.servers.in_flight import InFlight
 
 
 class CompletionCall:
-    """A completion under way or done. `result` waits for it. `auxiliary`: it is outside the conversation."""
+    """A completion under way or done. `result` waits for it. `agent` samples after `state` (int32[n]); None: nothing is sampled. `auxiliary`: it
+    is outside the conversation."""
 
-    def __init__(self, *, auxiliary: bool = False, script_index: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        agent: str = MAIN_AGENT,
+        state: Ids | None = None,
+        auxiliary: bool = False,
+        script_index: int | None = None,
+    ) -> None:
+        self.agent = agent
+        self.state = state
         self.auxiliary = auxiliary
         self.script_index = script_index  # the number of its reply in a script
         self.in_flight = InFlight()

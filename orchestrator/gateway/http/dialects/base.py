@@ -130,6 +130,7 @@ def request_of(
     agent: str | None = None,
     reason: str | None = None,
     past: bool = False,
+    number: int | None = None,
 ) -> CompletionRequest:
     """The gateway's request. `limits` and `stop` name the body's keys for token limits and stop strings; `agent`: the name that the body
     has, None: a header may have it."""
@@ -151,6 +152,7 @@ def request_of(
         left_out=parts_out + chat_request.left_out + stripped(wire, body),
         unknown=len(unknown(wire, body)),
         wire=wire,
+        number=number,
     )
 
 

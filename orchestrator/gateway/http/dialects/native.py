@@ -25,7 +25,7 @@ from orchestrator.gateway.problems import Problem
 class NativeDialect:
     """`{agent, call, messages, tools, max_tokens, stop, replace_reason}` → `gateway_client.RecordedCompletion`. Never streamed.
 
-    No code reads `call`, the number of the agent's call. It makes different calls different bodies: equal bodies are one call.
+    `call` is the number of the agent's call. It makes different calls different bodies, since equal bodies are one call, and gives each its seed.
     """
 
     name = "native"
@@ -46,6 +46,7 @@ class NativeDialect:
             agent=cut_to(agent, LONGEST_AGENT) if isinstance(agent, str) and agent else "main",
             reason=cut_to(reason, LONGEST_BRANCH_REASON) if isinstance(reason, str) and reason else None,
             past=known.past,
+            number=body.get("call"),
         )
         return Incoming(request, False, {})
 
