@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import and_, or_, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,7 +14,8 @@ from orchestrator.pool.tables import vettings
 async def keep_vetting(
     connection: AsyncConnection, run_id: int, vetting: Vetting, report: dict[str, Any] | None = None
 ) -> None:
-    """Keep a level in place of an older one of the same bytes. Without `report` (the level came with a message) it does not replace a report."""
+    """Keep a level in place of an older one of the same bytes. Without `report` (the level came with a message) it replaces only a lower level that
+    a message brought too, or what older controls found."""
     values = {
         "level": vetting.level,
         "times": vetting.times,
@@ -23,9 +24,15 @@ async def keep_vetting(
         "report": None if report is None else clean_json(report),
     }
     statement = insert(vettings).values(run_id=run_id, sha=bytes.fromhex(vetting.sha256), **values)
-    replaces = None if report is not None else vettings.c.report.is_(None)
+    lower = [each for each in Level if not each.reaches(vetting.level)]
+    replaces = or_(
+        vettings.c.version < vetting.version,
+        and_(vettings.c.report.is_(None), vettings.c.level.in_(lower)),
+    )
     await connection.execute(
-        statement.on_conflict_do_update(index_elements=["run_id", "sha"], set_=values, where=replaces)
+        statement.on_conflict_do_update(
+            index_elements=["run_id", "sha"], set_=values, where=replaces if report is None else None
+        )
     )
 
 

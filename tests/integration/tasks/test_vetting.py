@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner, Result
 
@@ -16,15 +16,16 @@ from ops.lab.task_set.small import WELL_MADE, WORD
 from orchestrator.bus import subjects
 from orchestrator.cli.main import app
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted
-from orchestrator.contracts.vetting import Level, Vetting
+from orchestrator.contracts.vetting import VETTING, Level, Vetting
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import Home, write_template
 from orchestrator.pool.tables import vettings
+from orchestrator.pool.vettings import find_vetting, keep_vetting
 from orchestrator.probing import NOT_HIDDEN, ProbeRun
 from orchestrator.publish import PublishOptions
 from orchestrator.queries.vettings import levels, report_of
 from orchestrator.roles.intake import Intake
-from orchestrator.settings.config import load
+from orchestrator.settings.config import Config, load
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.harbor import load as load_task
@@ -282,6 +283,7 @@ async def test_intake_takes_a_task_whose_message_brings_the_level_and_no_other(s
             ("other", other),
             ("lower", lower),
             ("own", vetting),
+            ("again-lower", lower),
             ("later", None),
         )
     }
@@ -300,11 +302,34 @@ async def test_intake_takes_a_task_whose_message_brings_the_level_and_no_other(s
         "other": "rejected",
         "lower": "rejected",
         "own": "accepted",
-        "later": "accepted",  # the level is a row of the run now
+        "again-lower": "accepted",
+        "later": "accepted",  # the level is a row of the run now, and stays
     }
     assert "has not been vetted as it is now, and this run requires vetted" in (answers["other"].reason or "")
     assert "has only the level builds" in (answers["lower"].reason or "")
     assert await stage.count("vettings", level="vetted") == 1
+
+
+async def test_a_message_replaces_a_lower_level_and_what_older_controls_found_but_no_report_of_these(
+    engine: AsyncEngine,
+) -> None:
+    run = await builders.make_run(engine, Config.model_validate({"run": {"name": "vetted"}}))
+    new = Vetting(sha256="ab" * 32, level=Level.BUILDS, times=3, provider="bubblewrap")
+    high = msgspec.structs.replace(new, level=Level.VETTED)
+    old = msgspec.structs.replace(high, version=VETTING - 1)
+    report = {"made": "here"}
+    for first, came, kept in (
+        ((new, None), high, high),
+        ((high, None), new, high),
+        ((new, report), high, new),
+        ((old, None), new, new),
+        ((old, report), new, new),
+    ):
+        async with engine.begin() as connection:
+            await keep_vetting(connection, run.run_id, *first)
+            await keep_vetting(connection, run.run_id, came)
+            assert await find_vetting(connection, run.run_id, new.sha256) == kept
+            await connection.execute(delete(vettings))
 
 
 async def test_a_file_of_an_image_is_hidden_while_the_solution_runs_and_restored() -> None:
