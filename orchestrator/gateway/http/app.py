@@ -43,7 +43,6 @@ from orchestrator.gateway.http.dialects.base import (
 from orchestrator.gateway.http.dialects.errors import error_for
 from orchestrator.gateway.http.stored import resolved, response_id
 from orchestrator.gateway.http.stored_routes import StoredRoutes
-from orchestrator.gateway.messages.requests import Reply
 from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.problems import BodyTooLarge, Problem, bad_request
 from orchestrator.gateway.sessions.budgets import Limit
@@ -210,7 +209,7 @@ class SandboxRoutes:
         call: CompletionCall,
     ) -> web.StreamResponse:
         reply = await call.result()
-        self._served(dialect, incoming, session, reply)
+        await self._name(dialect, incoming, session, reply.step)
         response = json_response(dialect.reply(incoming, reply))
         try:
             await response.prepare(request)
@@ -240,6 +239,8 @@ class SandboxRoutes:
             await response.write(events.opening())
             while not await call.wait(KEEP_ALIVE_S):
                 await response.write(events.waiting())
+            if call.succeeded:
+                await self._name(dialect, incoming, session, call.step)
             stream_outcome, ending = await self._ending(events, session, call)
             await response.write(ending)
             await response.write_eof()
@@ -250,16 +251,14 @@ class SandboxRoutes:
         if call.succeeded:
             reply = await call.result()
             if outcome == "ok":
-                self._served(dialect, incoming, session, reply)
                 self._completions.delivered(session, reply)
             else:
                 self._completions.undelivered(session, reply.step)
         return response
 
-    @staticmethod
-    def _served(dialect: Dialect, incoming: Incoming, session: Session, reply: Reply) -> None:
+    async def _name(self, dialect: Dialect, incoming: Incoming, session: Session, step: int) -> None:
         if dialect.name == RESPONSES:
-            session.responses[incoming.echo["id"]] = reply.step
+            await self._stored.name(session, incoming.echo["id"], step)
 
     async def _ending(self, events: Events, session: Session, call: CompletionCall) -> tuple[str, bytes]:
         """(outcome, the rest of the stream). A stream that has started always ends as its wire requires."""

@@ -2,12 +2,13 @@
 
 | id | means |
 |---|---|
-| `resp_<digest>_<n>` | the n-th answer (from 0) to the request of that digest, with the conversation before it |
+| `resp_<digest>_<n>` | the n-th answer (from 0, without aborted ones) to the request of that digest, with the conversation before it |
 | `msg_s<step>`, `rs_s<step>` | the text, the reasoning of a step |
 | `fc_s<step>_<call>`, and with `ctc`, `lsh`, `sh` or `apc` for `fc` | a call of a step, of any tool |
 | `msg_h<step>_<n>`, `fco_h<step>_<n>`, `fc_h<step>_<n>_<call>` | the n-th message that came with a step, a result, a call of such a message |
 
-The gateway stores nothing for this: an id locates its step, so it also works after a restart of the gateway and in a resumed attempt.
+An id locates its step, so it also works after a restart of the gateway and in a resumed attempt. The gateway stores only the ids that do not:
+those of retries whose abandoned first call still got a whole answer, after the retry had its id.
 """
 
 import re
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from orchestrator.contracts.events import StepTimings
+from orchestrator.contracts.marks import Finish
 from orchestrator.gateway.http.dialects.opaque_reasoning import keep_reasoning
 from orchestrator.gateway.messages.answers import UNKNOWN
 from orchestrator.gateway.messages.content import LEFT_KEY
@@ -38,7 +40,15 @@ def response_id(session: Session, digest: str, call: CompletionCall) -> str:
     """The id of the response of a call. A reply that is served again has the same id."""
     nodes = session.forest.nodes
     before = nodes[: call.step] if call.succeeded else nodes
-    return f"resp_{digest[:32]}_{sum(node.digest == digest for node in before)}"
+    return f"resp_{digest[:32]}_{len(_answers(before, digest[:32]))}"
+
+
+def name_step(session: Session, identifier: str, step: int) -> bool:
+    """Let an id, announced when its call began, name the call's step. Returns whether it has to be saved: it locates another step, or none."""
+    if _located(session, identifier) is session.forest.nodes[step]:
+        return False
+    session.responses[identifier] = step
+    return True
 
 
 def node_of(session: Session, identifier: str) -> Node | None:
@@ -47,13 +57,24 @@ def node_of(session: Session, identifier: str) -> Node | None:
         return None
     if (step := session.responses.get(identifier)) is not None:
         return session.forest.nodes[step]
+    return _located(session, identifier)
+
+
+def _located(session: Session, identifier: str) -> Node | None:
     found = _RESPONSE.fullmatch(identifier)
     if found is None:
         return None
-    equal = [
-        node for node in session.forest.nodes if node.digest is not None and node.digest.startswith(found[1])
-    ]
+    equal = _answers(session.forest.nodes, found[1])
     return equal[int(found[2])] if int(found[2]) < len(equal) else None
+
+
+def _answers(nodes: Iterable[Node], digest: str) -> list[Node]:
+    """The answers to the request whose digest begins so. An aborted one reaches no client, and may be recorded after its retry began."""
+    return [
+        node
+        for node in nodes
+        if node.finish != Finish.ABORT and node.digest is not None and node.digest.startswith(digest)
+    ]
 
 
 def resolved(session: Session, ids: Iterable[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.http.base import json_response, problem_response, token_of
 from orchestrator.gateway.http.dialects.errors import openai_error
 from orchestrator.gateway.http.dialects.responses import finished_response, output_items
-from orchestrator.gateway.http.stored import input_items, node_of, reply_of
+from orchestrator.gateway.http.stored import input_items, name_step, node_of, reply_of
 from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.sessions.node import Node
 from orchestrator.gateway.sessions.registry import SessionRegistry
@@ -43,6 +43,11 @@ class StoredRoutes:
             web.delete(path, self._handler(self._delete)),
             web.get(path + "/input_items", self._handler(self._items)),
         ]
+
+    async def name(self, session: Session, identifier: str, step: int) -> None:
+        """Before a response is served: its id names its step, after a restart too."""
+        if name_step(session, identifier, step):
+            await self._store.save_progress(session)
 
     def _handler(self, answer: Answer) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:

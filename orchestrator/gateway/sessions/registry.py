@@ -222,6 +222,7 @@ class SessionRegistry:
         )
         session.exhausted = stored.exhausted
         session.deleted = set(stored.deleted)
+        session.responses = dict(stored.responses)
         if session.replay is not None:
             session.replay.parted = stored.parted
         return session

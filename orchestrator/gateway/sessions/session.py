@@ -124,7 +124,7 @@ class Session:
         self.allowance = Allowance(spec.budget.max_total_tokens)
         self.auxiliary_allowance = Allowance(spec.budget.max_auxiliary_tokens)
         self.script = None if spec.script is None else Script(spec.script, self.turns)
-        # Steps by the ids under which this process served them (`stored.py`).
+        # Steps by the ids of responses that do not locate them by themselves (`stored.py`).
         self.responses: dict[str, int] = {}
         self.deleted: set[str] = set()  # ids of responses that its program deleted
         self.replay: Replay | None = None

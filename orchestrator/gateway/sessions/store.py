@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -33,8 +33,8 @@ from orchestrator.pool.transact import transact
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSession:
-    """A sessions row. `marks`, `exhausted`, `replayed` and `parted` are the saved progress of an open session; `noted`: whether it had saved
-    any; `seal` is set once it is over."""
+    """A sessions row. `marks`, `exhausted`, `replayed`, `parted`, `deleted` and `responses` are the saved progress of an open session;
+    `noted`: whether it had saved any; `seal` is set once it is over."""
 
     spec: SessionSpec
     state: SessionState
@@ -45,6 +45,7 @@ class StoredSession:
     parted: str | None = None
     noted: bool = False
     deleted: tuple[str, ...] = ()
+    responses: Mapping[str, int] = field(default_factory=dict)
 
 
 class SessionStore:
@@ -130,10 +131,13 @@ class SessionStore:
         await transact(self._engine, work, at="session.end")
 
     async def save_progress(self, session: Session) -> None:
-        """Save marks, exhaustion, deleted responses and the progress of a replay. Step rows do not hold them, and they must outlive this process."""
+        """Save marks, exhaustion, ids and deletions of responses, and the progress of a replay. Step rows do not hold them, and they must outlive
+        this process."""
         async with session.saving:  # otherwise an older state could be written last
             marks = {str(idx): sorted(reasons) for idx, reasons in session.marks.items() if reasons}
             progress: dict[str, Any] = {"marks": marks, "exhausted": session.exhausted}
+            if session.responses:
+                progress["responses"] = dict(session.responses)
             if session.deleted:
                 progress["deleted"] = sorted(session.deleted)
             if (replay := session.replay) is not None:
@@ -200,6 +204,7 @@ def _stored(row: SessionRow) -> StoredSession:
         parted=seal.get("parted"),
         noted=bool(seal),
         deleted=tuple(seal.get("deleted", ())) if not over else (),
+        responses=seal.get("responses", {}) if not over else {},
     )
 
 

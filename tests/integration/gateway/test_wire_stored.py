@@ -11,7 +11,7 @@ import pytest
 from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.session import WAIT_TURN, Session
 from orchestrator.gateway_client import OpenSession
-from tests.integration.gateway.rig import Rig
+from tests.integration.gateway.rig import Rig, until_row
 from tests.integration.gateway.wires_rig import ask, gpt, message_of, user
 from tests.waiting import eventually
 
@@ -172,6 +172,46 @@ async def test_responses_served_before_a_restart_of_the_gateway_can_be_referred_
         reference: Any = {"type": "item_reference", "id": second.output[0].id}
         with pytest.raises(openai.BadRequestError, match="last message of input is the assistant's"):
             await client.responses.create(model="m", input=[user("?"), reference])
+    assert (await stored(rig, rollout, 3))[-1] == ("continues", 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("aborted", [False, True])
+async def test_the_id_of_a_retry_names_its_own_answer_after_a_restart_however_the_call_that_it_repeats_ends(
+    rig: Rig, aborted: bool, stream: bool
+) -> None:
+    proxy, (rollout, session) = rig.proxy, await rig.open()
+    released, retried, ids = anyio.Event(), anyio.Event(), list[str]()
+    if aborted:
+        proxy.stops, proxy.held["/abort_request"] = [4], released
+    else:
+        proxy.swallowed.add("/abort_request")
+        proxy.held["/generate"] = released
+
+    async def create() -> None:
+        async with gpt(session) as client:
+            if not stream:
+                ids.append((await client.responses.create(model="m", input="oak")).id)
+                return
+            async for event in await client.responses.create(model="m", input="oak", stream=True):
+                if event.type == "response.created":
+                    ids.append(event.response.id)
+
+    async with anyio.create_task_group() as leaving:
+        leaving.start_soon(create)
+        await eventually(lambda: proxy.standing if aborted else "/generate" in proxy.seen)
+        leaving.cancel_scope.cancel()
+    await eventually(lambda: "/abort_request" in proxy.seen)
+    proxy.held["/generate"] = retried
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(create)
+        await eventually(lambda: proxy.seen.count("/generate") == 2)
+        released.set()
+        await until_row(rig, "SELECT 1 FROM sessions WHERE seal -> 'marks' -> '0' = '[\"undelivered\"]'")
+        retried.set()
+    await rig.stop_gateway()
+    async with rig.another_gateway(), gpt(session) as client:
+        await client.responses.create(model="m", previous_response_id=ids[-1], input="elms?")
     assert (await stored(rig, rollout, 3))[-1] == ("continues", 1)
 
 
