@@ -147,10 +147,13 @@ class AgentLlm:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> RecordedCompletion:
-        reason: str | None = None
+        # The scaffold's reason comes first, and belongs to no completion that the policy requests.
+        reasons = [self._context.take_reason()]
         if self._managed is not None:
             ask, length = partial(self._complete, tools=tools), partial(self._length, tools=tools)
-            messages, reason = await self._managed.fit(messages, ask, length)
+            messages, rewritten_by = await self._managed.fit(messages, ask, length)
+            reasons.append(rewritten_by)
+        reason = "; ".join(filter(None, reasons)) or None
         return await self._complete(messages, tools, reason=reason, max_tokens=max_tokens, stop=stop)
 
     async def _length(self, messages: Sequence[Message], tools: Sequence[Tool]) -> int:
@@ -175,8 +178,7 @@ class AgentLlm:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
     ) -> RecordedCompletion:
-        """One recorded step. `reason`: why a policy rewrote the history; the scaffold's own reason comes first."""
-        reasons = [why for why in (self._context.take_reason(), reason) if why]
+        """One recorded step. `reason`: why the history was rewritten."""
         with self._recorder.clocks.completion() as open_completion:
             reply = await self._recorder.native.complete(
                 messages,
@@ -184,7 +186,7 @@ class AgentLlm:
                 agent=self._context.agent,
                 max_tokens=max_tokens,
                 stop=stop,
-                replace_reason="; ".join(reasons) or None,
+                replace_reason=reason,
             )
             open_completion.generated(*_generating(reply))
         if reply.replayed:

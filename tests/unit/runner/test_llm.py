@@ -7,6 +7,7 @@ import pytest
 from scaffolds.base import AgentLimits
 from scaffolds.context.base import ContextPolicy
 from scaffolds.context.drop_replies import DropReplies
+from scaffolds.context.periodic_summary import PeriodicSummary
 from scaffolds.context.sliding_window import SlidingWindow
 
 from orchestrator.contracts.events import StepTimings
@@ -142,6 +143,14 @@ async def test_the_scaffolds_reason_comes_before_the_policys_and_counts_once() -
     ]
     with pytest.raises(ValueError, match="needs a reason"):
         main.ctx.replace(history, "")
+
+
+async def test_the_scaffolds_reason_is_not_recorded_with_the_completions_of_a_policy() -> None:
+    native = Noted()
+    main = recorder(native, PeriodicSummary(max_turns=1, keep_turns=0)).agent("main")
+    history = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+    await main.llm.complete(main.ctx.replace(history, "mine"))
+    assert [reason for _, _, reason in native.requests] == [None, "mine; periodic_summary"]
 
 
 HISTORY = [{"role": role, "content": "x"} for role in ("user", "assistant", "tool")]
