@@ -34,7 +34,8 @@ def dead_letter(
         stream, deliveries = message.stream, message.deliveries
     msg_id = message.msg_id or ""
     if not 0 < len(msg_id) <= 256:
-        msg_id = hashlib.sha256(message.subject.encode() + b"\0" + message.body).hexdigest()
+        names = f"{message.subject}\0{message.schema or ''}\0"  # an equal body under another schema is another message
+        msg_id = hashlib.sha256(names.encode() + message.body).hexdigest()
     headers = {
         subjects.HEADER_DEAD_REASON: one_line(reason) or "no reason given",
         subjects.HEADER_DEAD_SUBJECT: message.subject[:_SUBJECT_LIMIT],

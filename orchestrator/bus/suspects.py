@@ -67,5 +67,6 @@ class Suspects:
 
 
 def _identity(delivery: Delivery) -> bytes:
-    """The same for each delivery of a message."""
-    return hashlib.sha256(f"{delivery.subject}\0{delivery.msg_id}\0".encode() + delivery.body).digest()
+    """The same for each delivery of a message. An equal body under another schema is another message."""
+    names = f"{delivery.subject}\0{delivery.msg_id}\0{delivery.schema}\0"
+    return hashlib.sha256(names.encode() + delivery.body).digest()

@@ -171,6 +171,17 @@ def test_a_suspect_that_another_process_settled_is_forgotten(monkeypatch: pytest
     assert not found.failing
 
 
+def test_an_equal_body_under_another_schema_is_another_message() -> None:
+    one, other = (Received(headers={"Penstock-Schema": f"Hovercraft/{n}"}, body=b"b") for n in (1, 2))
+    assert dead_letter(one, "r", MAX_PAYLOAD).msg_id != dead_letter(other, "r", MAX_PAYLOAD).msg_id
+    found = Suspects()
+    found.failed(one, 20)
+    found.settled(other)
+    assert found.failing
+    found.settled(one)
+    assert not found.failing
+
+
 def test_a_letter_of_a_message_that_was_never_sent_has_its_body() -> None:
     sent = Outgoing(
         subject="tasks.demo.x", msg_id="m", schema="TaskSubmitted/1", body=b"b", headers={"X": "y"}
