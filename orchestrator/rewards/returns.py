@@ -2,7 +2,8 @@
 
 All branches of a rollout share its returns and its baseline: t runs over the commit order of all branches. B_i is the group's
 mean return (Σ_p γ^p r_p of each trainable member), or the mean of the other members with `leave_one_out`. With `advantage_std`
-advantages are divided by the group's population standard deviation of returns; `comparison` has checked that it is large enough. A marked
+advantages are divided by the group's population standard deviation of returns; `comparison` has checked that it is large enough, and
+`check_rewards` that γ is 1: else a return-to-go near the end is on another scale than the returns that make the divisor. A marked
 step counts in the returns and has train weight 0. Scaling of negative advantages, if any, happens in the loss and not here: Â is stored.
 """
 

@@ -20,7 +20,7 @@ class RewardSettings:
     speed_weight: float = 0.1  # β
     gamma: float = 1.0
     leave_one_out: bool = False  # a member's baseline leaves its own return out
-    advantage_std: bool = False  # divide by the group's standard deviation of returns
+    advantage_std: bool = False  # divide by the group's standard deviation of returns; needs gamma = 1
     zero_signal: ZeroSignal = ZeroSignal.RETURNS
 
 
@@ -33,6 +33,12 @@ def check_rewards(settings: RewardSettings) -> None:
             raise ConfigurationError(f"reward: {name} is {value}: set it to a number >= 0")
     if not 0 <= settings.gamma <= 1:
         raise ConfigurationError(f"reward: gamma is {settings.gamma}: set it between 0 and 1")
+    # The late steps of a long rollout then differ from the mean of discounted returns by a whole reward, whatever the members differ by.
+    if settings.advantage_std and settings.gamma < 1:
+        raise ConfigurationError(
+            f"reward: advantage_std divides by the spread of whole returns, and with gamma = {settings.gamma} the returns of single steps have "
+            'another scale: begin a run with gamma = 1, or with batch_scale = "std", which divides by the spread of the advantages themselves'
+        )
     if settings.zero_signal not in list(ZeroSignal):
         raise ConfigurationError(
             f"reward: zero_signal {quoted(settings.zero_signal)} is unknown; known: {', '.join(ZeroSignal)}"

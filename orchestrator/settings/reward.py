@@ -50,7 +50,7 @@ class RewardSection(Section):
     leave_one_out: bool = False
     """Whether the baseline of a member leaves its own return out."""
     advantage_std: bool = False
-    """Whether advantages are divided by the group's standard deviation of returns."""
+    """Whether advantages are divided by the group's standard deviation of returns; refused with a `gamma` below 1."""
     batch_scale: BatchScaling = BatchScaling.NONE
     """Whether the trainer divides a batch's advantages by their spread (std), and centres them before (whiten)."""
     zero_signal: ZeroSignal = ZeroSignal.RETURNS

@@ -142,6 +142,10 @@ def test_a_performance_outside_zero_to_one_is_refused(performance: float) -> Non
         ({"process_cap": -1.0}, "process_cap is -1.0"),
         ({"speed_weight": float("nan")}, "speed_weight is nan"),
         ({"gamma": 1.5}, "gamma is 1.5"),
+        (
+            {"advantage_std": True, "gamma": 0.99},
+            "advantage_std .* with gamma = 0.99 .* gamma = 1, or with batch_scale",
+        ),
         ({"zero_signal": "luck"}, "'luck' is unknown; known: performance, returns"),
         (
             {"process": {"politeness": ProcessSignal()}},
