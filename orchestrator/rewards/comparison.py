@@ -23,7 +23,6 @@ from typing import Final
 
 from orchestrator.contracts.choices import ZeroSignal
 from orchestrator.rewards.composite import RolloutReward
-from orchestrator.rewards.returns import rollout_returns
 from orchestrator.rewards.settings import RewardSettings
 from orchestrator.rewards.speed import SHORTEST_S
 
@@ -32,7 +31,8 @@ EQUAL: Final = 1e-9  # float sums closer than this are equal
 ALIKE: Final = 1e-3
 """Performances closer than this count as equal: below it, speed (up to β = 0.1) would rank the members without its gate."""
 SMALLEST_SPREAD: Final = 1e-4
-"""A group with a smaller standard deviation of returns is silent if returns decide or divide: dividing by less would only amplify noise."""
+"""A group with a smaller standard deviation of total rewards is silent if returns decide or divide: dividing by less would only amplify noise.
+Totals are not discounted: else members of many steps would be equal whatever they achieved."""
 
 
 class Silence(StrEnum):
@@ -110,10 +110,10 @@ def _silence(
         # Ranges: of many members with one success, the deviation is small and the difference is not.
         if _range(map(_process, rewards)) > max(spread, settings.speed_weight * _range(_bonuses(rewards))):
             return Silence.BELOW_PROCESS
-    if by_returns or settings.advantage_std:
-        returns = rollout_returns(rewards, settings.gamma)
-        if pstdev(returns) < SMALLEST_SPREAD:
-            return Silence.EQUAL_RETURNS
+    if (by_returns or settings.advantage_std) and pstdev(
+        reward.total for reward in rewards
+    ) < SMALLEST_SPREAD:
+        return Silence.EQUAL_RETURNS
     return None
 
 

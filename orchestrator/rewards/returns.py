@@ -52,12 +52,6 @@ def returns_to_go(rewards: Sequence[float], gamma: float = 1.0) -> list[float]:
     return returns[::-1]
 
 
-def rollout_returns(rewards: Sequence[RolloutReward], gamma: float) -> list[float]:
-    """Each member's return Σ_p γ^p r_p; its total if it has no step."""
-    lines = [returns_to_go([step.reward for step in reward.steps], gamma) for reward in rewards]
-    return [line[0] if line else reward.total for line, reward in zip(lines, rewards, strict=True)]
-
-
 def group_advantages(rewards: Sequence[RolloutReward], settings: RewardSettings) -> list[MemberAdvantage]:
     """Advantages of a group's trainable members, in their order.
 
@@ -77,7 +71,7 @@ def group_advantages(rewards: Sequence[RolloutReward], settings: RewardSettings)
     """
     assert len(rewards) >= 2, "a group with one member has no baseline: it was filtered"
     to_go = [returns_to_go([step.reward for step in reward.steps], settings.gamma) for reward in rewards]
-    returns = rollout_returns(rewards, settings.gamma)
+    returns = [line[0] if line else reward.total for line, reward in zip(to_go, rewards, strict=True)]
     divisor = pstdev(returns) + EPS if settings.advantage_std else 1.0
     members: list[MemberAdvantage] = []
     for i, reward in enumerate(rewards):

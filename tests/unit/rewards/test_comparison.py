@@ -68,6 +68,22 @@ def test_unequal_performance_trains_whatever_is_known_of_the_noise() -> None:
         assert compared(group((1.0, 5.0), (0.0, 500.0)), DEFAULT, noise).silent is None
 
 
+@pytest.mark.parametrize("zero_signal", list(ZeroSignal))
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.9, 1.0])
+def test_unequal_performance_trains_whatever_the_discount_and_the_number_of_steps(
+    gamma: float, zero_signal: ZeroSignal
+) -> None:
+    settings = replace(DEFAULT, gamma=gamma, zero_signal=zero_signal)
+    outcomes = [
+        VerifiedMember(member=i, performance=performance, agent_s=9.0, steps=[GOOD] * 200)
+        for i, performance in enumerate((1.0, 0.0))
+    ]
+    rewards = group_rewards(outcomes, settings)
+    assert compared(rewards, settings).silent is None
+    success, failure = group_advantages(rewards, settings)
+    assert success.steps[-1].advantage > failure.steps[-1].advantage
+
+
 def test_performance_that_differs_by_less_than_a_thousandth_does_not_open_the_gate() -> None:
     for better, worse in ((1.0, 0.9995), (0.500001, 0.5)):
         near = group((worse, 5.0), (better, 500.0))
