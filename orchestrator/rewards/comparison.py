@@ -8,7 +8,8 @@ With `zero_signal = "returns"` a group of equal performance therefore trains onl
 
 With `advantage_std` the same holds for a group whose performances vary less than its speed bonuses: division by the small standard deviation
 of its returns would make the noise of speed as large as a success. It would do so with style, too: a group is also silent if its process payments
-vary more than its performances and more than its speed bonuses.
+vary more than its performances and more than its speed bonuses, or if more was paid before some step. The reward to go of that step lacks it, so
+the divided advantages would be large even if all members were paid the same.
 
 T in seconds; both are sample standard deviations of the natural logarithm, so the unit of T does not matter. Process alone trains no group: its
 signals rate the style of a step, and a group that fails in better style must not be preferred for it.
@@ -18,6 +19,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate
 from statistics import pstdev, stdev
 from typing import Final
 
@@ -108,7 +110,8 @@ def _silence(
         if of_speed > of_performance and not above_noise:
             return Silence.BELOW_SPEED
         # Ranges: of many members with one success, the deviation is small and the difference is not.
-        if _range(map(_process, rewards)) > max(spread, settings.speed_weight * _range(_bonuses(rewards))):
+        style = max(_range(map(_process, rewards)), *map(_paid_before_a_step, rewards))
+        if style > max(spread, settings.speed_weight * _range(_bonuses(rewards))):
             return Silence.BELOW_PROCESS
     if (by_returns or settings.advantage_std) and pstdev(
         reward.total for reward in rewards
@@ -129,3 +132,11 @@ def _bonuses(rewards: Sequence[RolloutReward]) -> list[float]:
 def _process(reward: RolloutReward) -> float:
     """A member's process payments over all its steps."""
     return sum(step.alpha * step.process.value for step in reward.steps)
+
+
+def _paid_before_a_step(reward: RolloutReward) -> float:
+    """The most, in absolute value, that process paid before one of a member's steps."""
+    return max(
+        (abs(paid) for paid in accumulate(step.alpha * step.process.value for step in reward.steps[:-1])),
+        default=0.0,
+    )

@@ -1,6 +1,7 @@
 """Groups without signal, and groups in which only speed differs."""
 
 from dataclasses import replace
+from statistics import pstdev
 
 import pytest
 from hypothesis import assume, given
@@ -123,6 +124,53 @@ def test_where_returns_are_divided_by_their_spread_style_decides_no_group() -> N
         group(*[(0.0, 9.0)] * 127, (1.0, 9.0), bad=0),
     ):
         assert compared(clear, divided, 0.001).silent is None
+
+
+@given(
+    st.lists(st.sampled_from([0.9, 0.902, 1.0]), min_size=2, max_size=4),
+    st.sampled_from([9.0, 40.0]),
+    st.integers(0, 1),
+    st.integers(0, 5),
+    st.none() | st.floats(0, 1),
+)
+def test_where_returns_are_divided_no_step_has_an_advantage_beyond_what_the_members_differ_by(
+    performances: list[float], time_of_first: float, bad_of_first: int, bad_of_all: int, noise: float | None
+) -> None:
+    settings = replace(DEFAULT, advantage_std=True)
+    outcomes = [
+        VerifiedMember(
+            member=i,
+            performance=performance,
+            agent_s=9.0 if i else time_of_first,
+            steps=[BAD] * (bad_of_all + (0 if i else bad_of_first)) + [GOOD],
+        )
+        for i, performance in enumerate(performances)
+    ]
+    rewards = group_rewards(outcomes, settings)
+    if compared(rewards, settings, noise).silent is not None:
+        return
+    totals = [reward.total for reward in rewards]
+    bonuses = [settings.speed_weight * r.speed.bonus for r in rewards]
+    apart = sum(max(values) - min(values) for values in (performances, bonuses, totals))
+    for member in group_advantages(rewards, settings):
+        assert all(abs(step.advantage) <= apart / pstdev(totals) + 1e-6 for step in member.steps)
+
+
+def test_style_that_all_members_share_is_not_divided_by_a_small_spread() -> None:
+    divided = replace(DEFAULT, advantage_std=True)
+
+    def with_bad_steps(*performances: float) -> list[RolloutReward]:
+        outcomes = [
+            VerifiedMember(member=i, performance=performance, agent_s=9.0, steps=[BAD] * 5 + [GOOD] * 2)
+            for i, performance in enumerate(performances)
+        ]
+        return group_rewards(outcomes, divided)
+
+    near = with_bad_steps(0.9, 0.902)
+    assert min(m.steps[-1].advantage for m in group_advantages(near, divided)) > 90, "the worse member too"
+    assert compared(near, divided, 0.001).silent is Silence.BELOW_PROCESS
+    assert compared(near, DEFAULT, 0.001).silent is None
+    assert compared(with_bad_steps(1.0, 0.0), divided, 0.001).silent is None
 
 
 def test_everything_equal_is_silent_and_so_is_a_group_without_members() -> None:
