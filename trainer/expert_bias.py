@@ -34,7 +34,8 @@ def check_biases(model: nn.Module) -> None:
     """Raise ConfigurationError unless each router has one selection bias."""
     if not biases_of(model) or len(biases_of(model)) != len(routers_of(model)):
         raise ConfigurationError(
-            'trainer.expert_bias is "balance", but this model\'s experts are chosen without a bias: set it to "frozen"'
+            'trainer.expert_bias is "balance", but this model\'s experts are chosen without a bias: begin a new run with '
+            'trainer.expert_bias = "frozen"'
         )
 
 

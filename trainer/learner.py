@@ -17,6 +17,7 @@ from torch import nn
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.runtime.phase_timer import collect
 from orchestrator.settings.trainer import TrainerSection
+from orchestrator.trajectory.routes import check_replay
 from trainer import lora
 from trainer.activation_checkpointing import checkpoint_activations
 from trainer.batch import BadBatch, BatchPart
@@ -40,6 +41,7 @@ from trainer.schedule import Schedule
 from trainer.tree.forward import attach_tree_attention
 from trainer.tree.passes import PassBudget
 from trainer.tree.replay import attach_replay, check_routes
+from trainer.tree.routing import check_balance
 from trainer.update import OptimizerSettings, UpdateSettings, anchored, make_optimizer, train_step
 
 CANARY_TOKENS = 32
@@ -58,10 +60,9 @@ class Learner:
         self._model, self._optimizer = self._loaded()
         if section.activation_checkpointing:
             checkpoint_activations(self._model)
+        check_experts(self._model, section)
         if section.routing_replay:
             attach_replay(self._model)
-        if section.bias_rate:
-            check_biases(self._model)
         self._schedule = Schedule(
             lr=section.lr,
             kind=section.schedule,
@@ -233,10 +234,11 @@ def open_published(path: Path, manifest_sha: str) -> Checkpoint:
 def save_first(root: Path, model_directory: Path, section: TrainerSection) -> Checkpoint:
     """Make version 0 from a Hugging Face directory: its weights, a fresh optimizer, a canary.
 
-    Raises ValueError if no usable model with its tokenizer is found, ConfigurationError if it cannot be adapted as configured.
+    Raises ValueError if no usable model with its tokenizer is found, ConfigurationError if it cannot be adapted or trained as configured.
     """
     model = load_model(model_directory)
     check_vocabulary(model, model_directory)
+    check_experts(model, section)
     if section.lora_rank:
         lora.inject(model, section)
     _compute(model, section)  # for its canary
@@ -248,6 +250,15 @@ def save_first(root: Path, model_directory: Path, section: TrainerSection) -> Ch
         tokenizer=model_directory,
         canary_ids=canary_ids(model),
     )
+
+
+def check_experts(model: nn.Module, section: TrainerSection) -> None:
+    """Raise ConfigurationError if the model lacks the experts, routers or biases that the configuration needs."""
+    check_balance(model, section.balance)
+    if section.routing_replay:
+        check_replay(model.config.to_dict(), model.name_or_path)  # type: ignore[operator, union-attr]
+    if section.bias_rate:
+        check_biases(model)
 
 
 def _compute(model: nn.Module, section: TrainerSection) -> None:

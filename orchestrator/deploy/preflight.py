@@ -29,8 +29,9 @@ from orchestrator.runtime.plugins import provider as configured
 from orchestrator.scheduling.admission import check_queue, check_shares
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
+from orchestrator.settings.trainer import ExpertBias, TrainerSection
 from orchestrator.tasks.verdict import SIGNAL_NAME
-from orchestrator.trajectory.routes import check_replay
+from orchestrator.trajectory.routes import check_replay, names_experts, no_experts
 from sandboxes.base import Provider, SandboxFull
 from sandboxes.reap import default_root
 
@@ -119,9 +120,8 @@ def never_trains(scaffold: str) -> ConfigurationError:
     )
 
 
-def check_model(directory: Path, *, routing_replay: bool = False) -> None:
-    """Check a policy's directory: config.json, safetensors, a tokenizer whose ids the model has, and known routers if routes are
-    replayed."""
+def check_model(directory: Path, trainer: TrainerSection | None = None) -> None:
+    """Check a policy's directory: config.json, safetensors, a tokenizer whose ids the model has, and the experts that `trainer` needs."""
     if not directory.is_dir():
         suffix = "" if directory.is_absolute() else f" in {Path.cwd()}"
         raise ConfigurationError(
@@ -150,12 +150,24 @@ def check_model(directory: Path, *, routing_replay: bool = False) -> None:
         raise ConfigurationError(
             f"policy.model: {directory}/tokenizer.json is not a tokenizer: {error}"
         ) from None
-    if routing_replay:
-        check_replay(config, directory)
+    if trainer is not None:
+        _check_experts(config, directory, trainer)
     if size > vocabulary:
         raise ConfigurationError(
             f"policy.model: vocabulary mismatch in {directory}: the tokenizer makes {size} ids and the model knows {vocabulary}"
         )
+
+
+def _check_experts(config: Mapping[str, Any], directory: Path, trainer: TrainerSection) -> None:
+    """Raise ConfigurationError for keys that no model with this config.json can honour. `save_first` of the trainer looks at the model itself."""
+    if trainer.routing_replay:
+        check_replay(config, directory)
+    if names_experts(config):
+        return
+    if trainer.balance:
+        raise no_experts("balance", f"{trainer.balance}", directory, "0")
+    if trainer.expert_bias is ExpertBias.BALANCE:
+        raise no_experts("expert_bias", f'"{trainer.expert_bias}"', directory, f'"{ExpertBias.FROZEN}"')
 
 
 def missing(config: Config) -> list[str]:
@@ -164,7 +176,7 @@ def missing(config: Config) -> list[str]:
     found = []
     if config.policy.model:
         try:
-            check_model(Path(config.policy.model), routing_replay=config.trainer.routing_replay)
+            check_model(Path(config.policy.model), config.trainer)
         except ConfigurationError as error:
             found.append(str(error))
     elif not config.servers.urls:

@@ -22,7 +22,6 @@ Routes = npt.NDArray[np.int16]
 
 NOT_RECORDED = -1
 REPLAYED = ("minimax_m2", "qwen3_moe")  # `model_type`s whose routers trainer/tree/replay.py computes
-NO_EXPERTS = "trainer.routing_replay is true, but the policy in {} has no experts: set it to false"
 
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys for the number of experts
 
@@ -83,14 +82,29 @@ class Routed:
         return self.tokens if version == self.version else 0
 
 
+def no_experts(key: str, value: str, directory: object, off: str) -> ConfigurationError:
+    """The error for a key of `[trainer]` that only a mixture of experts can honour. `off`: its value for other models. Both as in a file."""
+    return ConfigurationError(
+        f"trainer.{key} is {value}, but the policy in {directory} has no experts: begin a new run with trainer.{key} = {off}"
+    )
+
+
+def names_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json has experts under any key. Only False is certain: models have more names for them than `Experts` knows."""
+    return any(
+        value and ("expert" in key or "moe" in key or (isinstance(value, Mapping) and names_experts(value)))
+        for key, value in config.items()
+    )
+
+
 def check_replay(config: Mapping[str, Any], directory: object) -> None:
     """Raise ConfigurationError when the routes of a model with this config.json cannot be replayed."""
     if Experts.of(config) is None:
-        raise ConfigurationError(NO_EXPERTS.format(directory))
+        raise no_experts("routing_replay", "true", directory, "false")
     if (model_type := config.get("model_type")) not in REPLAYED:
         raise ConfigurationError(
             f"trainer.routing_replay does not know the routers of the policy in {directory} (its model_type is {model_type}; known: "
-            f"{', '.join(REPLAYED)}): set it to false"
+            f"{', '.join(REPLAYED)}): begin a new run with trainer.routing_replay = false"
         )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.trajectory.routes import no_experts
 from trainer.tree.pack import Pack
 from trainer.tree.plan import Longs, TreePlan
 
@@ -56,11 +56,14 @@ def routing_of(kind: type[R], model: nn.Module, pack: Pack, balance: float) -> R
     routers = routers_of(model)
     if routers:
         return kind(routers, multiplicities(pack.plan, pack.last), balance)
-    if balance:
-        raise ConfigurationError(
-            f"trainer.balance is {balance}, but this model has no experts to balance: set it to 0"
-        )
+    check_balance(model, balance)
     return None
+
+
+def check_balance(model: nn.Module, balance: float) -> None:
+    """Raise ConfigurationError if `balance` is set and there are no experts."""
+    if balance and not routers_of(model):
+        raise no_experts("balance", f"{balance}", getattr(model, "name_or_path", ""), "0")
 
 
 class Routing:

@@ -1,8 +1,10 @@
 """A fault of a configuration, a model directory or a port is named before anything is started."""
 
 import json
+import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scaffolds.find import find
@@ -24,6 +26,7 @@ from orchestrator.deploy.preflight import (
 )
 from orchestrator.deploy.stack import up
 from orchestrator.settings.config import FILE, Config, load
+from orchestrator.settings.trainer import TrainerSection
 
 EXAMPLES = Path(__file__).parents[3] / "agents/scaffolds/examples"
 KNOWN = ("mini-swe-agent", "oracle", "shell")
@@ -155,16 +158,40 @@ def test_a_policy_whose_routes_cannot_be_replayed_is_refused(tmp_path: Path) -> 
     with pytest.raises(
         ConfigurationError, match=r"trainer\.routing_replay is true, but the policy in .* no experts"
     ):
-        check_model(tmp_path, routing_replay=True)
+        check_model(tmp_path, TrainerSection(routing_replay=True))
     mixture = {"model_type": "mixtral", "vocab_size": 2, "num_hidden_layers": 1}
     mixture |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     (tmp_path / "config.json").write_text(json.dumps(mixture))
     with pytest.raises(
-        ConfigurationError, match=r"model_type is mixtral; known: minimax_m2, qwen3_moe\): set it to false"
+        ConfigurationError,
+        match=r"model_type is mixtral; known: minimax_m2, qwen3_moe\): begin a new run with",
     ):
-        check_model(tmp_path, routing_replay=True)
+        check_model(tmp_path, TrainerSection(routing_replay=True))
     (tmp_path / "config.json").write_text(json.dumps({**mixture, "model_type": "minimax_m2"}))
-    check_model(tmp_path, routing_replay=True)
+    check_model(tmp_path, TrainerSection(routing_replay=True))
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        ({"balance": 0.01}, r"trainer\.balance is 0\.01, .* no experts: begin a new run with trainer\.balance = 0$"),
+        ({"expert_bias": "balance"}, r'trainer\.expert_bias is "balance", .* no experts: .* trainer\.expert_bias = "frozen"$'),
+    ],
+)  # fmt: skip
+def test_a_dense_policy_whose_experts_should_be_balanced_is_refused_before_anything_starts(
+    tmp_path: Path, section: dict[str, Any], sentence: str
+) -> None:
+    trainer = TrainerSection.model_validate(section)
+    with pytest.raises(ConfigurationError, match=sentence):
+        check_model(a_model(tmp_path, 2), trainer)
+    config = Config.model_validate({"policy": {"model": str(tmp_path)}, "trainer": section})
+    assert any(re.search(sentence, each) for each in missing(config))
+    for experts in (
+        {"num_experts": 4},
+        {"text_config": {"vocab_size": 2, "ffn_config": {"moe_num_experts": 16}}},
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 2, **experts}))
+        check_model(tmp_path, trainer)
 
 
 @pytest.mark.anyio

@@ -156,7 +156,9 @@ def test_a_dense_model_has_no_routers_and_refuses_a_balance_loss() -> None:
     policy = seeded(qwen3)
     attach_tree_attention(policy)
     assert routers_of(policy) == []
-    with pytest.raises(ValueError, match=r"trainer\.balance is 0\.1, but this model has no experts to bal"):
+    with pytest.raises(
+        ValueError, match=r"trainer\.balance is 0\.1, but the policy in  has no experts: begin a new"
+    ):
         step_gradients(policy, FORESTS["duplicates"](), UpdateSettings(balance=0.1))
 
 

@@ -142,7 +142,8 @@ def test_a_model_without_selection_biases_is_refused_in_one_sentence() -> None:
     for policy in (seeded(qwen3_moe), nn.Linear(2, 2)):
         assert move_biases(policy, None, 0.0) is None
         with pytest.raises(
-            ConfigurationError, match=r'expert_bias is "balance", but .* without a bias: set it to "frozen"'
+            ConfigurationError,
+            match=r'expert_bias is "balance", but .* without a bias: begin a new run with .*"frozen"',
         ):
             check_biases(policy)
     with pytest.raises(ConfigurationError, match="routers of this model do not report their choices"):

@@ -160,6 +160,22 @@ def test_a_run_whose_log_probabilities_are_not_those_of_what_is_sampled_is_not_t
         check_config(Config.model_validate({"sampling": sampling}))
 
 
+@pytest.mark.parametrize(
+    "section", [{"balance": 0.01}, {"expert_bias": "balance"}, {"routing_replay": True}], ids=str
+)
+def test_a_policy_without_the_experts_that_a_key_needs_is_never_published(
+    section: dict[str, Any], model: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"trainer\.{next(iter(section))} is .* begin a new run with"
+    ):
+        save_first(tmp_path / "policies", model, TrainerSection.model_validate(section))
+    assert not (tmp_path / "policies").exists()
+    first = save_first(tmp_path / "policies", model, TrainerSection())
+    with pytest.raises(ConfigurationError, match="begin a new run with"):
+        Learner(first, TrainerSection.model_validate(section))
+
+
 def test_proximal_logprobs_that_are_not_finite_make_the_batch_bad(model: Path, tmp_path: Path) -> None:
     one = learner(model, tmp_path, anchor="proximal")
     with torch.no_grad():

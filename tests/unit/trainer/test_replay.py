@@ -239,12 +239,13 @@ def test_a_dense_model_and_unknown_routers_are_refused_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(
-        ValueError, match=r"routing_replay is true, but the policy in  has no experts: set it to f"
+        ValueError,
+        match=r"routing_replay is true, but the policy in  has no experts: begin a new run with .* = f",
     ):
         attach_replay(seeded(llama))
     assert set(_GATES) == set(REPLAYED)
     monkeypatch.setattr("orchestrator.trajectory.routes.REPLAYED", ("other",))
-    with pytest.raises(ValueError, match=r"model_type is qwen3_moe; known: other\): set it to false"):
+    with pytest.raises(ValueError, match=r"model_type is qwen3_moe; known: other\): begin a new run with"):
         attach_replay(seeded(qwen3_moe))
 
 
