@@ -164,6 +164,7 @@ def _as_json(changed: "Change", found: Sequence["CommandStep"], written: bool) -
             "slots": [old.slots, new.slots],
             "verify_slots": [old.verify_slots, new.verify_slots],
             "n": new.capacity,
+            "places": new.places,
             "w": new.window,
             "reach": new.reach,
             "needed": [old.needed, new.needed],

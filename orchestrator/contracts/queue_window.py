@@ -23,6 +23,15 @@ def window_size(capacity: int, fraction: float) -> int:
     return max(1, math.floor(round(fraction * capacity, 9)))
 
 
+def places(capacity: int, max_staleness: int, batch_groups: int) -> int:
+    """The most groups in flight: N, or (S+1)·P where staleness admits fewer. A larger N then only widens the window.
+
+    >>> places(24, 2, 8), places(64, 2, 8), places(16, 2, 8)
+    (24, 24, 16)
+    """
+    return min(capacity, (max_staleness + 1) * batch_groups)
+
+
 def window_of(policy: str, capacity: int, fraction: float) -> int:
     """W of a policy, in queue positions: 1 of `fifo`; N of `greedy`, which takes any position, also those further from the head.
 

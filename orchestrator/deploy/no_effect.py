@@ -117,7 +117,7 @@ NEEDS: Final[dict[str, tuple[Counts, str]]] = {
 
 def no_effect(config: Config) -> list[str]:
     """The keys with a value of their own that does nothing in this configuration, with the reason."""
-    return [*_unneeded(config), *_parts(config), *_limits(config), *_contexts(config)]
+    return [*_unneeded(config), *_parts(config), *_capacity(config), *_limits(config), *_contexts(config)]
 
 
 def _unneeded(config: Config) -> Iterator[str]:
@@ -136,6 +136,20 @@ def _parts(config: Config) -> Iterator[str]:
         yield (
             f"trainer.parts has no effect above queue.batch_groups: a batch of {groups} groups has {groups} train steps, "
             f"not {config.trainer.parts}"
+        )
+
+
+def _capacity(config: Config) -> Iterator[str]:
+    queue = config.queue
+    if queue.capacity > queue.places:
+        rest = (
+            ""
+            if queue.policy in (FIFO, GREEDY)
+            else f", and only widens the window to {queue.window} positions"
+        )
+        yield (
+            f"queue.capacity = {queue.capacity} has no effect on the groups in flight above (queue.max_staleness + 1) · queue.batch_groups = "
+            f"{queue.places}{rest}"
         )
 
 

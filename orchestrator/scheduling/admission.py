@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.queue_window import FIFO, GREEDY, WINDOWED, window_of
+from orchestrator.contracts.queue_window import FIFO, GREEDY, WINDOWED, places, window_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,15 @@ class QueueSettings:
         return window_of(self.policy, self.capacity, self.window_fraction)
 
     @property
+    def places(self) -> int:
+        """The most groups in flight: min(N, (S+1)·P)."""
+        return places(self.capacity, self.max_staleness, self.batch_groups)
+
+    @property
     def reach(self) -> float:
-        """N+W, in groups: how many are dispatched before the slowest one stops the trainer. Infinite for `greedy`, which waits for none."""
-        return math.inf if self.policy == GREEDY else self.capacity + self.window
+        """min(N, (S+1)·P) + W, in groups: how many are dispatched before the slowest one stops the trainer. Infinite for `greedy`, which waits
+        for none."""
+        return math.inf if self.policy == GREEDY else self.places + self.window
 
     @property
     def short_batch(self) -> int:
@@ -199,7 +205,7 @@ def check_shares(shares: Mapping[str, float]) -> None:
 
 
 def window_reach(settings: QueueSettings, longest_s: float, mean_s: float) -> float:
-    """(N+W) / (slots · T_max/T_mean): below 1, the window idles the trainer while the slowest group runs.
+    """(min(N, (S+1)·P) + W) / (slots · T_max/T_mean): below 1, the window idles the trainer while the slowest group runs.
 
     slots = running rollouts / G; `longest_s` and `mean_s` are durations of whole groups, in seconds.
     """
@@ -212,9 +218,15 @@ def idle_warning(settings: QueueSettings, longest_s: float, mean_s: float) -> st
     reach = window_reach(settings, longest_s, mean_s)
     if reach >= 1:
         return None
-    key = "queue.policy" if settings.policy == FIFO else "queue.window_fraction"
+    by_staleness = (settings.max_staleness + 1) * settings.batch_groups
+    larger = " and ".join(
+        key
+        for key, bound in (("queue.capacity", settings.capacity), ("queue.max_staleness", by_staleness))
+        if bound == settings.places
+    )
+    window = "another queue.policy" if settings.policy == FIFO else "a larger queue.window_fraction"
     return (
-        f"the window will idle the trainer: (N+W)/(slots*T_max/T_mean) = ({settings.capacity}+{settings.window})/"
+        f"the window will idle the trainer: (min(N, (S+1)*P)+W)/(slots*T_max/T_mean) = (min({settings.capacity}, {by_staleness})+{settings.window})/"
         f"({settings.running_rollouts / settings.group_size:g}*{longest_s / mean_s:g}) = {reach:.2f} < 1; "
-        f"begin a new run with a larger queue.capacity or {'another' if settings.policy == FIFO else 'a larger'} {key}, or shorten the longest groups"
+        f"begin a new run with a larger {larger} or {window}, or shorten the longest groups"
     )

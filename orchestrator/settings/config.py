@@ -15,7 +15,7 @@ from scaffolds.reference import is_path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.numbers import INT8
-from orchestrator.contracts.queue_window import window_of
+from orchestrator.contracts.queue_window import places, window_of
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.run_option import FILE as FILE
 from orchestrator.runtime.unreachable import AddressOrigin, named_url, of_key, of_override, remember
@@ -88,7 +88,7 @@ class QueueSection(Section):
     max_staleness: Count = 2
     """S: the highest staleness in batches, the trainer's policy version minus the one that sampled; 0 is nearly on-policy, and waits."""
     capacity: Positive = 24
-    """N: groups in flight, dispatched and neither resolved nor consumed; more keeps slots busy and makes tokens older."""
+    """N: groups in flight, dispatched and not yet consumed or resolved; more keeps slots busy and tokens older, above (S + 1) · P only widens W."""
     window_fraction: Annotated[float, Field(gt=0, le=1)] = 0.3
     """The share of `capacity` that the window has, so how far a fast group may pass a slow one."""
     group_size: Annotated[int, Field(ge=2, le=MOST_MEMBERS)] = 4
@@ -109,6 +109,11 @@ class QueueSection(Section):
     def window(self) -> int:
         """W of the policy, in queue positions."""
         return window_of(self.policy, self.capacity, self.window_fraction)
+
+    @property
+    def places(self) -> int:
+        """The most groups in flight: min(N, (S+1)·P)."""
+        return places(self.capacity, self.max_staleness, self.batch_groups)
 
     @property
     def short_batch(self) -> int:

@@ -122,13 +122,14 @@ def _sampling(topology: Topology) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bridge:
-    """The groups that may be in flight, N + W, against those that overtake the slowest group while it runs. A `scheduling.admission.window_reach`
-    below 1 idles the trainer. `slots`: of all runners, at their maximum count."""
+    """The groups that may be dispatched while the slowest one runs, min(N, (S+1)·P) + W, against those that overtake it. A
+    `scheduling.admission.window_reach` below 1 idles the trainer. `slots`: of all runners, at their maximum count."""
 
     slots: int
     verify_slots: int
     group_size: int
     capacity: int
+    places: int
     window: int
     ratio: float  # the slowest group's time, in means
 
@@ -139,7 +140,7 @@ class Bridge:
 
     @property
     def reach(self) -> int:
-        return self.capacity + self.window
+        return self.places + self.window
 
     @property
     def needed(self) -> float:
@@ -157,6 +158,7 @@ def bridge(topology: Topology) -> Bridge:
         verify_slots=verify_slots,
         group_size=queue.group_size,
         capacity=queue.capacity,
+        places=queue.places,
         window=queue.window,
         ratio=topology.load.longest_over_mean,
     )
@@ -174,11 +176,16 @@ def _window(topology: Topology) -> Iterator[str]:
     if queue.policy != GREEDY and plan.reach < plan.needed:
         share = 0.0 if queue.policy == FIFO else queue.window_fraction
         minimum = int(-(-plan.needed // (1 + share))) + 1
+        larger = {"capacity": minimum} if queue.capacity < minimum else {}
+        if (queue.max_staleness + 1) * queue.batch_groups < minimum:
+            larger["max_staleness"] = -(-minimum // queue.batch_groups) - 1
+        settings = " and ".join(f"config.queue.{key} to {value}" for key, value in larger.items())
         yield (
-            f"config.queue: N + W = capacity + window = {plan.capacity} + {plan.window} = {plan.reach} groups idle the trainer: "
+            f"config.queue: min(N, (S+1)·P) + W = min({plan.capacity}, {queue.max_staleness + 1}·{queue.batch_groups}) + {plan.window} = "
+            f"{plan.reach} groups idle the trainer: "
             f"runners hold {plan.slots} slots ÷ group_size {plan.group_size} = {plan.groups:g} groups, and the slowest takes "
             f"load.longest_over_mean = {plan.ratio:g} times the mean, so {plan.groups:g} × {plan.ratio:g} = {plan.needed:g} pass it by then: "
-            f"set config.queue.capacity to {minimum}, or take fewer slots"
+            f"set {settings}, or take fewer slots"
         )
 
 

@@ -16,7 +16,6 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.cluster.size import (
     Plan,
     bytes_of_step,
-    in_flight,
     plan_of_config,
     rehearsed,
     slot_s,
@@ -54,7 +53,7 @@ class Held:
 def rounds(queue: QueueSettings) -> int:
     """Batches that may be in flight at once. They are dispatched together, and arrive in quick succession. Spans with a whole number of such
     rounds can be compared; others start or end in the middle of a round."""
-    return max(1, in_flight(queue) // queue.batch_groups)
+    return max(1, queue.places // queue.batch_groups)
 
 
 async def _commits(connection: AsyncConnection, run_id: int, first: int, last: int) -> list[datetime]:
@@ -109,7 +108,7 @@ async def workload(
     """The workload of a span; and the ratio of the slowest of as many groups as may be in flight to the mean.
     ConfigurationError if nothing was generated in it."""
     plan = plan_of_config(config)
-    share = in_flight(plan.queue) / (in_flight(plan.queue) + 1)  # the slowest of this many, on average
+    share = plan.queue.places / (plan.queue.places + 1)  # the slowest of this many, on average
     figures = await work_figures(
         connection, run_id, within, slots=plan.slots, verify_slots=plan.verify_slots, share=share
     )

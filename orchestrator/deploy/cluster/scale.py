@@ -215,11 +215,11 @@ def _settings(before: Topology, after: Topology) -> list[Setting]:
 
 
 def window_sentences(change: Change) -> list[str]:
-    """The effect of the counts on N + W, the groups that may be in flight: the arithmetic of `checks`."""
+    """The effect of the counts on min(N, (S+1)·P) + W, the groups that may be dispatched while one runs: the arithmetic of `checks`."""
     old, new = change.bridges
     if old.slots == new.slots or change.after.penstock.queue.policy == GREEDY:
         return []
     return [
         f"slots: {old.slots} → {new.slots} ÷ group_size {new.group_size} = {new.groups:g} groups, × load.longest_over_mean {new.ratio:g} = "
-        f"{new.needed:g} pass the slowest; N + W = {new.capacity} + {new.window} = {new.reach} bridge them",
+        f"{new.needed:g} pass the slowest; min(N, (S+1)·P) + W = {new.places} + {new.window} = {new.reach} bridge them",
     ]

@@ -153,11 +153,6 @@ def bytes_of_step(work: Workload) -> float:
     return tokens + product("step_bytes") + product("message_bytes") + product("prompt_bytes")
 
 
-def in_flight(queue: QueueSettings) -> int:
-    """Groups that may be outstanding: N, or (S + 1) · P if staleness allows fewer."""
-    return min(queue.capacity, (queue.max_staleness + 1) * queue.batch_groups)
-
-
 def rehearsed(plan: Plan, work: Workload, *, batches: int = 0, seed: int = 0) -> tuple[Rehearsal, float]:
     """The run under a fake clock; and seconds of a rollout in its slot, by mean value analysis with the rehearsal's average number of occupied
     slots. `batches` 0: enough for 20,000 rollouts, 6 to 40."""
@@ -194,7 +189,7 @@ def rehearsed(plan: Plan, work: Workload, *, batches: int = 0, seed: int = 0) ->
 
 def customers(plan: Plan) -> int:
     """The most rollouts that can hold a slot."""
-    return max(1, min(plan.slots, in_flight(plan.queue) * plan.queue.group_size))
+    return max(1, min(plan.slots, plan.queue.places * plan.queue.group_size))
 
 
 def slot_s(plan: Plan, work: Workload, busy: float) -> float:
@@ -280,7 +275,7 @@ def _stages(
     def stage(name: str, most: float, why: str, used: float | None = None) -> Bottleneck:
         return Bottleneck(name=name, most=most, utilisation=groups / most if used is None else used, why=why)
 
-    places = in_flight(queue)
+    places = queue.places
     minimum_s = waits(work) + cycle + work.verify_s + work.claim_s + batch
     yield stage(
         "queue",
@@ -332,7 +327,7 @@ def _stages(
 def _warnings(plan: Plan, work: Workload, found: Sizing) -> Iterator[str]:
     """Warnings, one sentence each, with the arithmetic."""
     queue = plan.queue
-    places = in_flight(queue)
+    places = queue.places
     if places < found.least_in_flight:
         setting = (
             "queue.capacity"
@@ -346,7 +341,7 @@ def _warnings(plan: Plan, work: Workload, found: Sizing) -> Iterator[str]:
     overtaken = plan.slots / queue.group_size * plan.longest_over_mean
     if queue.reach < overtaken:
         yield (
-            f"N + W = {queue.capacity} + {queue.window} = {queue.reach:g} groups, but {plan.slots} ÷ {queue.group_size} × "
+            f"min(N, (S+1)·P) + W = {places} + {queue.window} = {queue.reach:g} groups, but {plan.slots} ÷ {queue.group_size} × "
             f"{plan.longest_over_mean:g} = {overtaken:g} pass the slowest one: the window will idle the trainer"
         )
     if plan.gateways < found.gateways_needed:

@@ -52,7 +52,7 @@ def argv(found: Sequence[CommandStep], *beginning: str) -> list[tuple[str, ...]]
         (("runners=6",), "runners[0]: max_replicas = 4 is less than replicas = 6"),
         (
             ("runners=3..6",),
-            "config.queue: N + W = capacity + window = 56 + 16 = 72 groups idle the trainer: runners hold 192 slots ÷ group_size 4 = 48 groups",
+            "config.queue: min(N, (S+1)·P) + W = min(56, 3·16) + 16 = 64 groups idle the trainer: runners hold 192 slots ÷ group_size 4 = 48 groups",
         ),
         (("servers=3",), "host gpu-1 has gpus = 8, but its processes need 6 (servers[0]) + 4 (trainer) = 10"),
         (("gateways=0",), "gateways.replicas: Input should be greater than or equal to 1"),
@@ -463,8 +463,9 @@ def test_for_machines_it_says_counts_window_settings_and_commands() -> None:
         "slots": [128, 96],
         "verify_slots": [8, 8],
         "n": 56,
+        "places": 48,
         "w": 16,
-        "reach": 72,
+        "reach": 64,
         "needed": [64.0, 48.0],
     }
     assert found["settings"] == [

@@ -22,7 +22,6 @@ from orchestrator.deploy.cluster.size import (
     Plan,
     _stages,
     bytes_of_step,
-    in_flight,
     plan_of,
     rehearsed,
     size,
@@ -278,7 +277,7 @@ def test_more_of_what_binds_is_more_and_enough_in_flight_ends_the_queue() -> Non
 
 
 def test_staleness_lets_fewer_groups_be_in_flight_than_capacity() -> None:
-    assert in_flight(QUEUE) == 48 and in_flight(replace(QUEUE, max_staleness=1)) == 32
+    assert QUEUE.places == 48 and replace(QUEUE, max_staleness=1).places == 32
 
 
 def test_a_step_of_the_benchmark_takes_the_bytes_that_were_measured() -> None:

@@ -49,8 +49,13 @@ def test_every_example_holds_together(file: Path) -> None:
         ("servers.0.replicas", 5, "host gpu1 has gpus = 8, but its processes need 10 (servers[0]) = 10"),
         (
             "config.queue.capacity", 40,
-            "N + W = capacity + window = 40 + 12 = 52 groups idle the trainer: runners hold 256 slots ÷ group_size 8 = 32 groups, and the "
+            "min(N, (S+1)·P) + W = min(40, 3·32) + 12 = 52 groups idle the trainer: runners hold 256 slots ÷ group_size 8 = 32 groups, and the "
             "slowest takes load.longest_over_mean = 2 times the mean, so 32 × 2 = 64 pass it by then: set config.queue.capacity to 51",
+        ),
+        (
+            "config.queue.max_staleness", 0,
+            "min(N, (S+1)·P) + W = min(96, 1·32) + 28 = 60 groups idle the trainer: runners hold 256 slots ÷ group_size 8 = 32 groups, and the "
+            "slowest takes load.longest_over_mean = 2 times the mean, so 32 × 2 = 64 pass it by then: set config.queue.max_staleness to 1, or take",
         ),
         ("runners.0.slots", 1, "runners: replicas × slots = 4, but config.queue.group_size = 8"),
         ("config.queue.capacity", 8, "queue.capacity (8) must be at least queue.batch_groups (32)"),
@@ -120,7 +125,7 @@ def test_the_window_is_that_of_the_policy() -> None:
     raw = changed("config.queue.policy", "fifo")
     raw["config"]["queue"]["capacity"] = 62
     with pytest.raises(
-        ConfigurationError, match=r"window = 62 \+ 1 = 63 groups .* set config\.queue\.capacity to 65"
+        ConfigurationError, match=r"min\(62, 3·32\) \+ 1 = 63 groups .* set config\.queue\.capacity to 65"
     ):
         read(raw)
     raw["config"]["queue"]["capacity"] = 65

@@ -86,6 +86,12 @@ def test_the_names_of_processes_count_for_one_of_several_too() -> None:
         ({"trainer": {"loss": "sft"}, "reward": {"batch_scale": "std"}}, "reward.batch_scale has no effect"),
         ({"queue": {"policy": "fifo", "window_fraction": 0.5}}, "queue.window_fraction has no effect: it needs a queue.policy with a window"),
         ({"queue": {"policy": "greedy", "window_fraction": 0.5}}, "queue.window_fraction has no effect"),
+        (
+            {"queue": {"capacity": 64}},
+            "queue.capacity = 64 has no effect on the groups in flight above (queue.max_staleness + 1) · queue.batch_groups = 24, and only "
+            "widens the window to 19 positions",
+        ),
+        ({"queue": {"policy": "fifo", "capacity": 25}}, "queue.capacity = 25 has no effect on the groups in flight above"),
         ({"trainer": {"parts": 9}}, "trainer.parts has no effect above queue.batch_groups: a batch of 8 groups has 8 train steps, not 9"),
         ({"reward": {"speed_weight": 0.0, "noise_replays": 9}}, "reward.noise_replays has no effect: it needs reward.speed_weight above 0"),
         ({"reward": {"zero_signal": "performance", "noise_interval_s": 9.0}}, "reward.noise_interval_s has no effect"),

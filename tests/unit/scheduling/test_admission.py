@@ -138,8 +138,28 @@ def test_the_window_warns_when_it_will_idle_the_trainer() -> None:
     settings = replace(BASE, capacity=8, running_rollouts=64)  # W = 2, slots = 8
     assert window_reach(settings, longest_s=50, mean_s=10) == (8 + 2) / (8 * 5)
     warning = idle_warning(settings, longest_s=50, mean_s=10)
-    assert warning is not None and "(8+2)/(8*5) = 0.25 < 1" in warning
+    assert warning is not None and "(min(8, 8)+2)/(8*5) = 0.25 < 1" in warning
     assert idle_warning(settings, longest_s=12.5, mean_s=10) is None, "exactly 1 is enough"
+
+
+@pytest.mark.parametrize(
+    ("capacity", "larger"),
+    [(16, "queue.capacity"), (24, "queue.capacity and queue.max_staleness"), (64, "queue.max_staleness")],
+)
+def test_the_warning_counts_the_groups_that_staleness_admits_and_names_the_bound_that_holds(
+    capacity: int, larger: str
+) -> None:
+    settings = QueueSettings(
+        capacity=capacity, batch_groups=8, group_size=4, max_staleness=2, running_rollouts=4096
+    )
+    places = min(24, capacity)
+    assert dispatchable(QueueCounts(), settings) == places == settings.places
+    later = QueueCounts(dispatched=400 + places, consumed=400, committed_batches=50)
+    assert dispatchable(later, settings) == 0
+    assert window_reach(settings, longest_s=40, mean_s=10) == (places + settings.window) / (1024 * 4)
+    warning = idle_warning(settings, longest_s=40, mean_s=10) or ""
+    assert f"(min({capacity}, 24)+{settings.window})/(1024*4)" in warning
+    assert f"with a larger {larger} or a larger queue.window_fraction" in warning
 
 
 def test_the_window_of_fifo_is_one_position_and_greedy_never_waits() -> None:
@@ -148,7 +168,9 @@ def test_the_window_of_fifo_is_one_position_and_greedy_never_waits() -> None:
     assert window_reach(fifo, longest_s=50, mean_s=10) == (8 + 1) / (8 * 5)
     warning = idle_warning(fifo, longest_s=50, mean_s=10) or ""
     assert (
-        "(8+1)/(8*5)" in warning and "or another queue.policy" in warning and "window_fraction" not in warning
+        "(min(8, 8)+1)/(8*5)" in warning
+        and "or another queue.policy" in warning
+        and "window_fraction" not in warning
     )
     assert idle_warning(greedy, longest_s=5000, mean_s=10) is None
 
