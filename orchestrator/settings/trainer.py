@@ -98,9 +98,9 @@ class TrainerSection(Section):
     warmup_steps: Count = 0
     """Train steps of linear rise of the learning rate."""
     decay_steps: Count = 0
-    """The train step of the run from which on the learning rate is last_lr_share · lr; more than `warmup_steps`."""
+    """Train steps of the run after which the learning rate is last_lr_share · lr; more than `warmup_steps`."""
     last_lr_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The share of `lr` that is left at `decay_steps` and after."""
+    """The share of `lr` that is left after `decay_steps` train steps."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """The decay rates of AdamW's first and second moments."""
     eps: Annotated[float, Field(gt=0)] = 1e-8

@@ -195,7 +195,12 @@ train_steps = Table(
     "train_steps",
     metadata,
     _run(),
-    Column("train_step", Integer, nullable=False, comment="1 and up per run: the optimizer's count"),
+    Column(
+        "train_step",
+        Integer,
+        nullable=False,
+        comment="1 and up per run; steps that a rewind undid keep their numbers, so after one the optimizer's count is lower",
+    ),
     Column(
         "batch_id",
         BigInteger,
