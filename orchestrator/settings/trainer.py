@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from orchestrator.contracts.choices import Aggregation, Anchor, MismatchMask, RateSchedule
 from orchestrator.contracts.quote import quoted
@@ -46,6 +46,16 @@ def _known_rule(given: Any) -> Any:
             'use "frozen", or "balance", which moves it against the experts\' load'
         )
     return given
+
+
+LEAST_EPS = 1e-37
+"""A normal number of float32. A smaller one can be 0 in the update, and a weight without a gradient 0/0."""
+
+
+def _normal(eps: float) -> float:
+    if eps < LEAST_EPS:
+        raise ValueError(f"must be at least {LEAST_EPS:g}: float32 rounds less to 0")
+    return eps
 
 
 class TrainerSection(Section):
@@ -91,7 +101,7 @@ class TrainerSection(Section):
     """The highest trainer ÷ behavior ratio of a token that trains with `mask = "icepop"`."""
     mis_max: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
     """The highest product of trainer ÷ behavior ratios of a sample that trains with `mask = "mis"`."""
-    lr: Annotated[float, Field(gt=0)] = 1e-5
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-5
     """The highest learning rate."""
     schedule: RateSchedule = RateSchedule.CONSTANT
     """How the learning rate falls after the warm-up."""
@@ -103,9 +113,9 @@ class TrainerSection(Section):
     """The share of `lr` that is left after `decay_steps` train steps."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """The decay rates of AdamW's first and second moments."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """The epsilon of AdamW; small gradients need a smaller one, such as 1e-15 in MiniMax-M1."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    eps: Annotated[float, Field(allow_inf_nan=False), AfterValidator(_normal)] = 1e-8
+    """The epsilon of AdamW, from 1e-37; small gradients need a smaller one than 1e-8, such as 1e-15 in MiniMax-M1."""
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """The weight decay of AdamW."""
     decay_vectors: bool = True
     """Whether weight decay also holds for norms and biases."""

@@ -15,7 +15,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from orchestrator.contracts.choices import BatchScaling
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.settings.config import Config
-from orchestrator.settings.trainer import TrainerSection
+from orchestrator.settings.trainer import LEAST_EPS, TrainerSection
 from tests.unit.trainer.forests import everything, group_of_rollouts
 from trainer import schedule
 from trainer.advantage_scale import scaled_parts
@@ -93,6 +93,15 @@ def test_without_decay_of_vectors_only_matrices_shrink(model: Path, tmp_path: Pa
     optimizer.step()
     shrunk = {name for name, p in network.named_parameters() if not torch.equal(p, before[name])}
     assert shrunk == {name for name, p in before.items() if p.ndim >= 2} != set(before)
+
+
+def test_the_least_epsilon_keeps_weights_without_a_gradient_finite(model: Path) -> None:
+    network = load_model(model)
+    optimizer = make_optimizer(network, optimizer_settings(TrainerSection(eps=LEAST_EPS)))
+    for parameter in network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in network.parameters())
 
 
 def test_the_optimizer_without_decay_of_vectors_survives_a_resume(model: Path, tmp_path: Path) -> None:
