@@ -42,7 +42,7 @@ _ADVANTAGES: Final[tuple[Counts, str]] = (
 )
 _NOISE: Final[tuple[Counts, str]] = (
     measures,
-    'reward.speed_weight above 0 and reward.zero_signal = "returns"',
+    'reward.speed_weight above 0, and reward.zero_signal = "returns" or reward.advantage_std',
 )
 NEEDS: Final[dict[str, tuple[Counts, str]]] = {
     "sandbox.container": _provider("container"),

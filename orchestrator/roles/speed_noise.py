@@ -35,8 +35,9 @@ LABEL: Final = "speed-noise"
 
 
 def measures(config: Config) -> bool:
-    """Whether the run's rewards need the noise: speed is rewarded, and groups of equal performance may train on it."""
-    return config.reward.speed_weight > 0 and config.reward.zero_signal == ZeroSignal.RETURNS
+    """Whether the run's rewards need the noise: speed is rewarded, and a gate of `rewards.comparison` waits for its noise."""
+    reward = config.reward
+    return reward.speed_weight > 0 and (reward.zero_signal == ZeroSignal.RETURNS or reward.advantage_std)
 
 
 async def measure(connection: AsyncConnection, run_id: int, config: Config, group: TerminalGroup) -> None:

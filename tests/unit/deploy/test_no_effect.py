@@ -94,7 +94,10 @@ def test_the_names_of_processes_count_for_one_of_several_too() -> None:
         ({"queue": {"policy": "fifo", "capacity": 25}}, "queue.capacity = 25 has no effect on the groups in flight above"),
         ({"trainer": {"parts": 9}}, "trainer.parts has no effect above queue.batch_groups: a batch of 8 groups has 8 train steps, not 9"),
         ({"reward": {"speed_weight": 0.0, "noise_replays": 9}}, "reward.noise_replays has no effect: it needs reward.speed_weight above 0"),
-        ({"reward": {"zero_signal": "performance", "noise_interval_s": 9.0}}, "reward.noise_interval_s has no effect"),
+        (
+            {"reward": {"zero_signal": "performance", "noise_interval_s": 9.0}},
+            'reward.noise_interval_s has no effect: it needs reward.speed_weight above 0, and reward.zero_signal = "returns" or reward.advantage_std',
+        ),
         (
             {"sampling": {"repetition_tokens": 0, "repetition_probability": 0.9}},
             "sampling.repetition_probability has no effect: it needs sampling.repetition_tokens above 0",
@@ -148,6 +151,14 @@ def test_a_loss_alone_has_no_warning_and_images_with_a_directory_count() -> None
         {"trainer": {"loss": "sft"}},
         {"trainer": {"loss": "gspo"}},
         {"reward": {"speed_weight": 0.0}},
+        {
+            "reward": {
+                "zero_signal": "performance",
+                "advantage_std": True,
+                "noise_replays": 9,
+                "noise_interval_s": 9.0,
+            }
+        },
         {"sandbox": {"images": {"directory": "/images", "most_mb": 7, "build_env": {"A": "1"}}}},
     ):
         assert no_effect(Config.model_validate(given)) == []
