@@ -41,3 +41,15 @@ def window_of(policy: str, capacity: int, fraction: float) -> int:
     if policy == FIFO:
         return 1
     return capacity if policy == GREEDY else window_size(capacity, fraction)
+
+
+def staleness_bound(policy: str, window: int, max_staleness: int, batch_groups: int) -> int | None:
+    """The most batches that are committed between a group's dispatch and its own: S + ⌈(W−1)/P⌉, since W−1 younger groups may pass it.
+    None: without bound with `greedy`, unknown with a policy of one's own.
+
+    >>> [staleness_bound(policy, 7, 2, 4) for policy in ("windowed", "greedy", "mine")], staleness_bound("fifo", 1, 2, 4)
+    ([4, None, None], 2)
+    """
+    if policy not in (FIFO, WINDOWED):
+        return None
+    return max_staleness + math.ceil((window - 1) / batch_groups)

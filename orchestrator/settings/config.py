@@ -15,7 +15,7 @@ from scaffolds.reference import is_path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.numbers import INT8
-from orchestrator.contracts.queue_window import places, window_of
+from orchestrator.contracts.queue_window import places, staleness_bound, window_of
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.run_option import FILE as FILE
 from orchestrator.runtime.unreachable import AddressOrigin, named_url, of_key, of_override, remember
@@ -86,7 +86,7 @@ class QueueSection(Section):
     batch_groups: Small = 8
     """P: groups of a batch."""
     max_staleness: Count = 2
-    """S: the highest staleness in batches, the trainer's policy version minus the one that sampled; 0 is nearly on-policy, and waits."""
+    """S: batches ahead in which groups start; they train at most S + (W - 1) ÷ P later, rounded up (greedy: no bound); 0: nearly on-policy, waits."""
     capacity: Positive = 24
     """N: groups in flight, dispatched and not yet consumed or resolved; more keeps slots busy and tokens older, above (S + 1) · P only widens W."""
     window_fraction: Annotated[float, Field(gt=0, le=1)] = 0.3
@@ -114,6 +114,11 @@ class QueueSection(Section):
     def places(self) -> int:
         """The most groups in flight: min(N, (S+1)·P)."""
         return places(self.capacity, self.max_staleness, self.batch_groups)
+
+    @property
+    def staleness_bound(self) -> int | None:
+        """The most batches between a group's dispatch and its own; None: no known bound."""
+        return staleness_bound(self.policy, self.window, self.max_staleness, self.batch_groups)
 
     @property
     def short_batch(self) -> int:

@@ -28,7 +28,7 @@ class RunPage:
     trained_groups: int
     slots: int
     window: int
-    max_staleness: int
+    staleness_bound: int | None
     standing: RunStatus
 
 
@@ -58,7 +58,7 @@ async def _run(query: Query) -> RunPage:
         trained_groups=heads.trained_groups,
         slots=config.rollout.slots,
         window=config.queue.window,
-        max_staleness=config.queue.max_staleness,
+        staleness_bound=config.queue.staleness_bound,
         standing=await run_status(query.connection, query.run, config, queue_settings(config)),
     )
 

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.contracts.queue_window import window_size
+from orchestrator.contracts.queue_window import staleness_bound, window_size
 from orchestrator.contracts.states import GroupState
 from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.simulate import Simulation, simulate
@@ -212,6 +213,17 @@ class TestBounds:
             assert max(passes(simulation).values(), default=0) <= w - 1
             assert max(consumed_between(simulation).values(), default=0) <= n + w - 2
             assert max(simulation.staleness.values(), default=0) <= s + math.ceil((w - 1) / p)
+
+    @settings(max_examples=150, deadline=None)
+    @given(runs(), st.integers(-6, 12), st.sampled_from(["windowed", "fifo"]))
+    def test_no_group_trains_later_than_the_documented_bound_whatever_the_capacity(
+        self, run: tuple[QueueSettings, list[float], float, frozenset[int]], more: int, policy: str
+    ) -> None:
+        shaped = run[0]
+        capacity = max(shaped.batch_groups, shaped.capacity + more)
+        for found, simulation in outcomes((replace(shaped, capacity=capacity, policy=policy), *run[1:])):
+            bound = staleness_bound(policy, found.window, found.max_staleness, found.batch_groups)
+            assert bound is not None and max(simulation.staleness.values(), default=0) <= bound
 
     @settings(max_examples=150, deadline=None)
     @given(runs())

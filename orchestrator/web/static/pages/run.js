@@ -245,7 +245,11 @@ function Figures({ heads, own }) {
         last ? ofN(last.all.success, last.all.n) : "–",
         last ? `version ${last.version}; ${interval(last.all)}${before}${missing(last)}` : "no evaluation yet",
       )}
-      ${figure("staleness", number(value("staleness"), 2), `bound ${heads.max_staleness} batches`)}
+      ${figure(
+        "staleness",
+        number(value("staleness"), 2),
+        heads.staleness_bound === null ? "without bound" : `bound ${heads.staleness_bound} batches`,
+      )}
       ${figure("merge ratio", number(value("merge_ratio"), 3), "in the last train step")}
       ${figure("tokens/s", compact(value("trained_tokens_per_s")), "in a train step")}
       ${figure(
