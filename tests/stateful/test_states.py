@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 
 from orchestrator.contracts.states import (
-    BATCH_TERMINAL,
     BATCH_TRANSITIONS,
     GROUP_TERMINAL,
     GROUP_TRANSITIONS,
@@ -81,7 +80,7 @@ def test_terminal_states_lead_nowhere_but_through_a_rewind_or_a_rescore() -> Non
     assert {s for s in RolloutState if not ROLLOUT_TRANSITIONS[s]} | {
         RolloutState.VERIFIED
     } == ROLLOUT_TERMINAL
-    assert {s for s in BatchState if not BATCH_TRANSITIONS[s]} == BATCH_TERMINAL
+    assert {s for s in BatchState if not BATCH_TRANSITIONS[s]} == {BatchState.VOIDED}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_terminal_states_lead_nowhere_but_through_a_rewind_or_a_rescore() -> Non
     [
         (GroupState.ACCEPTED, GROUP_TRANSITIONS, GROUP_TERMINAL),
         (RolloutState.WAITING, ROLLOUT_TRANSITIONS, ROLLOUT_TERMINAL),
-        (BatchState.OPEN, BATCH_TRANSITIONS, BATCH_TERMINAL),
+        (BatchState.OPEN, BATCH_TRANSITIONS, frozenset({BatchState.VOIDED})),
     ],
 )
 def test_every_state_is_reachable_and_can_reach_an_end(

@@ -42,7 +42,7 @@ from ops.lab.benchmarks.utilisation import (
 from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.contracts.processes import ProcessRole
-from orchestrator.contracts.states import BatchState, GroupState, RolloutState
+from orchestrator.contracts.states import BatchState, GroupState, RolloutState, SlotPhase
 from orchestrator.deploy.embedded.supervisor import read_status
 from orchestrator.deploy.home import Home
 from orchestrator.pool.engine import Role, open_engine
@@ -290,7 +290,7 @@ def bars_of(found: Loop) -> list[BenchmarkTarget]:
     """Figures that show whether the account is complete."""
     bars = []
     for name, unnamed in (
-        ("rollout slots", (ROLLOUT["other"], GIVEN_UP)),
+        ("rollout slots", (ROLLOUT[SlotPhase.OTHER], GIVEN_UP)),
         ("trainer", ("between its phases",)),
     ):
         place = found.place(name)

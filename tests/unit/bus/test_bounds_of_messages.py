@@ -10,7 +10,6 @@ from orchestrator.bus import subjects
 from orchestrator.contracts import limits
 from orchestrator.contracts.events import (
     EVENTS,
-    PHASES,
     ArtifactFile,
     Event,
     PolicyPublished,
@@ -25,7 +24,7 @@ from orchestrator.contracts.events import (
     encode,
 )
 from orchestrator.contracts.marks import MarkReason
-from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.contracts.states import Purpose, SlotPhase, SubmissionStatus
 from orchestrator.publish import MAX_LABEL, PublishOptions
 from orchestrator.settings.sampling import SAMPLING_KEYS
 from orchestrator.tasks.artifacts import SHOWN_PATH
@@ -77,7 +76,7 @@ BOUNDS = {
     "RolloutFinished.scaffold": limits.LONGEST_PATH,
     "RolloutFinished.scaffold_version": LONGEST_VERSION,
     "RolloutFinished.scaffold_sha": HEX,
-    "RolloutFinished.spent.keys": max(map(len, PHASES)),
+    "RolloutFinished.spent.keys": max(map(len, SlotPhase)),
     "RolloutFinished.ungradable": limits.LONGEST_REASON,
     "RolloutFinished.system": limits.LONGEST_SYSTEM,
     "TestResult.name": CONTENT,

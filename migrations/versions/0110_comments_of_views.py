@@ -1,12 +1,12 @@
 """Comments of views that described another number: the estimator of the KL, the loss, the number of a train step, the advantage.
 
-Revision: 0109. Expands.
+Revision: 0110. Expands.
 """
 
 from alembic import op
 
-revision = "0109"
-down_revision = "0108"
+revision = "0110"
+down_revision = "0109"
 branch_labels = None
 depends_on = None
 
