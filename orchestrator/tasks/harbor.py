@@ -125,7 +125,7 @@ class Task:
         for each in settings.steps if several else (None,):
             _check_step(files, f"{STEPS}{each.name}/" if each is not None else "")
         if not accepted:
-            check_leaks(bundle)
+            check_leaks(bundle, settings.environment)
         ordered = Bundle(
             files=MappingProxyType({path: files[path] for path in sorted(files)}),
             links=MappingProxyType(dict(sorted(bundle.links.items()))),

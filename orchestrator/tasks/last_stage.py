@@ -1,5 +1,5 @@
-"""The settings of a sandbox's programs in the last stage of a Dockerfile, read without a build: WORKDIR, USER, ENTRYPOINT, VOLUME, and COPY without
-WORKDIR."""
+"""The settings of a sandbox's programs in the last stage of a Dockerfile, read without a build: WORKDIR, USER, ENTRYPOINT, VOLUME, and COPY, also
+without WORKDIR."""
 
 import json
 import posixpath
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.contracts.quote import quoted
-from orchestrator.tasks.copies import copied
+from orchestrator.tasks.copies import Copied, copied
 from orchestrator.tasks.dockerfile import (
     Instruction,
     arguments_of,
@@ -48,7 +48,8 @@ class Volume:
 class LastStage:
     """`work`: WORKDIR, an absolute path; None: that of the base image; `work_at`: its instruction. `user`: the instruction that counts and its
     user, without a group; None in its place: a variable of the base image. `entrypoint`: the instruction that counts. `astray`: the first COPY or ADD
-    to a relative place above any WORKDIR."""
+    to a relative place above any WORKDIR. `copies`: each COPY and ADD of files of the context, with its target as an absolute path; None: not
+    known."""
 
     work: str | None = None
     work_at: Instruction | None = None
@@ -56,6 +57,7 @@ class LastStage:
     entrypoint: Instruction | None = None
     volumes: tuple[Volume, ...] = ()
     astray: Instruction | None = None
+    copies: tuple[tuple[Copied, str | None], ...] = ()
 
 
 def last_stage(text: str) -> LastStage:
@@ -84,10 +86,11 @@ def last_stage(text: str) -> LastStage:
                 here = replace(here, user=(instruction, None if user is None else user.partition(":")[0]))
             case "ENTRYPOINT":
                 here = replace(here, entrypoint=instruction)
-            case "COPY" | "ADD" if (
-                here.work_at is None and here.astray is None and _is_relative(line, logical)
-            ):
-                here = replace(here, astray=instruction)
+            case "COPY" | "ADD" if (taken := copied(line, logical)) is not None:
+                target = _entered(instruction, here.work, variables, taken.target)
+                here = replace(here, copies=(*here.copies, (taken, target)))
+                if here.work_at is None and here.astray is None and not taken.target.startswith(("/", "$")):
+                    here = replace(here, astray=instruction)  # as far as no variable hides it
             case "VOLUME":
                 more = tuple(
                     Volume(instruction=instruction, path=_entered(instruction, "/", variables, word))
@@ -133,12 +136,6 @@ def check_entrypoint(text: str, instead: str = "[environment].healthcheck") -> N
     found = last_stage(text).entrypoint
     if found is not None and (command := entry_point(found)):
         refuse_entry_point(found, command, instead)
-
-
-def _is_relative(line: int, logical: str) -> bool:
-    """Whether a COPY or ADD of files of the context names a place that counts from WORKDIR, as far as no variable hides it."""
-    taken = copied(line, logical)
-    return taken is not None and not taken.target.startswith(("/", "$"))
 
 
 def _listed(instruction: Instruction) -> tuple[str, ...]:

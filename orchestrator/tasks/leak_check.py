@@ -1,18 +1,21 @@
 """A task whose environment holds the whole text of a solution or of a test script is refused: its agent could read the answer there.
 
+A file of a build's folder may hold it if the image does not keep that file for the agent (kept_in_image.py).
+
 Files are searched, and the objects of git repositories. Many tasks bring the same repository, so what comes more than once is known by its words
 (word_filter.py) and searched again only for a text that it may hold. Errors are ValueError, one sentence each.
 """
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from orchestrator.tasks import git_objects
 from orchestrator.tasks.bundle import Bundle
+from orchestrator.tasks.kept_in_image import KeptInImage
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES
 from orchestrator.tasks.needles import Needles
 from orchestrator.tasks.word_filter import WordFilter, inner_words
@@ -42,9 +45,9 @@ _MAGIC: Final = 16
 _ENTRY_BYTES: Final = 200
 
 
-def check_leaks(bundle: Bundle) -> None:
+def check_leaks(bundle: Bundle, table: Mapping[str, Any] | None = None) -> None:
     """ValueError if the agent could read the answer in its environment: the text of a solution or of the test script in one of its files, or in an
-    object of a git repository, or objects that cannot be read."""
+    object of a git repository, or objects that cannot be read. `table`: the task's `[environment]`."""
     unchanged = _unchanged(bundle)
     search = _Search(
         [
@@ -57,9 +60,17 @@ def check_leaks(bundle: Bundle) -> None:
             if len(text := file.data.strip()) >= LEAK_BYTES
         ]
     )
+    kept: KeptInImage | None = None
     for where, file in bundle.files.items():
-        if SHOWN.match(where):
+        if not SHOWN.match(where):
+            continue
+        try:
             search.through(where, file)
+        except ValueError:
+            # Few files hold an answer, and many tasks have thousands: the Dockerfile is read for those alone.
+            kept = kept or KeptInImage(bundle, table or {})
+            if kept.may_keep(where):
+                raise
 
 
 def _unchanged(bundle: Bundle) -> set[str]:

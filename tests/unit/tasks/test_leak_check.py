@@ -151,6 +151,80 @@ def test_only_a_manifest_that_the_solution_leaves_as_it_was_may_be_shown(
 MANY = 700
 
 
+MENDED = "--- a/calc.py\n+++ b/calc.py\n@@ -1 +1 @@\n-total = 1\n+total = sum(values)\n"
+APPLIED = "RUN git apply -R /tmp/p.diff && rm /tmp/p.diff\n"
+IMAGE = "FROM debian:12\nWORKDIR /srv/w\n"
+
+
+def of_image(dockerfile: str, more: dict[str, str], links: dict[str, str]) -> Bundle:
+    files = {"Dockerfile": dockerfile, "p.diff": MENDED, **more}
+    return Bundle(
+        files={
+            **{f"environment/{path}": File(text.encode()) for path, text in files.items()},
+            "solution/p.diff": File(MENDED.encode()),
+            "solution/solve.sh": File(b"git apply /solution/p.diff && echo applied"),
+        },
+        links={f"environment/{path}": target for path, target in links.items()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "more"),
+    [
+        (f"FROM debian:12\nCOPY p.diff /tmp/p.diff\n{APPLIED}", {}),
+        (f"{IMAGE}COPY p.diff /tmp/\n{APPLIED}", {}),
+        (f"FROM debian:12\nWORKDIR /tmp/of\nCOPY . .\n{APPLIED}WORKDIR /srv/w\n", {}),
+        (f"{IMAGE}COPY p.diff /logs/p.diff\nCOPY p.diff /tests/\nRUN true\n", {}),
+        (
+            f"FROM debian:12 AS b\nCOPY p.diff /x/\nRUN wc /x/p.diff >/n\n{IMAGE}COPY --from=b /n /srv/w/n\n",
+            {},
+        ),
+        (f"{IMAGE}RUN --mount=type=bind,source=p.diff,target=/x/p wc /x/p\n", {}),
+        (f"{IMAGE}COPY Makefile .\nRUN true\n", {"Makefile": "all:"}),
+        (f"{IMAGE}COPY . .\nRUN true\n", {".dockerignore": "# ours\n*.diff\n"}),
+        (f"{IMAGE}COPY . .\nRUN true\n", {"Dockerfile.dockerignore": "*\n!Makefile\n"}),
+        (f"{IMAGE}COPY . .\nRUN true\n", {".dockerignore": "**/p.*\n[a\n"}),
+    ],
+)
+def test_a_file_of_the_builds_folder_that_no_image_keeps_for_the_agent_is_not_a_leak(
+    dockerfile: str, more: dict[str, str]
+) -> None:
+    check_leaks(of_image(dockerfile, more, {}))
+
+
+COPIED = f"{IMAGE}COPY . .\nRUN true\n"
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "more", "links", "table"),
+    [
+        (COPIED, {}, {}, {}),
+        (COPIED, {".dockerignore": "*.diff\n!p.diff\n"}, {}, {}),
+        (COPIED, {".dockerignore": "*.diff\n![p].diff\n"}, {}, {}),
+        (COPIED, {".dockerignore": "a/**/p.diff\n*/p.diff\n"}, {}, {}),
+        (COPIED, {".dockerignore": "*.diff\n", "Dockerfile.dockerignore": "a\n"}, {}, {}),
+        (COPIED, {".dockerignore": "*.diff\n", ".containerignore": "a\n"}, {}, {}),
+        # The place is the work directory, or no image is built at all.
+        (f"FROM debian:12\nWORKDIR /tmp\nCOPY p.diff .\n{APPLIED}", {}, {}, {}),
+        (f"FROM debian:12\nCOPY p.diff /tmp/\n{APPLIED}", {}, {}, {"workdir": "/tmp"}),
+        ("FROM debian:12\nCOPY p.diff /tmp/\n", {}, {}, {}),
+        # The last stage begins with the one that copies the file.
+        (f"FROM debian:12 AS b\nCOPY p.diff /x/\nRUN true\nFROM b\n{APPLIED}", {}, {}, {}),
+        (f"{IMAGE}ARG OF=p\nCOPY $OF.diff .\nRUN true\n", {}, {}, {}),
+        (f"{IMAGE}COPY a .\nRUN true\n", {}, {"a": "p.diff"}, {}),
+        # Another image may have the files.
+        (f"{IMAGE}RUN true\n", {"docker-compose.yaml": "services: {db: {build: .}}"}, {}, {}),
+        (f"{IMAGE}RUN true\n", {}, {}, {"docker_image": "debian:12"}),
+        (f"{IMAGE}COPY <<END /srv/w/p\n{MENDED}END\nRUN true\n", {"p.diff": "other"}, {}, {}),
+    ],
+)
+def test_a_file_that_an_image_may_keep_for_the_agent_is_a_leak(
+    dockerfile: str, more: dict[str, str], links: dict[str, str], table: dict[str, str]
+) -> None:
+    with pytest.raises(ValueError, match=r"holds the whole text of solution/p\.diff"):
+        check_leaks(of_image(dockerfile, more, links), table)
+
+
 def of_many_files(shown: dict[str, bytes], solution: list[bytes]) -> Bundle:
     files = {f"environment/files/{path}": File(data) for path, data in shown.items()}
     files |= {f"solution/{number:04}.txt": File(data) for number, data in enumerate(solution)}

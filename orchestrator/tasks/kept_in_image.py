@@ -1,0 +1,136 @@
+"""Which files of `environment/` an agent may find in the image that is built from it, read without a build.
+
+A file counts as kept unless it is certain that it is not: no COPY or ADD of the last stage takes it, `.dockerignore` leaves it out, or it is copied
+into a place that a sandbox has of its own, such as /tmp. RUN may keep a copy of any file, and may remove one: the control `leak` of
+`penstock tasks vet` reads the image itself.
+"""
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from orchestrator.tasks.bundle import Bundle
+from orchestrator.tasks.compose.services import COMPOSE
+from orchestrator.tasks.copies import Copied
+from orchestrator.tasks.dockerfile import logical_lines
+from orchestrator.tasks.environment import DOCKERFILE, IGNORES
+from orchestrator.tasks.last_stage import LastStage, last_stage
+from orchestrator.tasks.sizes import dockerfile_text
+from sandboxes.base import HOME, PLACED
+
+FOLDER: Final = "environment/"
+_OWN: Final = ("/tmp", "/logs", HOME, *PLACED)
+"""Places that a sandbox has of its own in place of the image's, unless the work directory is one of them (sandboxes.moves)."""
+_OTHER_IGNORES: Final = (".containerignore", f"{DOCKERFILE}.containerignore")
+"""That some builders read in place of those that all do."""
+_MOST_PATTERNS: Final = 200
+"""Of an ignore file, and sources of COPY. With more of them every file counts as kept, so that the work for one task is bounded."""
+_MOST_FILES: Final = 1000
+"""That are looked at for one task."""
+_UNREAD: Final = re.compile(r"[\[\\$]")
+"""In names for which Docker has rules that are not followed here."""
+
+
+class KeptInImage:
+    """The files of one task. `table`: its `[environment]`."""
+
+    def __init__(self, bundle: Bundle, table: Mapping[str, Any]) -> None:
+        self._ignored: Sequence[tuple[str, bool]] = ()
+        self._stage: LastStage | None = None
+        self._reached: frozenset[str] = frozenset()
+        self._own: tuple[str, ...] = ()
+        self._left = _MOST_FILES
+        dockerfile = f"{FOLDER}{DOCKERFILE}"
+        others = f"{FOLDER}{COMPOSE}" in bundle.files or table.get("docker_image") is not None
+        if others or dockerfile not in bundle.files:
+            return  # no image has the files, or also another one
+        try:
+            text = dockerfile_text(bundle.files[dockerfile], dockerfile)
+            self._stage, lines = last_stage(text), logical_lines(text)
+        except ValueError:  # a build refuses it as well
+            return
+        if sum(len(line.sources) for line, _ in self._stage.copies) > _MOST_PATTERNS:
+            self._stage = None
+            return
+        if any(line.split(None, 1)[0].upper() == "RUN" for _, line in lines):  # else it needs no image
+            given = table.get("workdir")
+            begins = given if isinstance(given, str) and given else self._stage.work
+            work = posixpath.normpath(posixpath.join("/", begins or ""))
+            self._own = tuple(place for place in _OWN if place != work and not _lies_in(place, work))
+        self._ignored = tuple(_patterns(bundle))
+        self._reached = frozenset(
+            posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+            for path, target in bundle.links.items()
+            if path.startswith(FOLDER)
+        )
+
+    def may_keep(self, path: str) -> bool:
+        """Whether an agent may find a file of the task in its image. True for one outside of `environment/`, and for the Dockerfile, which holds
+        the text of its here-documents."""
+        inside = path.removeprefix(FOLDER)
+        self._left -= 1
+        if self._stage is None or inside in (path, DOCKERFILE) or self._left < 0:
+            return True
+        if any(above in self._reached for above in _with_parents(path)):
+            return True  # COPY of a link takes the file to which it leads
+        return not self._is_ignored(inside) and any(
+            self._takes(line, inside) and not self._is_hidden(target) for line, target in self._stage.copies
+        )
+
+    def _takes(self, line: Copied, inside: str) -> bool:
+        return line.taken(inside) is not None or any(_UNREAD.search(source) for source in line.sources)
+
+    def _is_hidden(self, target: str | None) -> bool:
+        return target is not None and any(_lies_in(target, place) for place in self._own)
+
+    def _is_ignored(self, inside: str) -> bool:
+        found = False
+        for pattern, leaves_out in self._ignored:
+            parts = pattern.split("/")
+            if _UNREAD.search(pattern) or any("**" in part and part != "**" for part in parts):
+                found = found and leaves_out  # a form that is not read here leaves out nothing
+            elif any(_matches(parts, above.split("/")) for above in _with_parents(inside)):
+                found = leaves_out
+        return found
+
+
+def _patterns(bundle: Bundle) -> Iterator[tuple[str, bool]]:
+    """The patterns of the ignore file, in order, and whether each leaves files out or takes them back. Which of several counts depends on the
+    builder: they leave out nothing."""
+    names = [name for name in (*IGNORES, *_OTHER_IGNORES) if f"{FOLDER}{name}" in bundle.files]
+    if len(names) != 1 or names[0] in _OTHER_IGNORES:
+        return
+    lines = bundle.files[f"{FOLDER}{names[0]}"].data.decode(errors="replace").split("\n")
+    for line in lines if len(lines) <= _MOST_PATTERNS else ():
+        bare = line.strip()
+        if bare and not bare.startswith("#"):
+            pattern = posixpath.normpath(f"/{bare.removeprefix('!').strip()}").lstrip("/")
+            if pattern:
+                yield pattern, not bare.startswith("!")
+
+
+def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether a pattern matches a whole path; `**` stands for any number of directories."""
+    reached = {0}
+    for part in parts:
+        for at, each in enumerate(pattern):
+            if each == "**" and at in reached:
+                reached.add(at + 1)
+        reached = {
+            at if pattern[at] == "**" else at + 1
+            for at in reached
+            if at < len(pattern) and (pattern[at] == "**" or fnmatchcase(part, pattern[at]))
+        }
+    return len(pattern) in reached or (len(pattern) - 1 in reached and pattern[-1] == "**")
+
+
+def _with_parents(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = posixpath.dirname(path)
+
+
+def _lies_in(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(f"{directory}/")
