@@ -20,6 +20,7 @@ import os
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -68,6 +69,7 @@ INSTRUCTION: Final = "instruction.md"
 _CANARY: Final = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 STEPS: Final = "steps/"
 _PIECE: Final = 1 << 20
+_MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,27 +107,21 @@ class Task:
         bundle.check(limits)
         bundle = replace(bundle, files=as_plain_text(bundle.files))
         files = bundle.files
-        for problem in () if accepted else misplaced(bundle.paths):
-            raise ValueError(problem)
-        for path in bundle.paths:
-            if (
-                path.startswith(CONTEXT)
-                and not path.startswith(ENVIRONMENT)
-                and CONTEXT + DOCKERFILE not in files
-                and CONTEXT + COMPOSE not in files  # admission names what no service uses
-            ):
-                raise ValueError(
-                    f"{path} is placed nowhere: put it under {ENVIRONMENT}, or write {CONTEXT}{DOCKERFILE} that copies it"
-                )
-        _needs(files, "task.toml", "it holds the task's settings and may be empty")
-        settings = parse_settings(_text(files, "task.toml"))
-        if INSTRUCTION not in files and not accepted:
-            check_steps(_text(files, "task.toml"))
-        several = bool(settings.steps) and INSTRUCTION not in files
-        for each in settings.steps if several else (None,):
-            _check_step(files, f"{STEPS}{each.name}/" if each is not None else "")
-        if not accepted:
+        wrong = _stray(bundle, accepted=accepted)
+        settings = None
+        with _noted(wrong):
+            _needs(files, "task.toml", "it holds the task's settings and may be empty")
+            settings = parse_settings(_text(files, "task.toml"))
+            if INSTRUCTION not in files and not accepted:
+                check_steps(_text(files, "task.toml"))
+            several = bool(settings.steps) and INSTRUCTION not in files
+            for each in settings.steps if several else (None,):
+                with _noted(wrong):
+                    _check_step(files, f"{STEPS}{each.name}/" if each is not None else "")
+        if settings is not None and not accepted and not wrong:
             check_leaks(bundle, settings.environment)
+        if settings is None or wrong:
+            raise ValueError(_together(wrong, files if settings is not None and not accepted else {}))
         ordered = Bundle(
             files=MappingProxyType({path: files[path] for path in sorted(files)}),
             links=MappingProxyType(dict(sorted(bundle.links.items()))),
@@ -406,6 +402,39 @@ def without_canary(instruction: str) -> str:
 def is_hidden(path: str) -> bool:
     """Whether a path of a task is of its tests or its solution, which no agent sees."""
     return HIDDEN.match(path) is not None
+
+
+def _stray(bundle: Bundle, *, accepted: bool) -> list[str]:
+    """A sentence for each file that lies where nothing reads it."""
+    wrong = [] if accepted else list(misplaced(bundle.paths))
+    if CONTEXT + DOCKERFILE in bundle.files or CONTEXT + COMPOSE in bundle.files:
+        return wrong  # admission names what no service uses
+    return wrong + [
+        f"{path} is placed nowhere: put it under {ENVIRONMENT}, or write {CONTEXT}{DOCKERFILE} that copies it"
+        for path in bundle.paths
+        if path.startswith(CONTEXT) and not path.startswith(ENVIRONMENT)
+    ]
+
+
+@contextmanager
+def _noted(wrong: list[str]) -> Iterator[None]:
+    """Add the sentence of a ValueError to `wrong`, and go on after it."""
+    try:
+        yield
+    except ValueError as error:
+        wrong.append(str(error))
+
+
+def _together(wrong: Sequence[str], files: Mapping[str, AnyFile]) -> str:
+    """The sentences as one. Faults of the keys in the `task.toml` of `files` come first: they may be the cause of the others."""
+    named = list(wrong)
+    if "task.toml" in files:
+        keys: list[str] = []
+        with _noted(keys):
+            check_keys(_text(files, "task.toml"))
+        named = list(dict.fromkeys([*keys, *wrong]))
+    left = len(named) - _MOST_NAMED
+    return "; ".join(named[:_MOST_NAMED]) + (f"; and {left} more" if left > 0 else "")
 
 
 def check_steps(toml: str) -> None:

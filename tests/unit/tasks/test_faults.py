@@ -61,6 +61,53 @@ def test_each_fault_of_a_task_is_named_once_and_the_first_one_refuses_it(
         check_admissible(task, section)
 
 
+@pytest.mark.parametrize(
+    ("toml", "files", "named"),
+    [
+        (
+            "[environment]\ntype = 'cloud'\ngpus = 4\n",
+            {"environment/setup.sh": "x"},
+            [
+                "[environment].type is not known",
+                "[environment].gpus = 4",
+                "environment/setup.sh is placed nowhere",
+            ],
+        ),
+        (
+            "[environment]\ngpus = 4\n",
+            {"tests/test.sh": "", "solve.sh": "x", "environment/a": "x"},
+            ["gpus = 4", "solve.sh is not read", "environment/a is placed", "tests/test.sh is empty"],
+        ),
+        (
+            "[[steps]]\nname = 'one'\n[[steps]]\nname = 'two'\n",
+            {"instruction.md": None, "steps/one/instruction.md": None, "tests/test.sh": None},
+            ["steps/one/instruction.md is missing", "steps/two/instruction.md is missing"],
+        ),
+        (
+            "[[steps]]\nnames = 'one'\n",
+            {"instruction.md": None, "solve.sh": "x"},
+            ["names", "solve.sh is not read"],
+        ),
+        (
+            "",
+            {f"environment/{n}": "x" for n in range(9)},
+            ["environment/0 is", "environment/4 is", "; and 4 more"],
+        ),
+        ("[agent\n", {"solve.sh": "x"}, ["solve.sh is not read", "not valid TOML"]),
+    ],
+)
+def test_a_task_that_cannot_be_read_is_refused_by_its_keys_and_its_files_in_one_sentence(
+    toml: str, files: dict[str, str | None], named: list[str]
+) -> None:
+    given = {path: text for path, text in {**BASE, "task.toml": toml, **files}.items() if text is not None}
+    with pytest.raises(ValueError, match=r"\w") as refused:
+        Task.from_files({path: text.encode() for path, text in given.items()})
+    found = str(refused.value)
+    places = [found.find(word) for word in named]
+    assert -1 not in places and places == sorted(places), (named, found)
+    assert all(found.count(word) == 1 for word in named) and "\n" not in found
+
+
 SKILL = {"environment/files/skills/count/SKILL.md": "count"}
 COPIED = {"environment/Dockerfile": "FROM debian:12\nWORKDIR /app/work\nCOPY count /app/work/skills/count\n"}
 COPIED["environment/count/SKILL.md"] = "count"
