@@ -25,7 +25,16 @@ from orchestrator.tasks.environment import (
     writes_elsewhere,
 )
 from orchestrator.tasks.extras import missing_skills
-from orchestrator.tasks.harbor import CONTEXT, ENVIRONMENT, SOLUTION, STEPS, TEST_SCRIPT, TESTS, Task
+from orchestrator.tasks.harbor import (
+    CONTEXT,
+    ENVIRONMENT,
+    SOLUTION,
+    STEPS,
+    TEST_SCRIPT,
+    TESTS,
+    Task,
+    unread_instruction,
+)
 from orchestrator.tasks.keys import check_keys
 from orchestrator.tasks.last_stage import check_entrypoint
 from orchestrator.tasks.multi_step import TaskStep, steps_of
@@ -242,7 +251,7 @@ def _steps(task: Task) -> Iterator[str]:
     """Files and keys of steps that no step reads."""
     names = [step.name for step in task.settings.steps]
     if names and not task.is_multi_step:
-        yield f"instruction.md is not read in a task with [[steps]]: move its text to {STEPS}{names[0]}/instruction.md, or remove the steps"
+        yield unread_instruction(names[0])
     for path in task.files:
         if not path.startswith(STEPS):
             continue

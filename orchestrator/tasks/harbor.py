@@ -115,6 +115,8 @@ class Task:
             if INSTRUCTION not in files and not accepted:
                 check_steps(_text(files, "task.toml"))
             several = bool(settings.steps) and INSTRUCTION not in files
+            if settings.steps and not several and TEST_SCRIPT not in files:
+                raise ValueError(unread_instruction(settings.steps[0].name))  # else admission names it
             for each in settings.steps if several else (None,):
                 with _noted(wrong):
                     _check_step(files, f"{STEPS}{each.name}/" if each is not None else "")
@@ -402,6 +404,11 @@ def without_canary(instruction: str) -> str:
 def is_hidden(path: str) -> bool:
     """Whether a path of a task is of its tests or its solution, which no agent sees."""
     return HIDDEN.match(path) is not None
+
+
+def unread_instruction(step: str) -> str:
+    """A sentence about the instruction of a task with steps, the first of them `step`."""
+    return f"{INSTRUCTION} is not read in a task with [[steps]]: move its text to {STEPS}{step}/{INSTRUCTION}, or remove it, or the steps"
 
 
 def _stray(bundle: Bundle, *, accepted: bool) -> list[str]:

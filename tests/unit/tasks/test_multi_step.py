@@ -232,6 +232,8 @@ STEP = '[[steps]]\nname = "one"\n'
         (STEP, {"steps/one/tests/test.sh": b""}, "steps/one/tests/test.sh is empty"),
         (STEP, {"steps/one/tests/test.sh": b"#!/usr/bin/python3\n"}, "steps/one/tests/test.sh begins with '#!/usr/bin/python3'"),
         (STEP, {"instruction.md": b"x"}, "instruction.md is not read in a task with [[steps]]: move its text to steps/one/instruction.md"),
+        (STEP, {"instruction.md": b"x", "tests/test.sh": None, "steps/one/tests/test.sh": TEST}, "instruction.md is not read in a task with"),
+        (STEP, {"instruction.md": b"x", "tests/test.sh": None}, "instruction.md is not read in a task with [[steps]]"),
         (STEP, {"steps/other/instruction.md": b"x"}, "steps/other/instruction.md belongs to no step: [[steps]] names 'one'"),
         (STEP, {"steps/readme": b"x"}, "steps/readme belongs to no step"),
         (STEP, {"steps/one/environment/a": b"x"}, "steps/one/environment/a is not honoured: all steps share environment/"),
