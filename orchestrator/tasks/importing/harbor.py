@@ -9,7 +9,7 @@ import json
 import os
 import posixpath
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,14 +148,20 @@ def _task_directories(directory: Path, named: str | None = None) -> list[Path]:
         raise ValueError(f"{directory} does not exist: give a directory, a git URL or a registry.json")
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory: unpack an archive first, and give its folder")
+    found = with_marks(directory, MARKS)
+    if not found:
+        raise ValueError(f"{named or directory} holds no task: a Harbor task has {' and '.join(MARKS)}")
+    return found
+
+
+def with_marks(directory: Path, marks: Sequence[str]) -> list[Path]:
+    """The directories that hold one of these files, at any depth, in order; none below such a one, a link or a hidden one."""
     found = []
     for place, folders, names in os.walk(directory):
-        if any(mark in names for mark in MARKS):
+        if any(mark in names for mark in marks):
             found.append(Path(place))
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-    if not found:
-        raise ValueError(f"{named or directory} holds no task: a Harbor task has {' and '.join(MARKS)}")
     return found
 
 

@@ -32,6 +32,7 @@ from orchestrator.tasks.compose import document
 from orchestrator.tasks.copies import copied
 from orchestrator.tasks.dockerfile import logical_lines
 from orchestrator.tasks.importing import compose
+from orchestrator.tasks.importing.harbor import with_marks
 from orchestrator.tasks.importing.report import Found
 from orchestrator.tasks.keys import resembles
 from orchestrator.tasks.read_directory import REPOSITORY
@@ -124,16 +125,12 @@ _PARSERS: Final = {"pytest": TEST_SCRIPT, "swebench": SWEBENCH_SCRIPT}
 
 
 def from_directory(directory: Path, limits: BundleLimits) -> Iterator[Found]:
-    """The tasks of a directory: itself, or its folders. ValueError if there are none."""
+    """The tasks of a directory, at any depth. ValueError if there are none."""
     if not directory.exists():
         raise ValueError(f"{directory} does not exist: give a directory of tasks")
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory: unpack an archive first, and give its folder")
-    found = (
-        [directory]
-        if (directory / FILE).exists()
-        else sorted(each.parent for each in directory.glob(f"*/{FILE}"))
-    )
+    found = with_marks(directory, (FILE,))
     if not found:
         raise ValueError(f"{directory} holds no task: each is a folder with {FILE} and {RUN}")
     for each in found:

@@ -248,6 +248,15 @@ def test_links_that_lead_out_devices_and_huge_files_refuse_one_task_alone(tmp_pa
     assert found.outcomes["good"] == "imported"
 
 
+def test_tasks_are_found_at_any_depth_but_not_below_a_task_or_a_hidden_folder(tmp_path: Path) -> None:
+    for place in ("sum", "sub/two", "sub/deep/three", "sum/tests/inner", ".git/four"):
+        write(tmp_path / "set" / place, TERMINAL_BENCH)
+    found = imported("terminal-bench", tmp_path / "set", tmp_path / "to")
+    assert found.outcomes == dict.fromkeys(("sum", "two", "three"), "imported")
+    found = imported("terminal-bench", tmp_path / "set" / "sub", tmp_path / "to")
+    assert found.outcomes == dict.fromkeys(("two", "three"), "unchanged")
+
+
 def test_a_source_without_tasks_is_refused_as_a_whole(tmp_path: Path) -> None:
     archive = tmp_path / "tasks.zip"
     archive.write_bytes(b"PK\3\4")
