@@ -1,13 +1,15 @@
 """Writes imported tasks below one directory.
 
 Each task is written under another name and renamed, so a directory is a whole task or absent, and an interrupted import continues. A directory that
-is there stays: with the same content the task is `unchanged`, else it is refused.
+is there stays: with the same content the task is `unchanged`, else it is refused. A name with other characters than a directory has here, such as
+spaces, gets a - in their place.
 """
 
 import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,7 @@ from orchestrator.tasks.importing.report import Found, Imported, Outcome
 from orchestrator.tasks.read_directory import read_directory
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,199}")
+_OTHERS: Final = re.compile(r"[^A-Za-z0-9_.@+=-]+")
 
 
 def import_all(
@@ -33,6 +36,7 @@ def import_all(
             if isinstance(each, Imported):
                 yield each
                 continue
+            each = replace(each, name=_for_directory(each.name))
             staging = Path(directory, str(number))
             staging.mkdir()
             try:
@@ -53,6 +57,10 @@ def refused(name: str, source: str, error: Exception) -> Imported:
         else str(error)
     )
     return Imported(name=name, source=source, outcome=Outcome.REFUSED, reason=reason)
+
+
+def _for_directory(name: str) -> str:
+    return (_OTHERS.sub("-", name).strip("-") or name) if _OTHERS.search(name) else name
 
 
 def _placed(found: Found, staging: Path, to: Path, sandbox: SandboxSection, limits: BundleLimits) -> Imported:

@@ -68,6 +68,18 @@ def test_one_bad_task_is_refused_by_name_and_the_others_are_imported(suite: Path
         assert words in found.reasons[name]
 
 
+def test_a_name_with_spaces_or_signs_gets_a_directory_without_them(suite: Path, tmp_path: Path) -> None:
+    for name in ("Sum of two", "[easy] word (v2)", "a:b", "a b", "\xe9"):
+        write(suite / name, HARBOR)
+    found = imported("harbor", suite, tmp_path / "to")
+    made = {"Sum-of-two", "easy-word-v2", "a-b"}
+    assert made <= {path.name for path in (tmp_path / "to").iterdir()}
+    assert {found.outcomes[name] for name in made - {"a-b"}} == {"imported"}
+    assert "a b has the same name: import one of them" in found.reasons["a-b"]
+    assert "cannot name a directory" in found.reasons["\xe9"]
+    assert imported("harbor", suite / "Sum of two", tmp_path / "to").outcomes == {"Sum-of-two": "unchanged"}
+
+
 def test_what_a_run_would_refuse_is_imported_and_named(suite: Path, tmp_path: Path) -> None:
     services = {"environment/docker-compose.yaml": "services: {main: {}, db: {image: 'postgres:16'}}\n"}
     write(suite / "services", {**HARBOR, "environment/Dockerfile": "FROM python:3.11\n", **services})

@@ -263,7 +263,7 @@ def test_a_line_that_cannot_be_used_is_named_by_its_number_and_the_rest_goes_on(
         (row(commit, instance_id="repo", repo="other/thing"), "has no repository other/thing: clone it as other/thing"),
         (row(commit, instance_id="up", FAIL_TO_PASS=["../a.py::b"]), "'../a.py' is not a plain relative path"),
         (row(commit, instance_id="django", FAIL_TO_PASS=["test_a (x.Y)"], PASS_TO_PASS=[]), "give --test-command"),
-        (row(commit, instance_id="a/b"), "'a/b' cannot name a directory"),
+        (row(commit, instance_id="-a"), "'-a' cannot name a directory"),
     ]  # fmt: skip
     source = rows(tmp_path / "rows.jsonl", *(each for each, _ in (*bad, *later)), "", row(commit))
     found = imported("swe", source, tmp_path / "to", "--repositories", str(clones))
