@@ -17,7 +17,7 @@ DATA: Final = listed(
     "exiftool identify ffprobe nm objdump readelf size which type set shift export unset readonly declare local typeset read mapfile readarray "
     "getopts return exit break continue trap ulimit umask hash alias shopt jobs fg bg disown let eval source . history times logger caller ruff "
     "black csvlook csvcut xsv getfacl lsattr ldconfig mount umount sha3sum rhash http.server json.tool py_compile compileall tokenize zipfile "
-    "tarfile venv ensurepip isort shellcheck git hg deactivate uuidgen"
+    "tarfile venv ensurepip isort shellcheck git hg deactivate uuidgen kotlinc"
 )
 """They treat the agent's files as data; options and program texts with which they do more have rules of their own."""
 NAMED: Final = listed(

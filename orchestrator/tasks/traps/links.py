@@ -1,6 +1,8 @@
 """Names that may be links: what the tests write, what they read after a program of the agent's, what they copy."""
 
+import posixpath
 import re
+from collections.abc import Iterator
 from typing import Final
 
 from tree_sitter import Node
@@ -19,6 +21,16 @@ COPIES: Final = {
     "tar": (("-c", "--create"), ("-h", "--dereference")),
 }
 """The options with which links are copied as links, and those that copy their targets."""
+_VALUES_OF_TAR: Final = "CfTXbIgNV"
+"""Letters of options that have a value: the rest of the word, or the next one."""
+_LONG_OF_TAR: Final = {
+    "--directory": "C",
+    **dict.fromkeys(
+        ("--file", "--files-from", "--exclude", "--exclude-from", "--transform", "--use-compress-program"),
+        "f",
+    ),
+    **dict.fromkeys(("--owner", "--group", "--mode", "--mtime", "--sort", "--format", "--label"), "f"),
+}
 _REMOVED: Final = re.compile(rb"\bfind\b.* -type l\b.* -delete\b")
 
 
@@ -55,15 +67,42 @@ class Links:
             for letter in word[1:]
             if word[0] == "-"
         }
-        if name == "tar":
-            if sources and not plain(arguments[0]).startswith("-"):
-                given |= {f"-{letter}" for letter in plain(sources[0])}
-                sources = sources[1:]
-        else:
-            sources = sources[:-1]
+        if name == "tar" and arguments and not plain(arguments[0]).startswith("-"):
+            given |= {f"-{letter}" for letter in plain(arguments[0])}
         if (along and not given & set(along)) or given & set(follows):
             return False
-        return any(self.possible(a) for a in sources)
+        if name == "tar":
+            return any(self._packed(place, source) for place, source in self._sources_of_tar(arguments))
+        return any(self.possible(a) for a in sources[:-1])
+
+    def _packed(self, place: str, source: Node) -> bool:
+        """Whether an operand of tar, which counts from `place`, may lead to a link of the agent's."""
+        path = self._text.text(source)
+        if not place.startswith("/") or path.startswith(("/", "$", "~")):
+            return self.possible(source)
+        return posixpath.normpath(posixpath.join(place, path)).startswith("/app")
+
+    def _sources_of_tar(self, arguments: list[Node]) -> Iterator[tuple[str, Node]]:
+        """The operands of tar, each with the directory from which it counts; empty for that of the script."""
+        place, values, ended = "", "", False
+        for at, node in enumerate(arguments):
+            word = self._text.text(node)
+            if values:
+                place = posixpath.join(place, word) if values[0] == "C" else place
+                values = values[1:]
+            elif not ended and (word.startswith("-") or at == 0) and word != "-":
+                ended = word == "--"
+                name, given, value = word.partition("=")
+                if word.startswith("--"):
+                    values = "" if given else _LONG_OF_TAR.get(name, "")
+                    place = posixpath.join(place, value) if given and name == "--directory" else place
+                elif at == 0 and not word.startswith("-"):
+                    values = "".join(letter for letter in word if letter in _VALUES_OF_TAR)
+                elif (found := next((n for n, each in enumerate(word) if each in _VALUES_OF_TAR), 0)) > 0:
+                    values = "" if word[found + 1 :] else word[found]
+                    place = posixpath.join(place, word[found + 1 :]) if word[found] == "C" else place
+            else:
+                yield place, node
 
     def possible(self, word: Node) -> bool:
         """Whether a word may be the name of a link."""

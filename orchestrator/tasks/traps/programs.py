@@ -17,8 +17,10 @@ from orchestrator.tasks.traps.tree import above, is_safe, listed, operands, opti
 _PROGRAM_FILES: Final = frozenset({"-f", "--file", "-x", "--command", "-S", "-init", "--init"})
 _PROGRAM_TEXT: Final = frozenset({"-e", "--expression"})
 _LOADERS: Final = frozenset({"ldd", "gdb"})
+_SCRIPT: Final = {"kotlinc": "-script"}
+"""Options of compilers that run the source."""
 _COMPILERS: Final = re.compile(
-    r"(?:[\w-]+-)?(?:gcc|g\+\+|clang|clang\+\+)(?:-\d+)?|cc|c\+\+|as|nasm|rustc|javac|kotlinc|scalac|ghc|tsc|gfortran|fpc|gnat|(?:pdf|xe|lua)?(?:la)?tex|pandoc|typst"
+    r"(?:[\w-]+-)?(?:gcc|g\+\+|clang|clang\+\+)(?:-\d+)?|cc|c\+\+|as|nasm|rustc|javac|scalac|ghc|tsc|gfortran|fpc|gnat|(?:pdf|xe|lua)?(?:la)?tex|pandoc|typst"
 )
 _NO_SOURCES: Final = frozenset(
     {"-o", "-d", "-x", "-l", "-t", "-f", "--to", "--from", "--output", "--out-dir", "--outDir", "-output-directory", "--output-directory"}
@@ -101,8 +103,9 @@ def takes_names_as_options(name: str, arguments: list[Node], text: AgentText) ->
 
 
 def loads_program(name: str, arguments: list[Node], text: AgentText) -> bool:
-    """`ldd ./prog` runs the loader that the program names, `gdb ./prog` loads files next to it."""
-    return name in _LOADERS and any(text.unsafe(a) for a in operands(arguments))
+    """`ldd ./prog` runs the loader that the program names, `gdb ./prog` loads files next to it, `kotlinc -script` runs the source."""
+    runs = name in _LOADERS or (name in _SCRIPT and _SCRIPT[name] in map(plain, arguments))
+    return runs and any(text.unsafe(a) for a in operands(arguments))
 
 
 def is_compiler(name: str) -> bool:

@@ -97,7 +97,7 @@ ADVICE: Final[dict[Rule, Advice]] = {
         'extractall(filter="data")',
     ),
     Rule.COMPILED: Advice(
-        'the compiler reads what the source names with the judge\'s rights: #include "/tests/want"',
+        'the compiler reads what the source names, or runs its macros and processors, with the judge\'s rights: #include "/tests/want"',
         'python3 -I "$PENSTOCK_UNTRUSTED" 60 gcc -o prog prog.c',
     ),
     Rule.UNKNOWN: Advice(

@@ -107,6 +107,12 @@ SHELL = [
     ("sed 's/^/echo /e' out", Rule.PROGRAM_TEXT, "sed 's/^/echo /' out"),
     (READ + 'jq "$got" /tests/x', Rule.PROGRAM_TEXT, READ + 'jq --arg got "$got" "select(.a == 1)" /tests/x'),
     ("curl -K curlrc", Rule.PROGRAM_TEXT, "curl -s http://localhost:8000"),
+    ("tar czf - -C /tmp . -C / app/out", Rule.COPIED, "tar czf - -C / tests usr/share/dict"),
+    ("tar cfC - / app", Rule.COPIED, "tar cfC - / tests"),
+    ("tar -c --directory=/ -f x.tar app", Rule.COPIED, "tar -c --directory /tests -f x.tar ."),
+    ("tar -c -C /app -f x.tar out", Rule.COPIED, "tar -cC/tests -f x.tar want"),
+    ("tar -cf x.tar out", Rule.COPIED, "tar -cf x.tar /tests"),
+    ("kotlinc -script Main.kts", Rule.AGENT_PROGRAM, "kotlinc Main.kt -include-runtime -d /tmp/m.jar"),
     ("tar -chf /tmp/x.tar *", Rule.NAMES, "tar -chf /tmp/x.tar ./*"),
     ("zip /tmp/x.zip *", Rule.NAMES, "zip /tmp/x.zip -- *"),
     # One line of many.
