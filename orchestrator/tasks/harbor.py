@@ -457,9 +457,10 @@ def _check_step(files: Mapping[str, AnyFile], folder: str) -> None:
     _needs(files, instruction, purpose)
     if test not in files and TEST_SCRIPT in files:
         test = TEST_SCRIPT
-    _needs(
-        files, test, "it decides the reward" + (f" of this step; {TEST_SCRIPT} may, too" if folder else "")
-    )
+    reward = "it decides the reward" + (f" of this step; {TEST_SCRIPT} may, too" if folder else "")
+    if any(f"{each}{TESTS}{DOCKERFILE}" in files for each in (folder, "")):
+        reward += ", and is the task's own file, not one that an image brings: move the script to this place"
+    _needs(files, test, reward)
     if not without_canary(_text(files, instruction)):
         raise ValueError(f"{instruction} is empty: write what the agent is to do")
     if b"\0" in (body := files[instruction].data):

@@ -84,6 +84,15 @@ def test_a_task_without_settings_instruction_or_tests_is_rejected_by_name(missin
         Task.from_files(files)
 
 
+def test_a_test_script_that_an_image_brings_is_to_be_moved_to_its_place() -> None:
+    files = {path: body for path, body in MINIMAL.items() if path != "tests/test.sh"}
+    files |= {"tests/Dockerfile": b"FROM debian:12\nCOPY own/ /tests/\n", "tests/own/test.sh": b"exit 0"}
+    with pytest.raises(
+        ValueError, match=r"^tests/test\.sh is missing: .* not one that an image brings: move"
+    ):
+        Task.from_files(files)
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

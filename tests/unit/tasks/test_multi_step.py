@@ -229,6 +229,8 @@ STEP = '[[steps]]\nname = "one"\n'
         (STEP, {"steps/one/instruction.md": b"a\0b"}, "steps/one/instruction.md holds a NUL character (byte 1)"),
         (STEP, {"steps/one/instruction.md": b"\xff"}, "steps/one/instruction.md is not UTF-8 text"),
         (STEP, {"tests/test.sh": None}, "steps/one/tests/test.sh is missing: it decides the reward of this step; tests/test.sh may, too"),
+        (STEP, {"tests/test.sh": None, "steps/one/tests/Dockerfile": b"FROM debian:12", "steps/one/tests/own/test.sh": TEST},
+         "steps/one/tests/test.sh is missing: it decides the reward of this step; tests/test.sh may, too, and is the task's own file"),
         (STEP, {"steps/one/tests/test.sh": b""}, "steps/one/tests/test.sh is empty"),
         (STEP, {"steps/one/tests/test.sh": b"#!/usr/bin/python3\n"}, "steps/one/tests/test.sh begins with '#!/usr/bin/python3'"),
         (STEP, {"instruction.md": b"x"}, "instruction.md is not read in a task with [[steps]]: move its text to steps/one/instruction.md"),
