@@ -28,7 +28,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 def read_calls(syntax: CallSyntax, block: str, tools: Tools) -> tuple[CanonicalCall, ...] | None:
-    """The calls of a block, at least one, or None. With `tools`, every call must fit one of them."""
+    """The calls of a block, at least one, or None. Every call must fit one of `tools`."""
     reader = _READERS.get(syntax)
     return reader(block, tools) if reader is not None else None
 
@@ -103,7 +103,7 @@ class _Tags:
 
 
 def _call(name: str, arguments: Mapping[str, Any], tools: Tools) -> CanonicalCall | None:
-    if not name or too_deep(arguments) or (tools and not fits(name, arguments, tools)):
+    if not name or too_deep(arguments) or not fits(name, arguments, tools):
         return None
     if not fits_item(name, arguments, parameters_of(name, tools)):
         return None

@@ -7,6 +7,9 @@ Grammar, on token ids (text that merely looks like a marker is text):
 If the generation prompt opens the reasoning, the action begins inside it. The model's call syntax (`grammar.py`) reads the text between call
 markers. A call is well-formed when it names a tool that the request offered, has the required parameters, and every declared
 parameter has a declared type. Everything else is *ill-formed*: it is served as text, recorded as ill-formed, and still trained on.
+
+A request that offers no tools gets no calls: call markers are part of the text, and well-formed unless the request forbids calls. Programs with
+a protocol of their own read such text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,13 +65,15 @@ def parse_action(
         reasoning = _thought(renderer, ids[begin:end], None)
         ids = ids[end + 1 :]
     reply_text = _without(renderer.decode(ids), stop).strip()
-    structure = {marks.think_open, marks.think_close, marks.call_open, marks.call_close, *renderer.stop_ids}
+    structure = {marks.think_open, marks.think_close, *renderer.stop_ids}
+    if tools or rule.most == 0:
+        structure |= {marks.call_open, marks.call_close}
     if not structure & set(ids):
         return Parsed(
             Turn(role="assistant", text=clean(reply_text), reasoning=reasoning),
             ParseStatus.OK if rule.holds(()) else ParseStatus.ILL_FORMED,
         )
-    calls = _calls(renderer, ids, tools) if rule.most != 0 and marks.call_open is not None else None
+    calls = _calls(renderer, ids, tools) if tools and rule.most != 0 and marks.call_open is not None else None
     if calls is None or marks.call_open is None or not rule.holds([call.name for call in calls]):
         return Parsed(
             Turn(role="assistant", text=clean(reply_text), reasoning=reasoning), ParseStatus.ILL_FORMED

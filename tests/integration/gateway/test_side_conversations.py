@@ -53,6 +53,9 @@ async def test_every_conversation_of_a_program_outside_trains(rig: Rig) -> None:
 
 
 PROMPT = "list the imports of every file below src"
+BODY: dict[str, Any] = {
+    "tools": [{"type": "function", "function": {"name": "task", "parameters": {"type": "object"}}}]
+}
 SCRIPT: list[dict[str, Any]] = [
     {
         "content": "",
@@ -74,7 +77,7 @@ async def test_with_sub_agents_only_what_a_step_handed_over_begins_a_conversatio
         [user(f"{PROMPT}, and think")],  # a command's own: the call has its conversation
         [SYSTEM, user(f"It goes on. Before: {SCRIPT[2]['content']}")],
     ):
-        status, answer, _ = await ask(rig, url, {"messages": messages})
+        status, answer, _ = await ask(rig, url, {**BODY, "messages": messages})
         assert status == 200, answer
     marks = [(mark.idx, mark.reason) for mark in (await rig.seal(rollout)).marks]
     assert marks == [(1, "side_conversation"), (3, "side_conversation")]
@@ -85,7 +88,7 @@ async def test_a_gateway_that_starts_again_knows_which_conversations_are_the_sca
     rig.start_ingest()
     rollout, session = await rig.open(conversations="many", sub_agents=["task"], scripted=SCRIPT)
     for messages in ([SYSTEM, TASK], [user("think for me")], [user(PROMPT)]):
-        await ask(rig, session.path + "/chat/completions", {"messages": messages})
+        await ask(rig, session.path + "/chat/completions", {**BODY, "messages": messages})
     await rig.stop_gateway()
     async with rig.another_gateway() as (gateway, admin):
         for messages in (
@@ -95,7 +98,7 @@ async def test_a_gateway_that_starts_again_knows_which_conversations_are_the_sca
         ):
             async with aiohttp.ClientSession() as http:
                 url = gateway.url + session.path + "/chat/completions"
-                async with http.post(url, json={"messages": messages}) as answer:
+                async with http.post(url, json={**BODY, "messages": messages}) as answer:
                     assert answer.status == 200, await answer.text()
         seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
     assert [mark.idx for mark in seal.marks if mark.reason == "side_conversation"] == [1, 3, 5]

@@ -67,7 +67,8 @@ class Driver:
         action = self.renderer.action(says)[:cut]
         sent = np.concatenate([state, np.asarray(action, dtype="<i4")])
         idx = len(self.forest.nodes)
-        parsed = parse_action(self.renderer, action, ())
+        offered = [{"name": call.name, "parameters": {}} for call in says.calls]
+        parsed = parse_action(self.renderer, action, offered)
         self.stored.append(
             Stored(
                 parent=origin.parent.idx if origin.parent else None,

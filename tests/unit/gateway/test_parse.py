@@ -1,5 +1,6 @@
 """The parser: well-formed text becomes a message; everything else is text and is marked as such."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from orchestrator.gateway.completions.schema import fits
 from orchestrator.gateway.messages.turns import CanonicalCall, Turn, canonical_json
 from orchestrator.gateway.render import TokenizerAdapter, load_renderer
 from orchestrator.gateway.render.qwen3 import QwenRenderer
+from tests.unit.gateway.dialect_rig import ANTHROPIC, CHAT, RESPONSES, Wire, reply_of
 from trainer.policy.init import make_policy
 
 BASH: dict[str, Any] = {
@@ -112,6 +114,42 @@ def test_a_stop_string_is_not_part_of_the_message(renderer: QwenRenderer, ids_of
 def test_without_permission_to_call_a_call_is_text(renderer: QwenRenderer, ids_of: Any) -> None:
     parsed = parse_action(renderer, ids_of(LS + "<|im_end|>"), [BASH], calls_allowed=False)
     assert parsed.status == "ill_formed" and parsed.turn.text == LS
+
+
+@pytest.mark.parametrize(
+    "text", [LS, WC, call_text('{"name": "rm", "arguments": {}}'), "<tool_call>", f"{LS} so"]
+)
+@pytest.mark.parametrize(("calls_allowed", "status"), [(True, "ok"), (False, "ill_formed")])
+def test_a_call_is_text_where_the_request_offers_no_tool(
+    renderer: QwenRenderer, ids_of: Any, text: str, calls_allowed: bool, status: str
+) -> None:
+    ids = ids_of(f"<think>\nlook\n</think>\n\n{text}<|im_end|>")
+    parsed = parse_action(renderer, ids, [], calls_allowed=calls_allowed)
+    assert parsed.status == status
+    assert parsed.turn == Turn(role="assistant", text=text, reasoning="look")
+    assert parse_action(renderer, ids_of(f"{text}</think>"), []).status == "ill_formed"
+
+
+SEARCH = {"type": "web_search", "name": "web_search"}
+SERVED: dict[str, Callable[[Any], str]] = {
+    "chat": lambda reply: reply["choices"][0]["message"]["content"],
+    "responses": lambda reply: reply["output"][0]["content"][0]["text"],
+    "anthropic": lambda reply: reply["content"][0]["text"],
+}
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": None}, {"tools": []}, {"tools": [SEARCH]}], ids=str)
+@pytest.mark.parametrize("wire", [CHAT, RESPONSES, ANTHROPIC], ids=lambda wire: wire.dialect.name)
+def test_on_every_wire_a_request_without_tools_is_served_text(
+    renderer: QwenRenderer, ids_of: Any, wire: Wire, tools: dict[str, Any]
+) -> None:
+    """Also where a provider's own tools, which are left out, are all that it offers."""
+    body = {key: value for key, value in wire.body(["how many?"]).items() if key != "tools"}
+    incoming = wire.dialect.read({**body, **tools}, {})
+    request = incoming.request
+    parsed = parse_action(renderer, ids_of(f"{LS}<|im_end|>"), request.tools, rule=request.rule)
+    reply = wire.dialect.reply(incoming, reply_of(parsed.turn))
+    assert parsed.status == "ok" and SERVED[wire.dialect.name](reply) == LS
 
 
 def test_values_keep_their_types() -> None:
