@@ -65,6 +65,7 @@ def parse_action(
         reasoning = _thought(renderer, ids[begin:end], None)
         ids = ids[end + 1 :]
     reply_text = _without(renderer.decode(ids), stop).strip()
+    ids, after = _before(renderer, ids, stop)
     structure = {marks.think_open, marks.think_close, *renderer.stop_ids}
     if tools or rule.most == 0:
         structure |= {marks.call_open, marks.call_close}
@@ -73,7 +74,8 @@ def parse_action(
             Turn(role="assistant", text=clean(reply_text), reasoning=reasoning),
             ParseStatus.OK if rule.holds(()) else ParseStatus.ILL_FORMED,
         )
-    calls = _calls(renderer, ids, tools) if tools and rule.most != 0 and marks.call_open is not None else None
+    may_call = tools and rule.most != 0 and marks.call_open is not None
+    calls = _calls(renderer, ids, after, tools) if may_call else None
     if calls is None or marks.call_open is None or not rule.holds([call.name for call in calls]):
         return Parsed(
             Turn(role="assistant", text=clean(reply_text), reasoning=reasoning), ParseStatus.ILL_FORMED
@@ -94,16 +96,32 @@ def _without(text: str, stop: str | None) -> str:
     return text[: text.rindex(stop)] if stop and stop in text else text
 
 
+def _before(renderer: Renderer, ids: list[int], stop: str | None) -> tuple[list[int], str]:
+    """The ids before the token in which the stop string begins, and the text of that token up to it. A marker inside the stop string does not
+    count, except one that closes a call: the stop string ended the call there."""
+    if not stop or stop not in renderer.decode(ids):
+        return ids, ""
+    low, high = 1, len(ids)  # find the shortest end of the action that contains the stop string
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if stop in renderer.decode(ids[-middle:]) else (middle + 1, high)
+    start = len(ids) - low
+    marks = renderer.markers
+    if ids[start] == marks.call_close and marks.call_open in ids[:start]:
+        return ids[: start + 1], ""
+    return ids[:start], _without(renderer.decode(ids[start:]), stop)
+
+
 def _thought(renderer: Renderer, ids: Sequence[int], stop: str | None) -> str | None:
     return clean(_without(renderer.decode(ids), stop).strip()) or None
 
 
 def _calls(
-    renderer: Renderer, ids: list[int], tools: Sequence[Mapping[str, Any]]
+    renderer: Renderer, ids: list[int], after: str, tools: Sequence[Mapping[str, Any]]
 ) -> tuple[CanonicalCall, ...] | None:
-    """All calls from the first call_open to the end, or None when anything is out of place."""
+    """All calls from the first call_open to the end, or None when anything is out of place. `after`: the text after `ids`."""
     marks = renderer.markers
-    if marks.call_open not in ids:
+    if marks.call_open not in ids or after.strip():
         return None
     first = ids.index(marks.call_open)
     structural = {marks.think_open, marks.think_close, *renderer.stop_ids}

@@ -111,6 +111,32 @@ def test_a_stop_string_is_not_part_of_the_message(renderer: QwenRenderer, ids_of
     assert parse_action(renderer, ids_of("oak elm STOP"), [], stop="STOP").turn.text == "oak elm"
 
 
+@pytest.mark.parametrize(
+    ("text", "stop", "status", "calls"),
+    [
+        (f"so\n{LS}\nObservation:", "Observation:", "ok", 1),
+        (f"so\n{LS}\n{LS}\n\n Observation: x", "Observation:", "ok", 2),
+        (f"so\n{LS}\n", "\n", "ok", 1),
+        (f"so\n{LS}", "</tool_call>", "ok", 1),
+        (f"so\n{LS}\nObservation:", "</tool_call>\nObs", "ok", 1),
+        ("so\n<tool_call>", "<tool_call>", "ok", 0),
+        ("so\n<think>", "think>", "ok", 0),
+        ("so\n</tool_call>", "</tool_call>", "ok", 0),
+        (f"so\n{LS}\nand Observation:", "Observation:", "ill_formed", 0),
+        (f"so\n{LS}\nObservation:", None, "ill_formed", 0),
+        (f"so\n{LS}\n<think>Observation:", "Observation:", "ill_formed", 0),
+        ('so\n<tool_call>\n{"name": "bash", "arguments": {"command": "STOP', "STOP", "ill_formed", 0),
+    ],
+)
+def test_a_stop_string_after_a_call_leaves_the_call(
+    renderer: QwenRenderer, ids_of: Any, text: str, stop: str | None, status: str, calls: int
+) -> None:
+    parsed = parse_action(renderer, ids_of(text), [BASH], stop=stop)
+    assert (parsed.status, len(parsed.turn.calls)) == (status, calls)
+    assert not calls or (parsed.turn.text, parsed.turn.calls[0].name) == ("so", "bash")
+    assert calls or stop is None or stop not in parsed.turn.text
+
+
 def test_without_permission_to_call_a_call_is_text(renderer: QwenRenderer, ids_of: Any) -> None:
     parsed = parse_action(renderer, ids_of(LS + "<|im_end|>"), [BASH], calls_allowed=False)
     assert parsed.status == "ill_formed" and parsed.turn.text == LS
