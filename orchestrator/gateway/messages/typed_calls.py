@@ -49,7 +49,9 @@ def item_of(tool: str, given: Mapping[str, Any]) -> Item | None:
         return None
     if tool == "shell":
         return {"action": action, "environment": {"type": "local"}}
-    return {"action": {"type": "exec", "env": {}, **action}}
+    # The settings of a local_shell may be absent and not null, unlike those of a shell.
+    chosen = {name: value for name, value in action.items() if value is not None}
+    return {"action": {"type": "exec", "env": {}, **chosen}}
 
 
 def fits_item(name: str, given: Mapping[str, Any], parameters: Mapping[str, Any] | None) -> bool:

@@ -121,6 +121,8 @@ def test_a_shell_in_a_providers_container_is_left_out_and_a_local_one_is_shown()
 CALLS = [
     ("shell", call("shell", commands=["ls", "pwd"], timeout_ms=9), "shell_call", {"timeout_ms": 9}),
     ("shell", call("shell", commands=[]), "shell_call", {}),
+    ("local_shell", call("local_shell", command=["ls"], timeout_ms=9), "local_shell_call", {"timeout_ms": 9}),
+    ("local_shell", call("local_shell", command=["ls"]), "local_shell_call", {}),
     ("local_shell", call("local_shell", command=["ls", "-l"], working_directory="/w"), "local_shell_call", {}),
     ("apply_patch", call("apply_patch", operation=PATCH), "apply_patch_call", {}),
     ("apply_patch", call("apply_patch", operation={"type": "delete_file", "path": "a"}), "apply_patch_call", {}),
@@ -148,7 +150,9 @@ def test_a_call_of_a_typed_tool_is_served_as_its_item_and_comes_back_as_the_same
     output: list[Any] = [*Response.model_validate(whole).output]
     (item,) = output
     assert item.type == item_type and item.call_id == "call_s3_0"
-    assert holds.items() <= whole["output"][0].get("action", {}).items()
+    action = whole["output"][0].get("action", {})
+    assert holds.items() <= action.items()
+    assert kind != "local_shell" or None not in action.values(), "clients refuse null there"
     assert fold_responses(streamed(RESPONSES, incoming, reply))["output"] == whole["output"]
     for replayed in (whole["output"][0], json.loads(item.model_dump_json())):
         _, turn = read("responses", replayed, tools=[{"type": kind}]).request.turns
