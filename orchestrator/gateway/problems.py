@@ -2,6 +2,8 @@
 
 from orchestrator.contracts.marks import BudgetKind
 
+BUDGET = "budget_exhausted"
+
 
 class Problem(Exception):
     """A refusal. `code` is for programs, the message for people, `param` names the offending part of the request. `ours`: the platform
@@ -13,6 +15,11 @@ class Problem(Exception):
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
         self.ours = ours
+
+    @property
+    def full_context(self) -> bool:
+        """Whether the context is full: a client may shorten its history and go on."""
+        return self.code == BUDGET and self.param == BudgetKind.CONTEXT
 
 
 class BodyTooLarge(Exception):
@@ -52,12 +59,12 @@ def budget_exhausted(which: BudgetKind, limit: int) -> Problem:
     then shorten their history."""
     if which is BudgetKind.CONTEXT:
         message = (
-            f"prompt is too long: this session's maximum context length is {limit} tokens;"
+            f"prompt is too long: this model's maximum context length is {limit} tokens;"
             " shorten the history or end here"
         )
     else:
         message = f"the session's budget of {limit} ({which}) is used up: end here"
-    return Problem(400, "budget_exhausted", message, param=which)
+    return Problem(400, BUDGET, message, param=which)
 
 
 def upstream_refused(message: str) -> Problem:

@@ -101,10 +101,10 @@ class SandboxRoutes:
 
     def _handler(self, dialect: Dialect, serve: Callable[..., Awaitable[web.StreamResponse]]) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            started_at = time.perf_counter()
+            started_at, incoming = time.perf_counter(), None
+            counting = request.path.endswith(dialect.counting)
             try:
                 session = await self._sessions.find(token_of(request))
-                counting = request.path.endswith(dialect.counting)
                 incoming, size = await self._read(dialect, request, session, counting)
                 if not counting:
                     incoming.request.check_answerable()
@@ -118,6 +118,9 @@ class SandboxRoutes:
             except RecursionError:
                 problem = bad_request("the body is nested too deeply")
             self._metrics.requests.labels(dialect.name, problem.code).inc()
+            streamed = incoming is not None and incoming.stream and not counting
+            if dialect.name == RESPONSES and incoming is not None and streamed and problem.full_context:
+                return _refused_stream(dialect.events(incoming), problem)
             return problem_response(dialect.error(problem), problem)
 
         return handle
@@ -302,6 +305,15 @@ class SandboxRoutes:
             "first_id": self._model,
             "last_id": self._model,
         }
+
+
+def _refused_stream(events: Events, problem: Problem) -> web.Response:
+    """A stream that ends with the refusal. OpenAI refuses a full context like this, and Codex recognizes it only there."""
+    return web.Response(
+        body=events.opening() + b"".join(events.failed(problem)),
+        content_type="text/event-stream",
+        headers={"Cache-Control": "no-cache"},
+    )
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anthropic
 import openai
 import pytest
@@ -13,6 +14,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway_client import SessionBudget
 from tests.integration.gateway.rig import Policies, Rig, open_rig
 from tests.integration.gateway.wires_rig import PATHS, ask, bodies, claude, gpt, message_of, user
+from tests.unit.gateway.dialect_rig import decoded
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
 
@@ -99,6 +101,30 @@ async def test_a_full_context_and_a_sealed_session_are_refused_in_dialect(rig: R
         status, answer, headers = await ask(rig, session.path + path, body)
         assert status == 409 and "session is over" in message_of(path, answer)
         assert headers["x-should-retry"] == "false", "the official clients would try a 409 again"
+
+
+async def test_a_streamed_response_is_refused_for_a_full_context_inside_its_stream(rig: Rig) -> None:
+    _, session = await rig.open(budget=SessionBudget(max_turns=9, max_context=500))
+    full = bodies("oak " * 500, stream=True)["/responses"]
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(rig.gateway.url + session.path + "/responses", json=full) as answer,
+    ):
+        assert (answer.status, answer.content_type) == (200, "text/event-stream")
+        events = decoded([await answer.read()])
+    kinds = ["response.created", "response.in_progress", "error", "response.failed"]
+    assert [kind for kind, _ in events] == kinds
+    assert events[-1][1]["response"]["error"]["code"] == "context_length_exceeded"
+    async with gpt(session) as client:
+        stream = await client.responses.create(model="m", input="oak " * 500, stream=True)
+        with pytest.raises(openai.APIError, match="maximum context length is 500 tokens"):
+            _ = [event async for event in stream]
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.responses.create(model="m", input="oak " * 500)
+        assert refused.value.code == "context_length_exceeded"
+    for path in ("/chat/completions", "/messages"):
+        status, answer, _ = await ask(rig, session.path + path, bodies("oak " * 500, stream=True)[path])
+        assert status == 400 and message_of(path, answer).startswith("prompt is too long")
 
 
 async def test_the_official_packages_raise_their_own_errors(rig: Rig) -> None:

@@ -218,6 +218,7 @@ async def test_it_runs_in_the_sandbox_that_isolates_nothing(root: Path) -> None:
         ([{"content": "four"}], Fault("policy", "ill_formed: not a call of bash with a command")),
         ([bash("true")] * 4, Fault("policy", "turns")),
         ([bash("true"), Failure(400, "budget_exhausted", "used up")], Fault("policy", "used up")),
+        ([bash("true"), Failure(400, "context_length_exceeded", "full")], Fault("policy", "full")),
         (
             [bash("kill -9 $PPID")],
             Fault("infra", "it ended early, exit code 137: Warning: Input is not a terminal (fd=0)."),

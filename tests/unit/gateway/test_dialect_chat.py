@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from orchestrator.contracts.marks import BudgetKind
+from orchestrator.gateway.http.dialects.native import NativeDialect
 from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.problems import Problem, budget_exhausted, unavailable
 from tests.unit.gateway.dialect_rig import CHAT, COMMAND, call, chat_body, decoded, reply_of
@@ -57,11 +58,13 @@ def test_a_stream_that_fails_ends_with_an_error_and_done() -> None:
 
 def test_a_full_context_is_reported_in_the_words_by_which_programs_know_it() -> None:
     error = CHAT.dialect.error(budget_exhausted(BudgetKind.CONTEXT, 2048))["error"]
-    assert (error["code"], error["param"]) == ("budget_exhausted", "context")
-    assert (
-        error["message"].startswith("prompt is too long")
-        and "maximum context length is 2048 tokens" in error["message"]
-    )
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "context")  # LangChain, AI SDK
+    assert error["message"].startswith("prompt is too long")  # Claude Code
+    assert "this model's maximum context length is 2048 tokens" in error["message"]  # LiteLLM
+    used_up = CHAT.dialect.error(budget_exhausted(BudgetKind.TURNS, 9))["error"]
+    assert (used_up["code"], used_up["param"]) == ("budget_exhausted", "turns")
+    own = NativeDialect().error(budget_exhausted(BudgetKind.CONTEXT, 2048))["error"]
+    assert (own["code"], own["param"]) == ("budget_exhausted", "context")
 
 
 def test_a_program_that_falls_back_from_a_stream_asks_the_same_again() -> None:

@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from openai.types.responses import Response
+from openai.types.responses import Response, ResponseErrorEvent
 
-from orchestrator.contracts.marks import Finish
+from orchestrator.contracts.marks import BudgetKind, Finish
 from orchestrator.gateway.http.dialects.base import Known
 from orchestrator.gateway.messages.turns import Turn
-from orchestrator.gateway.problems import Problem, session_over, unavailable
+from orchestrator.gateway.problems import Problem, budget_exhausted, session_over, unavailable
 from tests.unit.gateway.dialect_rig import (
     COMMAND,
     RESPONSES,
@@ -59,6 +59,17 @@ def test_a_stream_ends_with_a_terminal_event_also_on_our_own_errors(problem: Pro
     assert response["status"] == "failed" and response["output"] == []
     assert (response["error"]["code"], response["error"]["message"]) == (code, problem.message)
     Response.model_validate(response)
+
+
+def test_a_stream_that_meets_a_full_context_ends_as_openais_does() -> None:
+    """By the code of response.failed Codex recognizes it. The official package does not list the code, and raises at the event before."""
+    problem = budget_exhausted(BudgetKind.CONTEXT, 2048)
+    events = RESPONSES.dialect.events(RESPONSES.read(["hello"]))
+    (_, error), (_, failed) = decoded(events.failed(problem))
+    ResponseErrorEvent.model_validate(error)
+    assert (error["type"], failed["type"]) == ("error", "response.failed")
+    for found in (error, error["error"], failed["response"]["error"]):
+        assert (found["code"], found["message"]) == ("context_length_exceeded", problem.message)
 
 
 def test_a_reply_that_was_cut_off_is_incomplete_in_both_forms() -> None:

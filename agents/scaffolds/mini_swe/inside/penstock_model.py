@@ -32,7 +32,7 @@ from pydantic import BaseModel
 PATIENCE_S: Final = 60.0
 REPLY_S: Final = 600.0  # a completion may be held through an update of the weights
 LONGEST_PAUSE_S: Final = 2.0
-BUDGET: Final = "budget_exhausted"
+BUDGET: Final = ("budget_exhausted", "context_length_exceeded")
 
 
 class GatewayAway(RuntimeError):
@@ -120,7 +120,7 @@ def _post(body: dict[str, Any]) -> dict[str, Any]:
             error = answer.get("error")
             fields = error if isinstance(error, dict) else {}
             reason = str(fields.get("message", answer))
-            if fields.get("code") == BUDGET:
+            if fields.get("code") in BUDGET:
                 extra = {"exit_status": "LimitsExceeded", "submission": ""}
                 raise LimitsExceeded({"role": "exit", "content": reason, "extra": extra})
             if status < 500 and status not in (408, 429):

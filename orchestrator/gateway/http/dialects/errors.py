@@ -30,6 +30,13 @@ _ANTHROPIC_TYPES = {
     431: "invalid_request_error",
     503: "overloaded_error",
 }
+CONTEXT_LENGTH = "context_length_exceeded"
+"""OpenAI's code for a full context, by which programs recognize one."""
+
+
+def openai_code(problem: Problem) -> str:
+    """The code of a refusal in OpenAI's words."""
+    return CONTEXT_LENGTH if problem.full_context else problem.code
 
 
 def openai_error(problem: Problem) -> dict[str, Any]:
@@ -39,7 +46,7 @@ def openai_error(problem: Problem) -> dict[str, Any]:
             "message": problem.message,
             "type": _OPENAI_TYPES.get(problem.status, "server_error"),
             "param": problem.param,
-            "code": problem.code,
+            "code": openai_code(problem),
         }
     }
 

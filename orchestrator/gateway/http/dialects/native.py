@@ -74,4 +74,6 @@ class NativeDialect:
         return {"tokens": tokens}
 
     def error(self, problem: Problem) -> Any:
-        return openai_error(problem)
+        body = openai_error(problem)
+        body["error"]["code"] = problem.code  # its client knows our own codes
+        return body

@@ -21,7 +21,7 @@ from orchestrator.gateway.http.dialects.base import (
     request_of,
     sse,
 )
-from orchestrator.gateway.http.dialects.errors import openai_error
+from orchestrator.gateway.http.dialects.errors import CONTEXT_LENGTH, openai_error
 from orchestrator.gateway.http.dialects.opaque_reasoning import keep_reasoning
 from orchestrator.gateway.http.dialects.responses_input import read_request
 from orchestrator.gateway.http.dialects.tool_names import WireName
@@ -102,6 +102,13 @@ class ResponseEvents:
     def failed(self, problem: Problem) -> Iterator[bytes]:
         response = _response(self._echo, "failed", [])
         code = "invalid_prompt" if problem.status < 500 else "server_error"
+        if (
+            problem.full_context
+        ):  # as OpenAI ends such a stream; its package raises at the first of the two events
+            error = openai_error(problem)["error"]
+            flat = {key: error[key] for key in ("code", "message", "param")}
+            yield self._event("error", **flat, error=error)
+            code = CONTEXT_LENGTH
         response["error"] = {"code": code, "message": problem.message, "type": problem.code}
         yield self._event("response.failed", response=response)
 
