@@ -51,6 +51,14 @@ class TransactionEnded(Exception):
     """Postgres has ended the same transaction several times, because it was silent."""
 
 
+class NotReady(Exception):
+    """Raised by `work` that needs a value which is still being computed: `transact` rolls it back, awaits `ready`, and repeats it."""
+
+    def __init__(self, ready: Callable[[], Awaitable[None]]) -> None:
+        super().__init__("a value that the transaction needs is still being computed")
+        self.ready = ready
+
+
 def _state(error: BaseException) -> str:
     """The SQLSTATE of the driver's error, wrapped by SQLAlchemy or not; empty if Postgres sent none."""
     return str(getattr(_cause(error), "sqlstate", None) or "")
@@ -90,11 +98,15 @@ def _of_driver(error: BaseException) -> bool:
 
 
 def _ended_idle(error: BaseException, lasted_s: float) -> bool:
-    """Whether Postgres ended a transaction for its silence. The driver reports that. If it read the end before the next statement, it finds the
-    connection closed without a reason."""
-    state = _state(error)
-    closed = isinstance(error, DBAPIError) and error.connection_invalidated and not state
-    return state == IDLE_ENDED or (closed and lasted_s >= timeouts().pool_idle_s)
+    """Whether Postgres ended a transaction for its silence. The driver reports that, as the cause of a closed connection where the process did
+    nothing else either. If it read the end before the next statement, it finds the connection closed without a reason."""
+    closed = isinstance(error, DBAPIError) and error.connection_invalidated and not _state(error)
+    cause = _cause(error)
+    while cause is not None:
+        if getattr(cause, "sqlstate", None) == IDLE_ENDED:
+            return True
+        cause = cause.__cause__
+    return closed and lasted_s >= timeouts().pool_idle_s
 
 
 def of_content(error: BaseException) -> bool:
@@ -166,11 +178,18 @@ async def transact(
     silent for so long would be repeated without end: with `most_idle_ends`, TransactionEnded is raised after so many of these ends. A client that
     breaks `MOST_BROKEN` times in a row is broken by `work`, not by its connection: its error is raised.
 
+    `work` that needs a value of a long computation raises NotReady: no transaction, and no lock, is held while it is computed.
+
     `work` may run several times. A commit without a received answer is repeated, so its effects must be idempotent (compare-and-set,
     unique keys). A caller that must write soon after Postgres returns, such as a lease holder, sets a shorter `longest_wait_s` between tries.
     """
-    with waiting_for("postgres"):
-        return await _until_committed(engine, work, at, longest_wait_s, most_idle_ends)
+    while True:
+        try:
+            with waiting_for("postgres"):
+                return await _until_committed(engine, work, at, longest_wait_s, most_idle_ends)
+        except NotReady as error:
+            ready = error.ready
+        await ready()
 
 
 async def _until_committed(

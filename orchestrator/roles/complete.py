@@ -24,7 +24,7 @@ from orchestrator.pool import (
 from orchestrator.pool.dispatch import Assignment
 from orchestrator.pool.outbox import enqueue
 from orchestrator.pool.results import Reported
-from orchestrator.pool.transact import of_content, passing, when_committed
+from orchestrator.pool.transact import NotReady, of_content, passing, when_committed
 from orchestrator.rewards.settings import RewardSettings
 from orchestrator.roles.context import Flow
 from orchestrator.roles.dispatcher import assignment
@@ -201,9 +201,11 @@ async def _assign(
 
 
 async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int) -> None:
-    """If every member is terminal: write the rewards and make the group ready, scored, filtered or dead."""
+    """If every member is terminal: write the rewards and make the group ready, scored, filtered or dead. Raises NotReady, to be repeated by
+    `transact`, while the rewards are computed."""
     group = await pool_groups.terminal_group(connection, flow.run_id, group_id)
     if group is None:
+        flow.rewarding.forget(group_id)
         return
     flow.signals.work.set()
     reason: str | None
@@ -225,13 +227,18 @@ async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int)
     if state in (GroupState.READY, GroupState.SCORED):
         noise = await speed_noise.newest(connection, flow.run_id, group.scaffold)
         try:
-            rewarded = reward_group(group, decided.members, reward_settings(flow.config), noise=noise)
+            inputs = group, decided.members, reward_settings(flow.config), noise
+            rewarded = await flow.rewarding.rewards(group_id, inputs, partial(reward_group, *inputs))
+        except NotReady:
+            raise
         except Exception as error:  # noqa: BLE001  # counted and logged: what a policy wrote can end only its own group
+            when_committed(partial(flow.rewarding.forget, group_id))
             await transitions.count(connection, flow.run_id, "groups_unrewarded")
             when_committed(partial(log.error, "group.unrewarded", group=group_id, exc_info=error))
             reason = f"its rewards could not be computed: {type(error).__name__}: {error}"
             await _concluded(connection, group, GroupState.DEAD, reason)
             return
+        when_committed(partial(flow.rewarding.forget, group_id))
         for sentence in rewarded.failed:
             await transitions.count(connection, flow.run_id, "process_signals_failed")
             when_committed(partial(log.warning, "process_signal.failed", group=group_id, reason=sentence))

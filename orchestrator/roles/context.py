@@ -6,6 +6,7 @@ import anyio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus.base import Bus
+from orchestrator.roles.rewarding import Rewarding
 from orchestrator.runtime.liveness import current
 from orchestrator.settings.config import Config
 
@@ -48,3 +49,4 @@ class Flow:
     engine: AsyncEngine
     bus: Bus
     signals: Signals = field(default_factory=Signals)
+    rewarding: Rewarding = field(default_factory=Rewarding)

@@ -23,18 +23,20 @@ from orchestrator.pool import leases, results, transitions
 from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest, policies_of
 from orchestrator.pool.lease_check import why_stale
 from orchestrator.pool.policy_versions import published
-from orchestrator.pool.transact import transact
+from orchestrator.pool.transact import TransactionEnded, transact
 from orchestrator.roles.complete import assign_verification, complete_reported, conclude_group
-from orchestrator.roles.consume import Outcome, consume
+from orchestrator.roles.consume import IDLE_ENDS, Outcome, consume
 from orchestrator.roles.context import Flow
 from orchestrator.roles.listed_artifacts import with_listed
 from orchestrator.roles.metrics import Ended, ordered_again
 from orchestrator.roles.stale_log import Stale
 from orchestrator.runtime.backoff import doubled
+from orchestrator.runtime.log import get
 from orchestrator.settings.config import Config
 from orchestrator.tasks.artifacts import limits_of
 from orchestrator.tasks.validate_results import check_result, check_verdict
 
+log = get(__name__)
 E = TypeVar("E", StepRecorded, RolloutFinished, VerdictReached)
 
 # Of one fetch: NATS disconnects a client when more than max_pending (64 MiB unless set) waits for it.
@@ -113,9 +115,17 @@ async def ingest_steps(flow: Flow) -> None:
     async def complete() -> None:
         await _tell(ended, stale)
         if waiting:
-            await transact(
-                flow.engine, lambda c: complete_reported(c, flow, sorted(waiting)), at="steps.complete"
-            )
+            try:
+                await transact(
+                    flow.engine,
+                    lambda c: complete_reported(c, flow, sorted(waiting)),
+                    at="steps.complete",
+                    most_idle_ends=IDLE_ENDS,
+                )
+            except (
+                TransactionEnded
+            ) as error:  # the steps are stored; the reaper completes what their reports' leases bound
+                log.error("rollouts.not_completed", rollouts=sorted(waiting), error=str(error))
 
     batch = steps_per_pull(flow.config)
     await consume(

@@ -22,18 +22,31 @@ from orchestrator.contracts.no_verdict import NoVerdict
 from orchestrator.contracts.states import RolloutState
 from orchestrator.pool import leases, transitions
 from orchestrator.pool.leases import LEASED, Expired
-from orchestrator.pool.transact import of_content, passing, transact, when_committed
+from orchestrator.pool.transact import (
+    NotReady,
+    TransactionEnded,
+    of_content,
+    passing,
+    transact,
+    when_committed,
+)
 from orchestrator.roles.complete import complete_reported, give_up, run_again
+from orchestrator.roles.consume import IDLE_ENDS
 from orchestrator.roles.context import Flow
 from orchestrator.roles.ingest import verify_again
 from orchestrator.roles.rebuild import remind
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get
+from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
 
-Failures = Counter[tuple[int, int]]
-"""Failed tries to take back a lease, by rollout and epoch."""
+
+class Failures(Counter[tuple[int, int]]):
+    """Failed tries to take back a lease, by rollout and epoch. `trying`: the lease of a try that has not ended, None between two."""
+
+    trying: tuple[int, int] | None = None
+
 
 MOST_FAILURES = 1_000
 
@@ -46,7 +59,7 @@ async def reaper(flow: Flow) -> None:
     ttl_s = flow.config.rollout.lease_ttl_s
     last_reminder = anyio.current_time()
     last: float | None = None  # when the last pass was committed
-    failures: Failures = Counter()
+    failures = Failures()
     bus_was_reachable = True  # at the start of that pass
 
     async def reap_once(connection: AsyncConnection) -> bool:
@@ -62,7 +75,14 @@ async def reaper(flow: Flow) -> None:
         return bus_reachable
 
     while True:
-        bus_was_reachable = await transact(flow.engine, reap_once, at="reaper.commit")
+        try:
+            bus_was_reachable = await transact(
+                flow.engine, reap_once, at="reaper.commit", most_idle_ends=IDLE_ENDS
+            )
+        except TransactionEnded as error:
+            _silent(failures, error)
+            await pause(min(1.0, ttl_s / 10))
+            continue
         last = anyio.current_time()
         if last - last_reminder > flow.config.rollout.reassign_after_s:
             await transact(flow.engine, lambda connection: remind(connection, flow), at="reminder.commit")
@@ -77,23 +97,38 @@ async def reap(
     failures: Failures | None = None,
 ) -> None:
     """Take back every expired lease of `states`."""
-    failures = Counter() if failures is None else failures
+    failures = Failures() if failures is None else failures
     await transitions.lock_run(connection, flow.run_id)
     expired = await leases.expired(connection, flow.run_id, states=states)
     if len(failures) > MOST_FAILURES:  # another process has taken back what is no longer among them
         for key in failures.keys() - {(lease.rollout_id, lease.epoch) for lease in expired}:
             del failures[key]
     for lease in expired:
-        await transitions.count(
-            connection, flow.run_id, "leases_given_back" if lease.given_back else "leases_expired"
-        )
+        failures.trying = lease.rollout_id, lease.epoch
         try:
+            if failures[failures.trying] >= TRIES:
+                raise TransactionEnded(
+                    f"PostgreSQL ended its transactions, because nothing was sent for {timeouts().pool_idle_s:g} s"
+                )
             async with connection.begin_nested():
                 await _take_back(connection, flow, lease)
+        except NotReady:
+            continue  # until a later pass finds its group's rewards, it stays as it is
         except Exception as error:  # counted and logged; what is not this rollout's fault is raised
             if passing(error) or (isinstance(error, DBAPIError) and not of_content(error)):
                 raise
             await _failed(connection, flow, lease, error, failures)
+        await transitions.count(
+            connection, flow.run_id, "leases_given_back" if lease.given_back else "leases_expired"
+        )
+    failures.trying = None
+
+
+def _silent(failures: Failures, error: TransactionEnded) -> None:
+    """Count a pass that PostgreSQL has ended for its silence against the lease that it was at: after `TRIES` of them it is given up."""
+    if failures.trying is not None:
+        failures[failures.trying] += 1
+    log.error("reaper.ended", lease=failures.trying, error=str(error))
 
 
 async def _failed(

@@ -77,6 +77,8 @@ class Timeouts(BaseModel):
     """Seconds after which a transaction of a login that only reads is ended, whatever its session has set."""
     arrival_s: Seconds = 60.0
     """Seconds that announced steps may take to arrive after their result."""
+    rewards_s: Seconds = 300.0
+    """Seconds that the rewards of a group may take to compute; a group whose rewards take longer is dead."""
     stale_log_interval_s: Seconds = 10.0
     """Interval in seconds at which a flood of stale messages gets a few lines in the log."""
     # Runners.

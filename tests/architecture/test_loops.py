@@ -95,6 +95,7 @@ INSIDE = {
     "orchestrator/pool/prune.py:_detach": PERSON,
     "orchestrator/pool/prune.py:_without": PERSON,
     "orchestrator/pool/transact.py:_until_committed": PART,
+    "orchestrator/pool/transact.py:transact": PART,
     "orchestrator/runtime/liveness.py:restartable": "it is what begins them",
     "orchestrator/web/api/events.py:_events": REQUEST,
     "orchestrator/web/change_feed.py:ChangeFeed._while_listened": PART,

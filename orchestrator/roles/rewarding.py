@@ -1,0 +1,109 @@
+"""Rewards of groups, computed in threads: much text or a slow process signal blocks neither the event loop nor a transaction.
+
+A transaction that concludes a group waits for its rewards for a moment. If they take longer, it is rolled back, and repeated once they are there
+(`NotReady`). It then reads the group again under its locks, and uses the rewards only if what they were computed from is unchanged. So a group's
+end stays one transaction, and nothing is rewarded twice.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from threading import Thread
+from typing import Final
+
+import anyio
+
+from orchestrator.pool.transact import NotReady
+from orchestrator.roles.reward import RewardedGroup
+from orchestrator.runtime.liveness import waiting_for
+from orchestrator.runtime.log import get
+from orchestrator.settings.timeouts import timeouts
+
+log = get(__name__)
+
+MOMENT: Final = 1 / 4
+"""Of `timeouts.pool_idle_s`: after that silence PostgreSQL would end the transaction."""
+
+
+class Rewarding:
+    """The rewards that are being computed, or that no transaction has written yet, by group."""
+
+    def __init__(self) -> None:
+        self._computations: dict[int, _Computation] = {}
+
+    async def rewards(
+        self, group_id: int, inputs: object, compute: Callable[[], RewardedGroup]
+    ) -> RewardedGroup:
+        """The result of `compute`, which depends only on `inputs`. Raises NotReady while it is computed, TimeoutError after
+        `timeouts.rewards_s`, and whatever it raises."""
+        found = self._computations.get(group_id)
+        if found is None or found.inputs != inputs:
+            self._forget_unused()
+            try:
+                found = self._computations[group_id] = _Computation(inputs, compute)
+            except RuntimeError as error:  # no thread can be started: the group is not at fault
+                log.warning("rewards.delayed", group=group_id, error=str(error))
+                raise NotReady(partial(anyio.sleep, timeouts().pool_retry_s)) from error
+            await found.wait(timeouts().pool_idle_s * MOMENT)
+        found.used = time.monotonic()
+        if not found.is_over:
+            raise NotReady(found.over)
+        return found.result()
+
+    def forget(self, group_id: int) -> None:
+        """A transaction has concluded the group."""
+        self._computations.pop(group_id, None)
+
+    def _forget_unused(self) -> None:
+        """Another orchestrator has concluded these groups."""
+        oldest = time.monotonic() - timeouts().rewards_s
+        for group_id, found in list(self._computations.items()):
+            if found.is_over and found.used < oldest:
+                del self._computations[group_id]
+
+
+class _Computation:
+    """One group's rewards. The thread is a daemon: a signal that never returns does not keep the process from its end."""
+
+    def __init__(self, inputs: object, compute: Callable[[], RewardedGroup]) -> None:
+        self.inputs = inputs
+        self.used = time.monotonic()
+        self._ends = self.used + timeouts().rewards_s
+        self._future: Future[RewardedGroup] = Future()
+        self._done = anyio.Event()
+        loop = asyncio.get_running_loop()
+
+        def run() -> None:
+            try:
+                self._future.set_result(compute())
+            except BaseException as error:  # noqa: BLE001  # `result` raises it
+                self._future.set_exception(
+                    error if isinstance(error, Exception) else RuntimeError(repr(error))
+                )
+            with suppress(RuntimeError):  # the event loop has ended
+                loop.call_soon_threadsafe(self._done.set)
+
+        Thread(target=copy_context().run, args=(run,), name="rewards", daemon=True).start()
+
+    @property
+    def is_over(self) -> bool:
+        return self._future.done() or time.monotonic() >= self._ends
+
+    async def wait(self, seconds: float) -> None:
+        """Return when the rewards are computed, or after `seconds`."""
+        with anyio.move_on_after(seconds):
+            await self._done.wait()
+
+    async def over(self) -> None:
+        """Return when `result` returns or raises."""
+        with waiting_for("rewards"):
+            await self.wait(self._ends - time.monotonic())
+
+    def result(self) -> RewardedGroup:
+        if not self._future.done():
+            raise TimeoutError(f"they take longer than {timeouts().rewards_s:g} s (timeouts.rewards_s)")
+        return self._future.result()

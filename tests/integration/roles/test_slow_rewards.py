@@ -1,0 +1,200 @@
+"""Rewards that take longer than PostgreSQL lets a transaction be silent: no verdict, lease or other group waits for them in vain."""
+
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from orchestrator.bus import subjects
+from orchestrator.bus.suspects import TRIES
+from orchestrator.contracts.events import VerdictReached
+from orchestrator.contracts.states import FailureClass, RolloutState
+from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.pool import leases
+from orchestrator.pool.engine import open_engine
+from orchestrator.pool.leases import Expired, Lease
+from orchestrator.roles import complete, reaper
+from orchestrator.roles.context import Flow
+from orchestrator.roles.ingest import ingest_verdicts
+from orchestrator.roles.reward import reward_group
+from orchestrator.settings.timeouts import Timeouts, use
+from tests.integration.pool.rig import OWNER, ended, group_state, report, rollout_row, running, verify
+from tests.integration.roles.rig import Stage, playing, staged, until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
+
+
+@pytest.fixture
+async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator[Stage]:
+    """A failed attempt is not repeated."""
+    async with staged(
+        engine, nats_server.url, queue={"max_attempts": 1}, reward={"speed_weight": 0.0}
+    ) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def impatiently(
+    stage: Stage, database_url: str, role: Callable[[Flow], Coroutine[Any, Any, None]], **timeouts: float
+) -> AsyncIterator[None]:
+    """Run a role whose transactions PostgreSQL ends after a short silence."""
+    with use(Timeouts(pool_idle_s=0.2, **timeouts)):
+        async with (
+            open_engine(database_url) as engine,
+            playing([partial(role, replace(stage.flow, engine=engine))]),
+        ):
+            yield
+
+
+class Slow:
+    """`reward_group`, which takes long for one group: until `go` is set, and at least 1 s, a silence that ends transactions."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.group_id = 0
+        self.times = 0
+
+    def __call__(self, group: Any, *rest: Any, **named: Any) -> Any:
+        if group.group_id == self.group_id:
+            self.times += 1
+            time.sleep(1.0)  # noqa: TID251
+            self.go.wait(20.0)
+        return reward_group(group, *rest, **named)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    slow = Slow()
+    monkeypatch.setattr(complete, "reward_group", slow)
+    return slow
+
+
+RUN_OUT = """UPDATE rollouts SET lease_until = clock_timestamp() - interval '1 second', graced_until = clock_timestamp() - interval '1 second'
+ WHERE rollout_id = :id"""
+SAME_END = "UPDATE rollouts SET graced_until = lease_until WHERE rollout_id = :id"
+
+
+async def run_out(stage: Stage, lease: Lease) -> None:
+    """The lease has expired, and has had its grace."""
+    async with stage.flow.engine.begin() as connection:
+        await connection.execute(text(RUN_OUT), {"id": lease.rollout_id})
+        await connection.execute(text(SAME_END), {"id": lease.rollout_id})
+
+
+async def is_group(stage: Stage, group_id: int, state: str) -> bool:
+    return (await group_state(stage.flow.engine, group_id))[0] == state
+
+
+async def test_the_reaper_takes_back_other_leases_while_a_group_is_rewarded(
+    stage: Stage, slow: Slow, database_url: str
+) -> None:
+    first = await running(stage.flow.engine, stage.run, 3)
+    second = await running(stage.flow.engine, stage.run, 2, "another")
+    for n, lease in enumerate(first[:2]):
+        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+        await verify(stage.flow, lease.rollout_id, float(n))
+    slow.group_id = first[0].group_id
+    for lease in (first[2], *second):
+        await run_out(stage, lease)
+    async with impatiently(stage, database_url, reaper.reaper):
+        await stage.reaches(2, "rollouts", group_id=second[0].group_id, state="lost")
+        assert (await rollout_row(stage.flow.engine, first[2].rollout_id)).state == "running"
+        slow.go.set()
+        await until(partial(is_group, stage, slow.group_id, "ready"))
+    assert slow.times == 1 and await stage.count("rewards") == 2
+    assert (await rollout_row(stage.flow.engine, first[2].rollout_id)).state == "lost"
+
+
+async def test_a_verdict_whose_group_takes_long_to_reward_is_kept_and_rewarded_once(
+    stage: Stage, slow: Slow, database_url: str
+) -> None:
+    held = await running(stage.flow.engine, stage.run, 2)
+    slow.group_id = held[0].group_id
+    slow.go.set()
+    for lease in held:
+        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+    async with impatiently(stage, database_url, ingest_verdicts):
+        await judge(stage, held)
+        await until(partial(is_group, stage, slow.group_id, "ready"))
+        await stage.emptied("RESULTS")
+    assert await stage.count("dead_letters") == 0 and await stage.count("rewards") == 2
+    assert slow.times == 1
+
+
+async def judge(stage: Stage, held: list[Lease]) -> None:
+    """Lease the verifications of these rollouts, and send their verdicts: 0, 1, …"""
+    for n, lease in enumerate(held):
+        row = await rollout_row(stage.flow.engine, lease.rollout_id)
+        async with stage.flow.engine.begin() as connection:
+            verification = await leases.lease(
+                connection,
+                stage.flow.run_id,
+                lease.rollout_id,
+                row.lease_epoch,
+                OWNER,
+                60.0,
+                before=RolloutState.FINISHED,
+            )
+        assert verification is not None
+        verdict = VerdictReached(
+            run=stage.run.name,
+            rollout=lease.rollout_id,
+            attempt=verification.attempt,
+            epoch=verification.epoch,
+            failure_class=FailureClass.COMPLETED,
+            reward=float(n % 2),
+        )
+        await stage.send(subjects.results_verdict(stage.run.name), verdict)
+
+
+async def test_a_group_whose_rewards_never_come_is_dead_and_the_next_one_is_rewarded(
+    stage: Stage, slow: Slow, database_url: str
+) -> None:
+    first = await running(stage.flow.engine, stage.run, 2)
+    second = await running(stage.flow.engine, stage.run, 2, "another")
+    slow.group_id = first[0].group_id
+    for lease in (*first, *second):
+        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+    async with impatiently(stage, database_url, ingest_verdicts, rewards_s=0.5):
+        await judge(stage, [*first, *second])
+        await until(partial(is_group, stage, second[0].group_id, "ready"))
+        await stage.emptied("RESULTS")
+    slow.go.set()
+    assert await group_state(stage.flow.engine, slow.group_id) == (
+        "dead",
+        "its rewards could not be computed: TimeoutError: they take longer than 0.5 s (timeouts.rewards_s)",
+    )
+
+
+async def test_a_lease_at_which_postgres_ends_the_reapers_transactions_ends_only_its_own_group(
+    stage: Stage, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await running(stage.flow.engine, stage.run, 2)
+    second = await running(stage.flow.engine, stage.run, 2, "another")
+    take_back = reaper._take_back
+    tries = 0
+
+    async def take(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
+        nonlocal tries
+        if lease.rollout_id == first[0].rollout_id:
+            tries += 1
+            time.sleep(0.5)  # noqa: TID251, ASYNC251
+        await take_back(connection, flow, lease)
+
+    monkeypatch.setattr(reaper, "_take_back", take)
+    for lease in (first[0], *second):
+        await run_out(stage, lease)
+    async with impatiently(stage, database_url, reaper.reaper):
+        await stage.reaches(2, "rollouts", group_id=second[0].group_id, state="lost")
+    state, reason = await group_state(stage.flow.engine, first[0].group_id)
+    assert state == "dead" and tries == 2 * TRIES
+    assert reason == (
+        "its lease could not be taken back: TransactionEnded: PostgreSQL ended its transactions, because nothing was sent for 0.2 s"
+    )

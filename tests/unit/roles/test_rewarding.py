@@ -1,0 +1,68 @@
+"""Rewards that a thread computes: used once they are there, and only if what they were computed from is unchanged."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from orchestrator.pool.transact import NotReady
+from orchestrator.roles.reward import RewardedGroup
+from orchestrator.roles.rewarding import Rewarding
+from orchestrator.settings.timeouts import Timeouts, use
+
+pytestmark = pytest.mark.anyio
+
+
+def _rewards(sentence: str) -> RewardedGroup:
+    return RewardedGroup([], None, (sentence,))
+
+
+async def test_rewards_that_are_not_ready_come_with_the_next_transaction_if_the_group_is_unchanged() -> None:
+    held, go = Rewarding(), threading.Event()
+
+    def slow() -> RewardedGroup:
+        assert go.wait(60)
+        return _rewards("old verdicts")
+
+    with use(Timeouts(pool_idle_s=0.02)):
+        with pytest.raises(NotReady) as caught:
+            await held.rewards(1, "inputs", slow)
+        with pytest.raises(NotReady):
+            await held.rewards(1, "inputs", slow)
+        go.set()
+        await caught.value.ready()
+    assert await held.rewards(1, "inputs", slow) == _rewards("old verdicts")
+    assert await held.rewards(1, "inputs", lambda: _rewards("never")) == _rewards("old verdicts")
+    assert await held.rewards(1, "other inputs", lambda: _rewards("new verdicts")) == _rewards("new verdicts")
+    held.forget(1)
+    assert await held.rewards(1, "other inputs", lambda: _rewards("again")) == _rewards("again")
+
+
+async def test_rewards_that_never_come_are_given_up_and_an_error_is_raised() -> None:
+    held, go = Rewarding(), threading.Event()
+
+    def never() -> RewardedGroup:
+        go.wait(60)
+        return _rewards("late")
+
+    def ends() -> RewardedGroup:
+        raise SystemExit(3)
+
+    with use(Timeouts(pool_idle_s=0.02, rewards_s=0.1)):
+        with pytest.raises(NotReady) as caught:
+            await held.rewards(1, "inputs", never)
+        await caught.value.ready()
+        with pytest.raises(TimeoutError, match=r"timeouts\.rewards_s"):
+            await held.rewards(1, "inputs", never)
+    go.set()
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        await held.rewards(2, "inputs", ends)
+
+
+async def test_a_machine_without_a_thread_to_spare_delays_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    with pytest.raises(NotReady):
+        await Rewarding().rewards(1, "inputs", lambda: _rewards("now"))
