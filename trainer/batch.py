@@ -1,7 +1,8 @@
 """From a closed batch to samples: its rows in the data pool, read once, in the form that the loss needs.
 
     pool.batches.contents      which rollouts, their pinned advantages and train weights per step
-    pool.steps.trajectories    the step tree with behavior logprobs, version spans, temperature: one scan
+    pool.steps.stored_rows     the rows of the steps: one scan
+    pool.steps.folded          the step tree with behavior logprobs, version spans, temperature
     parts                      U lists of groups by queue position, one train step each
 
 Steps of train weight 0 (marked ones) and empty actions make no sample. A train step without samples changes nothing. The result depends
@@ -16,11 +17,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.spans import not_tiling, versions_per_token
 from orchestrator.pool.batches import BatchRollout, contents
-from orchestrator.pool.steps import StoredStep, trajectories
+from orchestrator.pool.steps import StoredRows, StoredStep, folded, stored_rows, trajectories
 from orchestrator.pool.transact import passing
 from trainer.failures import described
 from trainer.samples import Sample
 from trainer.update import split_train_steps
+
+_NOT_FOLLOWING = "its stored steps do not follow from one another"
 
 
 class BadBatch(Exception):
@@ -35,27 +38,37 @@ class BatchPart:
     rollouts: Sequence[BatchRollout]
 
 
-async def read_parts(
-    connection: AsyncConnection,
-    run_id: int,
-    batch_id: int,
-    parts: int,
-    permute_seed: Sequence[int] | None,
-    *,
-    routes: bool = False,
-) -> list[BatchPart]:
-    """The train steps of a closed batch; at least one, even if nothing in it trains. With `routes`, samples carry recorded routes.
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchRows:
+    """A closed batch as it was read."""
+
+    rollouts: list[BatchRollout]
+    steps: StoredRows
+
+
+async def read_rows(
+    connection: AsyncConnection, run_id: int, batch_id: int, *, routes: bool = False
+) -> BatchRows:
+    """The rows of a closed batch; with `routes`, recorded routes too. Queries alone: PostgreSQL ends a transaction that is silent while its rows
+    are folded. Raises BadBatch."""
+    rollouts = await contents(connection, batch_id)
+    try:
+        attempts = [(r.rollout_id, r.attempt) for r in rollouts]
+        return BatchRows(rollouts, await stored_rows(connection, run_id, attempts, routes=routes))
+    except ValueError as error:
+        raise BadBatch(f"{_NOT_FOLLOWING}: {error}") from error
+
+
+def parts_of(rows: BatchRows, parts: int, permute_seed: Sequence[int] | None) -> list[BatchPart]:
+    """The train steps of a batch; at least one, even if nothing in it trains.
 
     With `permute_seed` (the control) advantages are shuffled among the rollouts. Raises BadBatch, naming the rollout.
     """
-    rollouts = await contents(connection, batch_id)
-    if permute_seed is not None:
-        rollouts = permuted(rollouts, permute_seed)
+    rollouts = rows.rollouts if permute_seed is None else permuted(rows.rollouts, permute_seed)
     try:
-        attempts = [(r.rollout_id, r.attempt) for r in rollouts]
-        recorded = await trajectories(connection, run_id, attempts, routes=routes)
+        recorded = folded(rows.steps)
     except ValueError as error:
-        raise BadBatch(f"its stored steps do not follow from one another: {error}") from error
+        raise BadBatch(f"{_NOT_FOLLOWING}: {error}") from error
     return make_parts(rollouts, recorded, parts)
 
 

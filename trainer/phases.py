@@ -54,7 +54,7 @@ from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from orchestrator.settings.timeouts import timeouts
 from trainer.advantage_scale import scaled_parts
-from trainer.batch import BatchPart, read_parts, unreadable
+from trainer.batch import BatchPart, parts_of, read_rows, unreadable
 from trainer.checkpoint import Checkpoint, bring_back, discard, list_checkpoints, remove_discarded
 from trainer.failures import RankFailed, described, no_memory, of_platform
 from trainer.learner import Learner, Learners
@@ -182,18 +182,14 @@ class Trainer:
         seed = (
             [self.config.run.seed % 2**32, batch.batch_no] if self.config.trainer.permute_advantages else None
         )
-        parts = await transact(
+        rows = await transact(
             self._engine,
-            lambda connection: read_parts(
-                connection,
-                self.run_id,
-                batch.batch_id,
-                self.config.trainer.parts,
-                seed,
-                routes=self.config.trainer.routing_replay,
+            lambda connection: read_rows(
+                connection, self.run_id, batch.batch_id, routes=self.config.trainer.routing_replay
             ),
             at="trainer.read",
         )
+        parts = await _in_thread(lambda: parts_of(rows, self.config.trainer.parts, seed))
         return scaled_parts(parts, self.config.reward.batch_scale)
 
     async def train(self, batch: LiveBatch, parts: Sequence[BatchPart]) -> list[dict[str, Any]]:

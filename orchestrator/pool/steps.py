@@ -4,7 +4,7 @@ full = state + action; state = parent.full[:keep_len] + delta; a root's parent i
 branch of its parent, so shared tokens are held once, and a prompt once for all its rollouts. The SQL functions `step_full` and `step_ids` fold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,14 +73,39 @@ async def trajectories(
     With `routes` their tokens carry the recorded experts, if any: a second scan.
     Raises ValueError if a step keeps more of its parent, or of its prompt, than there is.
     """
+    return folded(await stored_rows(connection, run_id, attempts_of, routes=routes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredRows:
+    """The rows of trajectories, as they were read."""
+
+    steps: Sequence[Row[Any]]
+    marked: Set[StepKey]
+    routes: Mapping[StepKey, RecordedRoutes]
+
+
+async def stored_rows(
+    connection: AsyncConnection,
+    run_id: int,
+    attempts_of: Sequence[tuple[int, int]],
+    *,
+    routes: bool = False,
+) -> StoredRows:
+    """The queries of `trajectories`. `folded` does the rest, which takes seconds for a large batch and needs no transaction."""
     if not attempts_of:
-        return {}
+        return StoredRows([], set(), {})
     marked = await _marked(connection, run_id, attempts_of)
     rows = await _rows(connection, run_id, attempts_of)
     routed = await recorded_routes(connection, run_id, attempts_of) if routes else {}
-    branches = _branches(rows, routed)
+    return StoredRows(rows, marked, routed)
+
+
+def folded(rows: StoredRows) -> dict[int, list[StoredStep]]:
+    """The steps of `rows` by rollout, in idx order. Raises ValueError like `trajectories`."""
+    branches = _branches(rows.steps, rows.routes)
     result: dict[int, list[StoredStep]] = {}
-    for row in rows:
+    for row in rows.steps:
         key = (row.rollout_id, row.attempt, row.idx)
         result.setdefault(row.rollout_id, []).append(
             from_wide_row(
@@ -91,7 +116,7 @@ async def trajectories(
                 tokens=branches[key],
                 logprobs=logprobs_from_bytes(row.logprobs),
                 spans=from_flat(row.spans),
-                marked=key in marked,
+                marked=key in rows.marked,
                 temperature=float(row.params.get("temperature", 1.0)),
                 reply=row.reply or {},
             )

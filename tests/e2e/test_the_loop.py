@@ -17,7 +17,7 @@ from orchestrator.settings.config import load
 from tests.e2e import scraped
 from tests.e2e.observer import Observer, observing
 from tests.e2e.stack_rig import Stack
-from trainer.batch import read_parts
+from trainer.batch import parts_of, read_rows
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(400)]
 
@@ -132,11 +132,10 @@ async def check_tokens(seen: Observer) -> None:
     assert len(metrics) == BATCHES
     for row in metrics:
         steps = [step for step in stored if step.batch_id == row.batch_id]
-        (part,) = await transact(
-            seen.engine,
-            partial(read_parts, run_id=seen.run_id, batch_id=row.batch_id, parts=1, permute_seed=None),
-            at="tests",
+        rows = await transact(
+            seen.engine, partial(read_rows, run_id=seen.run_id, batch_id=row.batch_id), at="tests"
         )
+        (part,) = parts_of(rows, 1, None)
         trained = sorted(part.samples, key=lambda sample: (int(sample.rollout), sample.step))
         assert [sample.ids.tolist() for sample in trained] == [step.ids for step in steps]
         assert [sample.behavior_logprobs.tolist() for sample in trained] == [step.logprobs for step in steps]

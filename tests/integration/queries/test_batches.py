@@ -14,7 +14,7 @@ from orchestrator.trajectory.branch import Branch
 from orchestrator.trajectory.trie import Trie
 from tests import builders
 from tests.integration.pool.rig import a_row_in_every_table, small
-from trainer.batch import read_parts
+from trainer.batch import parts_of, read_rows
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 
@@ -34,7 +34,7 @@ async def test_the_tree_of_a_batch_has_as_many_tokens_as_the_trainers_own(engine
         assert batch is not None and batch.digest is not None
     async with engine.connect() as connection:
         for of in (1, 2):
-            parts = await read_parts(connection, run.run_id, batch.batch_id, of, None)
+            parts = parts_of(await read_rows(connection, run.run_id, batch.batch_id), of, None)
             assert len(parts) == of
             for n, part in enumerate(parts):
                 branches = [sample.tokens for sample in part.samples]

@@ -2,7 +2,9 @@
 
 import asyncio
 import secrets
+import time
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,19 @@ from sqlalchemy.exc import DataError, OperationalError, ProgrammingError, Statem
 
 from orchestrator.cli.status import read_run
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.pool.engine import open_engine
+from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.quarantine import MOST_FAILURES, failures
 from orchestrator.pool.runs import close_intake
 from orchestrator.pool.tables import batches, groups, policy_versions, train_steps
 from orchestrator.queries.batches import failed_batches
 from orchestrator.settings.config import Config
+from orchestrator.settings.timeouts import Timeouts, use
 from tests.builders import Author, make_run, ready_groups
 from tests.integration.trainer.rig import Pool, model, pool, start_trainer
 from tests.integration.trainer.test_ranks import RUN, live
 from tests.processes import closing
 from tests.services import Databases
+from trainer import batch as batch_module
 from trainer.failures import NoMemory, RankFailed, described, of_platform
 from trainer.loop import train_batches
 from trainer.phases import NoBatch, Trainer
@@ -122,6 +126,24 @@ async def test_failures_of_a_batch_are_counted_across_restarts_and_its_success_e
     assert [row.state for row in await pool.rows(select(groups.c.state).order_by(groups.c.group_id))] == [
         "trained", "trained", "filtered", "filtered", "trained", "trained"
     ]  # fmt: skip
+
+
+async def test_a_batch_whose_samples_take_longer_than_a_silent_transaction_may_last_is_trained(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await pool.run()
+    await ready_groups(pool.engine, run, ["a", "b"], Author())
+    made = batch_module.make_parts
+
+    def slow(*args: Any) -> list[batch_module.BatchPart]:
+        time.sleep(1.0)  # noqa: TID251  # a large batch
+        return made(*args)
+
+    monkeypatch.setattr(batch_module, "make_parts", slow)
+    with use(Timeouts(pool_idle_s=0.2)), anyio.fail_after(120):
+        async with open_engine(pool.url, Role.TRAINER, size=2) as impatient:
+            await train_batches(await replace(pool, trainers=impatient).trainer(run), 1)
+    assert (await pool.newest(run)).version == 1
 
 
 async def test_the_tensors_of_a_failed_step_are_gone_before_the_checkpoint_is_loaded_again(
