@@ -13,6 +13,7 @@ A checkpoint is written to a temporary directory, every file is fsynced, the dir
 full disk therefore leaves only the older checkpoints. One trainer writes to a root. No pickle: tensors are safetensors, the rest is JSON.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -108,7 +109,7 @@ def write_checkpoint(
 
     Files that `parent` has with the same content are linked to it. No shard is larger than `shard_bytes`, unless one tensor is.
     A checkpoint that is already there was never committed (a version number is committed once): it is replaced. Raises OSError
-    if the disk does not take it; nothing half-written stays.
+    if the disk does not take it, where nothing half-written stays, or returns other bytes.
     """
     started = time.perf_counter()
     root.mkdir(parents=True, exist_ok=True)
@@ -140,7 +141,12 @@ def write_checkpoint(
         _fsync(root, at="checkpoint.named")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    saved = _open(final, checked=files.linked)  # linked files were compared when they were linked
+    try:
+        saved = _open(final, checked=files.linked)  # linked files were compared when they were linked
+    except (
+        ValueError
+    ) as error:  # what was just written: the disk is at fault, and the weights are still in memory
+        raise OSError(errno.EIO, f"it was not stored as it was written: {error}") from error
     return replace(saved, written=files.summary(time.perf_counter() - started))
 
 

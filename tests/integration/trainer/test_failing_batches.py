@@ -13,6 +13,7 @@ import pytest
 import torch
 from sqlalchemy import select, text
 from sqlalchemy.exc import DataError, OperationalError, ProgrammingError, StatementError
+from structlog.testing import capture_logs
 
 from orchestrator.cli.status import read_run
 from orchestrator.contracts.errors import ConfigurationError
@@ -29,6 +30,7 @@ from tests.integration.trainer.test_ranks import RUN, live
 from tests.processes import closing
 from tests.services import Databases
 from trainer import batch as batch_module
+from trainer import checkpoint
 from trainer.failures import NoMemory, RankFailed, described, of_platform
 from trainer.loop import train_batches
 from trainer.phases import NoBatch, Trainer
@@ -144,6 +146,32 @@ async def test_a_batch_whose_samples_take_longer_than_a_silent_transaction_may_l
         async with open_engine(pool.url, Role.TRAINER, size=2) as impatient:
             await train_batches(await replace(pool, trainers=impatient).trainer(run), 1)
     assert (await pool.newest(run)).version == 1
+
+
+async def test_a_checkpoint_that_the_disk_damages_is_written_again_and_its_batch_is_committed(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await pool.run()
+    await ready_groups(pool.engine, run, ["a", "b"], Author())
+    trainer = await pool.trainer(run)
+    synced, damaged = checkpoint._fsync, []
+
+    def damaging(path: Path, *, at: str) -> None:
+        synced(path, at=at)
+        if at == "checkpoint.named" and not damaged:
+            [file] = path.glob("version-000001/model.safetensors")
+            content = bytearray(file.read_bytes())
+            content[-1] ^= 1
+            file.write_bytes(content)
+            damaged.append(file)
+
+    monkeypatch.setattr(checkpoint, "_fsync", damaging)
+    with use(Timeouts(disk_retry_s=0.05)), capture_logs() as logs:
+        await train_batches(trainer, 1)
+    assert (await pool.newest(run)).version == 1
+    checkpoint.open_checkpoint(damaged[0].parent)
+    events = [line["event"] for line in logs]
+    assert events.count("checkpoint.failed") == 1 and "batch.failed" not in events
 
 
 async def test_the_tensors_of_a_failed_step_are_gone_before_the_checkpoint_is_loaded_again(
