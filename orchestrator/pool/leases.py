@@ -317,6 +317,7 @@ class Expired:
 
     run_id: int
     rollout_id: int
+    group_id: int
     attempt: int
     epoch: int
     state: RolloutState
@@ -335,6 +336,7 @@ async def expired(
         select(
             rollouts.c.run_id,
             rollouts.c.rollout_id,
+            rollouts.c.group_id,
             rollouts.c.attempt,
             rollouts.c.lease_epoch,
             rollouts.c.lease_owner,
@@ -353,6 +355,7 @@ async def expired(
         Expired(
             run_id=row.run_id,
             rollout_id=row.rollout_id,
+            group_id=row.group_id,
             attempt=row.attempt,
             epoch=row.lease_epoch,
             state=RolloutState(row.state),

@@ -7,7 +7,6 @@ An infrastructure failure is retried with the same seq, from its recorded steps 
 from collections.abc import Sequence
 from functools import partial
 
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
@@ -24,7 +23,7 @@ from orchestrator.pool import (
 from orchestrator.pool.dispatch import Assignment
 from orchestrator.pool.outbox import enqueue
 from orchestrator.pool.results import Reported
-from orchestrator.pool.transact import NotReady, of_content, passing, when_committed
+from orchestrator.pool.transact import NotReady, passing, when_committed
 from orchestrator.rewards.settings import RewardSettings
 from orchestrator.roles.context import Flow
 from orchestrator.roles.dispatcher import assignment
@@ -256,7 +255,7 @@ async def _measured(connection: AsyncConnection, flow: Flow, group: pool_groups.
             await measure(connection, flow.run_id, flow.config, group)
             await conclude_measurement(connection, group)
     except Exception as error:  # counted and logged; what is not this group's fault is raised
-        if passing(error) or (isinstance(error, DBAPIError) and not of_content(error)):
+        if passing(error):
             raise
         await transitions.count(connection, flow.run_id, "measurements_failed")
         when_committed(partial(log.error, "speed_noise.failed", group=group.group_id, exc_info=error))

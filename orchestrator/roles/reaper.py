@@ -27,6 +27,7 @@ from orchestrator.pool.transact import (
     TransactionEnded,
     of_content,
     passing,
+    sentence,
     transact,
     when_committed,
 )
@@ -43,9 +44,13 @@ log = get(__name__)
 
 
 class Failures(Counter[tuple[int, int]]):
-    """Failed tries to take back a lease, by rollout and epoch. `trying`: the lease of a try that has not ended, None between two."""
+    """Failed tries to take back a lease, by rollout and epoch. `trying`: the lease of a try that has not ended, None between two. `silent`: leases
+    at which PostgreSQL ended transactions."""
 
-    trying: tuple[int, int] | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.trying: tuple[int, int] | None = None
+        self.silent: set[tuple[int, int]] = set()
 
 
 MOST_FAILURES = 1_000
@@ -96,38 +101,51 @@ async def reap(
     states: Collection[RolloutState] = LEASED,
     failures: Failures | None = None,
 ) -> None:
-    """Take back every expired lease of `states`."""
+    """Take back every expired lease of `states`. An error of PostgreSQL that nothing explains (a damaged page, a missing right) is counted against
+    its lease, as one of our code is. Only if it meets all leases, of several groups, the platform is at fault: it is raised."""
     failures = Failures() if failures is None else failures
     await transitions.lock_run(connection, flow.run_id)
     expired = await leases.expired(connection, flow.run_id, states=states)
     if len(failures) > MOST_FAILURES:  # another process has taken back what is no longer among them
         for key in failures.keys() - {(lease.rollout_id, lease.epoch) for lease in expired}:
             del failures[key]
+        failures.silent &= failures.keys()
+    unexplained: dict[int, DBAPIError] = {}
+    answered = False
     for lease in expired:
         failures.trying = lease.rollout_id, lease.epoch
         try:
-            if failures[failures.trying] >= TRIES:
+            if failures.trying in failures.silent and failures[failures.trying] >= TRIES:
                 raise TransactionEnded(
                     f"PostgreSQL ended its transactions, because nothing was sent for {timeouts().pool_idle_s:g} s"
                 )
             async with connection.begin_nested():
                 await _take_back(connection, flow, lease)
+            answered = True
         except NotReady:
-            continue  # until a later pass finds its group's rewards, it stays as it is
+            answered = True
+            continue  # until a later pass finds its group's rewards, the lease stays as it is
         except Exception as error:  # counted and logged; what is not this rollout's fault is raised
-            if passing(error) or (isinstance(error, DBAPIError) and not of_content(error)):
+            if passing(error):
                 raise
+            if isinstance(error, DBAPIError) and not of_content(error):
+                unexplained[lease.group_id] = error
+            else:
+                answered = True  # PostgreSQL is not at fault
             await _failed(connection, flow, lease, error, failures)
         await transitions.count(
             connection, flow.run_id, "leases_given_back" if lease.given_back else "leases_expired"
         )
     failures.trying = None
+    if len(unexplained) > 1 and not answered:
+        raise next(iter(unexplained.values()))
 
 
 def _silent(failures: Failures, error: TransactionEnded) -> None:
     """Count a pass that PostgreSQL has ended for its silence against the lease that it was at: after `TRIES` of them it is given up."""
     if failures.trying is not None:
         failures[failures.trying] += 1
+        failures.silent.add(failures.trying)
     log.error("reaper.ended", lease=failures.trying, error=str(error))
 
 
@@ -139,8 +157,16 @@ async def _failed(
     failures[key] += 1
     log.error("lease.not_taken_back", rollout=lease.rollout_id, tries=failures[key], exc_info=error)
     if failures[key] >= TRIES:
-        reason = f"its lease could not be taken back: {type(error).__name__}: {error}"
-        await give_up(connection, flow, lease.rollout_id, lease.state, lease.epoch, reason)
+        why = sentence(error) if isinstance(error, DBAPIError) else str(error)
+        reason = f"its lease could not be taken back: {type(error).__name__}: {why}"
+        try:
+            async with connection.begin_nested():
+                await give_up(connection, flow, lease.rollout_id, lease.state, lease.epoch, reason)
+        except Exception as fault:  # counted and logged; the other leases do not wait for it
+            if passing(fault):
+                raise
+            log.error("rollout.not_given_up", rollout=lease.rollout_id, exc_info=fault)
+            return
         when_committed(lambda: failures.pop(key, None))
 
 

@@ -9,6 +9,7 @@ import asyncpg
 import msgspec
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from structlog.testing import capture_logs
 
@@ -17,6 +18,7 @@ from orchestrator.bus.base import Delivery
 from orchestrator.bus.suspects import TRIES
 from orchestrator.contracts.events import SubmissionAnswered
 from orchestrator.contracts.states import SubmissionStatus
+from orchestrator.pool import leases
 from orchestrator.pool.leases import Expired
 from orchestrator.pool.transact import transact
 from orchestrator.roles import complete, intake, reaper
@@ -216,8 +218,15 @@ async def test_a_group_whose_rewards_cannot_be_computed_is_dead_and_the_next_one
     assert await has_counted(stage, "groups_unrewarded", 1) and await stage.count("dead_letters") == 0
 
 
+DAMAGED = "DO $$ BEGIN RAISE EXCEPTION 'invalid page in block 7' USING ERRCODE = 'XX001'; END $$"
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [("code", "KeyError: 'a fault of ours'"), ("page", "InternalError: invalid page in block 7")],
+)
 async def test_a_lease_that_our_code_cannot_take_back_ends_only_its_own_group(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, fault: str, error: str
 ) -> None:
     first = await running(stage.flow.engine, stage.run, 2)
     second = await running(stage.flow.engine, stage.run, 2, "another")
@@ -225,6 +234,8 @@ async def test_a_lease_that_our_code_cannot_take_back_ends_only_its_own_group(
 
     async def take(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
         if lease.rollout_id == first[0].rollout_id:
+            if fault == "page":
+                await connection.exec_driver_sql(DAMAGED)
             raise KeyError("a fault of ours")
         await take_back(connection, flow, lease)
 
@@ -234,13 +245,39 @@ async def test_a_lease_that_our_code_cannot_take_back_ends_only_its_own_group(
             "UPDATE rollouts SET lease_until = clock_timestamp() - interval '1 hour'"
         )
     failures: reaper.Failures = reaper.Failures()
-    for _ in range(TRIES):
+    for n in range(TRIES):
         async with stage.flow.engine.begin() as connection:
+            if n == 1:  # no other lease is there to be taken back
+                left = await leases.expired(connection, stage.flow.run_id)
+                assert [lease.rollout_id for lease in left] == [first[0].rollout_id]
             await reaper.reap(connection, stage.flow, failures=failures)
     state, reason = await group_state(stage.flow.engine, first[0].group_id)
-    assert (state, reason) == ("dead", "its lease could not be taken back: KeyError: 'a fault of ours'")
+    assert (state, reason) == ("dead", f"its lease could not be taken back: {error}")
     assert await stage.count("rollouts", group_id=first[0].group_id, state="lost") == 2
     assert await stage.count("rollouts", group_id=second[0].group_id, state="queued") == 2
+
+
+async def test_an_error_of_postgres_that_meets_every_lease_is_the_platforms_and_ends_no_group(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await running(stage.flow.engine, stage.run, 2)
+    await running(stage.flow.engine, stage.run, 2, "another")
+
+    async def take(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
+        await connection.exec_driver_sql("SELECT * FROM renamed_by_an_operator")
+
+    monkeypatch.setattr(reaper, "_take_back", take)
+    async with stage.flow.engine.begin() as connection:
+        await connection.exec_driver_sql(
+            "UPDATE rollouts SET lease_until = clock_timestamp() - interval '1 hour'"
+        )
+    failures = reaper.Failures()
+    for _ in range(2 * TRIES):
+        with pytest.raises(ProgrammingError, match="renamed_by_an_operator"):
+            async with stage.flow.engine.begin() as connection:
+                await reaper.reap(connection, stage.flow, failures=failures)
+    assert await stage.count("groups", state="dispatched") == 2
+    assert await stage.count("rollouts", state="running") == 4
 
 
 async def _of(value: bool) -> bool:
