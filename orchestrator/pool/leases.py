@@ -7,7 +7,7 @@ Times are from the database's clock.
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, case, func, literal_column, select, text, true, update
@@ -19,7 +19,7 @@ from orchestrator.pool import resumes, transitions
 from orchestrator.pool.columns import among, in_state
 from orchestrator.pool.rows import from_row, member
 from orchestrator.pool.sanitize import clean
-from orchestrator.pool.tables import attempts, groups, rollouts, tasks
+from orchestrator.pool.tables import attempts, groups, outbox, rollouts, tasks
 from orchestrator.settings.timeouts import timeouts
 
 LEASED = (RolloutState.RUNNING, RolloutState.REPORTED, RolloutState.VERIFYING)  # the states that have a lease
@@ -406,6 +406,35 @@ async def grace(
         update(rollouts)
         .where(rollouts.c.rollout_id == extensions.c.rollout_id)
         .values(lease_until=extensions.c.until, graced_until=extensions.c.until)
+    )
+
+
+async def clock(connection: AsyncConnection) -> datetime:
+    """The time of the database's clock, by which leases end."""
+    now: datetime = (await connection.execute(select(func.clock_timestamp()))).scalar_one()
+    return now
+
+
+async def clock_set_back(connection: AsyncConnection, run_id: int, ttl_s: float) -> None:
+    """Shorten every lease of a run to one full time to live, and every delay in its outbox to `ttl_s` seconds: ends that were set before the
+    database's clock went back may be hours away. The queue row must be locked."""
+    now, reported = func.clock_timestamp(), rollouts.c.state == RolloutState.REPORTED
+    ttl, arrived = timedelta(seconds=ttl_s), timedelta(seconds=max(ttl_s, timeouts().arrival_s))
+    length = case((reported, arrived), else_=ttl)
+    late = (
+        select(rollouts.c.rollout_id, (now + length).label("until"))
+        .where(rollouts.c.run_id == run_id, rollouts.c.lease_until > now + length)
+        .order_by(rollouts.c.rollout_id)
+        .with_for_update()
+        .cte("late")
+    )
+    await connection.execute(
+        update(rollouts).where(rollouts.c.rollout_id == late.c.rollout_id).values(lease_until=late.c.until)
+    )
+    await connection.execute(
+        update(outbox)
+        .where(outbox.c.run_id == run_id, outbox.c.not_before > now + ttl)
+        .values(not_before=now + ttl)
     )
 
 

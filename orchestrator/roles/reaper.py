@@ -1,5 +1,6 @@
 """The reaper: takes back expired leases. After an absence of the database or the reaper, every lease first gets one full TTL. It gets this only
 once until its owner renews it. So dead holders are found even on a machine where every look is late, or where orchestrators keep restarting.
+A step of the database's clock gives that time again, and shortens what a step back made long.
 
 | produces | waits for | unblocked by |
 |---|---|---|
@@ -12,6 +13,7 @@ One rollout can end only itself: if our own code fails for it, the others are ta
 
 from collections import Counter
 from collections.abc import Collection
+from datetime import datetime
 
 import anyio
 from sqlalchemy.exc import DBAPIError
@@ -64,24 +66,34 @@ async def reaper(flow: Flow) -> None:
     ttl_s = flow.config.rollout.lease_ttl_s
     last_reminder = anyio.current_time()
     last: float | None = None  # when the last pass was committed
+    clocks: tuple[float, datetime] | None = None  # this process's and the database's, in that pass
     failures = Failures()
     bus_was_reachable = True  # at the start of that pass
 
-    async def reap_once(connection: AsyncConnection) -> bool:
-        """One pass. Returns whether the bus was reachable at its start: if not, it leaves reported rollouts alone."""
+    async def reap_once(connection: AsyncConnection) -> tuple[bool, tuple[float, datetime]]:
+        """One pass. Returns whether the bus was reachable at its start (if not, it leaves reported rollouts alone), and the clocks."""
         bus_reachable = flow.bus.reachable
         states = LEASED if bus_reachable else WITHOUT_BUS
+        await transitions.lock_run(connection, flow.run_id)
+        now = anyio.current_time(), await leases.clock(connection)
+        step_s = 0.0 if clocks is None else _step_s(clocks, now)
+        if step_s > ttl_s / 2:  # set forward, or the machine slept: no holder could renew in time
+            log.warning("database.clock_stepped", seconds=round(step_s, 1))
+            await leases.grace(connection, flow.run_id, ttl_s, states=states, again=True)
+        elif step_s < -ttl_s / 2:
+            log.warning("database.clock_stepped", seconds=round(step_s, 1))
+            await leases.clock_set_back(connection, flow.run_id, ttl_s)
         # Inside the transaction, which may have waited for Postgres: the lease holders waited as long.
         if last is None or anyio.current_time() - last > ttl_s / 2:
             await leases.grace(connection, flow.run_id, ttl_s, states=states)
         if not (bus_reachable and bus_was_reachable):
             await leases.grace(connection, flow.run_id, ttl_s, states=[RolloutState.REPORTED], again=True)
         await reap(connection, flow, states, failures)
-        return bus_reachable
+        return bus_reachable, now
 
     while True:
         try:
-            bus_was_reachable = await transact(
+            bus_was_reachable, clocks = await transact(
                 flow.engine, reap_once, at="reaper.commit", most_idle_ends=IDLE_ENDS
             )
         except TransactionEnded as error:
@@ -93,6 +105,11 @@ async def reaper(flow: Flow) -> None:
             await transact(flow.engine, lambda connection: remind(connection, flow), at="reminder.commit")
             last_reminder = last
         await pause(min(1.0, ttl_s / 10))
+
+
+def _step_s(before: tuple[float, datetime], after: tuple[float, datetime]) -> float:
+    """Seconds by which the database's clock moved further than this process's."""
+    return (after[1] - before[1]).total_seconds() - (after[0] - before[0])
 
 
 async def reap(

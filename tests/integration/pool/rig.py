@@ -33,6 +33,7 @@ from orchestrator.pool.ingest import Fate, decode_step, ingest
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.steps import canonical
+from orchestrator.pool.transitions import lock_run
 from orchestrator.roles.complete import complete_reported, conclude_group
 from orchestrator.roles.context import Flow
 from orchestrator.roles.ingest import verify_again
@@ -275,6 +276,7 @@ def ended(run: str, lease: Lease, events: Sequence[StepRecorded], **changes: obj
 async def report(flow: Flow, result: RolloutFinished) -> bool:
     """The work of the consumer of results for one message."""
     async with flow.engine.begin() as connection:
+        await lock_run(connection, flow.run_id)
         moved = await results.report(connection, flow.run_id, result)
         if moved:
             await complete_reported(connection, flow, [result.rollout])
@@ -290,6 +292,7 @@ async def verify(flow: Flow, rollout_id: int, reward: float | None, *, ttl_s: fl
         )
         assert held is not None
     async with flow.engine.begin() as connection:
+        await lock_run(connection, flow.run_id)
         if reward is None:
             await verify_again(connection, flow, rollout_id, held.attempt, held.epoch, "no reward file")
             return

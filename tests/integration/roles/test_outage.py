@@ -5,8 +5,10 @@ import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -22,6 +24,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.embedded.ports import free_port
 from orchestrator.deploy.embedded.postgres import EmbeddedPostgres
 from orchestrator.deploy.embedded.postgres_cluster import discard_cluster
+from orchestrator.pool import leases
 from orchestrator.pool.engine import check_revision, open_engine
 from orchestrator.pool.transact import transact
 from orchestrator.pool.transitions import count, lock_run
@@ -248,6 +251,54 @@ async def test_reapers_that_begin_again_and_again_find_the_dead(engine: AsyncEng
 RUN_OUT = "UPDATE rollouts SET lease_until = clock_timestamp() - interval '1 second' WHERE rollout_id = :id"
 GRACE_OVER = """UPDATE rollouts SET lease_until = lease_until - interval '2 hours', graced_until = graced_until - interval '2 hours'
  WHERE rollout_id = :id"""
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_a_step_of_the_databases_clock_costs_no_attempt_and_keeps_no_dead_lease(
+    engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    run = await make_run(
+        engine, Config.model_validate({"run": {"name": "run"}, "rollout": {"lease_ttl_s": 60.0}})
+    )
+    [lease, _] = await running(engine, run)
+    read, step = leases.clock, timedelta()
+
+    async def clock(connection: AsyncConnection) -> datetime:
+        return await read(connection) + step
+
+    async def row() -> Any:
+        return await rollout_row(engine, lease.rollout_id)
+
+    async def graced() -> bool:
+        return bool((found := await row()).graced_until == found.lease_until)
+
+    async def lasts_a_ttl() -> bool:
+        async with engine.connect() as connection:
+            left = (await row()).lease_until - await read(connection)
+        return bool(timedelta(seconds=30) < left < timedelta(seconds=61))
+
+    monkeypatch.setattr(leases, "clock", clock)
+    async with playing([partial(reaper, flow_of(engine, run))]):
+        await until(graced)
+        async with engine.begin() as connection:
+            await lock_run(connection, run.run_id)
+            await connection.execute(text(SHIFT), {"run": run.run_id, "hours": hours})
+            await connection.execute(text(DELAY), {"run": run.run_id, "hours": -hours})
+            step = timedelta(hours=hours)
+        await until(lasts_a_ttl)
+    assert ((await row()).state, (await row()).attempt) == ("running", 1)
+    assert await counter(engine, run, "leases_expired") == 0
+    if hours < 0:
+        async with engine.connect() as connection:
+            waits = text("SELECT max(not_before) - clock_timestamp() FROM outbox WHERE run_id = :run")
+            assert await connection.scalar(waits, {"run": run.run_id}) < timedelta(seconds=61)
+
+
+# The ends of leases as they are to a clock that was set forward by so many hours.
+SHIFT = """UPDATE rollouts SET lease_until = lease_until - make_interval(hours => :hours),
+                    graced_until = graced_until - make_interval(hours => :hours) WHERE run_id = :run"""
+DELAY = """INSERT INTO outbox (run_id, subject, schema, body, not_before)
+ VALUES (:run, 'tests', 'penstock.tests/1', '{}', clock_timestamp() + make_interval(hours => :hours))"""
 
 
 @asynccontextmanager
