@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.states import FailureClass, Purpose, RolloutState
 from orchestrator.pool import resumes, transitions
 from orchestrator.pool.columns import among, in_state
-from orchestrator.pool.rows import from_row, member
+from orchestrator.pool.rows import from_row, from_wide_row, member
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import attempts, groups, outbox, rollouts, tasks
 from orchestrator.settings.timeouts import timeouts
@@ -352,13 +352,10 @@ async def expired(
         .with_for_update(skip_locked=True)
     )
     return [
-        Expired(
-            run_id=row.run_id,
-            rollout_id=row.rollout_id,
-            group_id=row.group_id,
-            attempt=row.attempt,
+        from_wide_row(
+            Expired,
+            row,
             epoch=row.lease_epoch,
-            state=RolloutState(row.state),
             given_back=row.lease_owner is None and row.state != RolloutState.REPORTED,
         )
         for row in rows
