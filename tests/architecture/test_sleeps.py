@@ -10,10 +10,14 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 EXEMPTION = re.compile(r"# noqa: [A-Z0-9, ]*TID251")
+SILENT = "work that keeps a transaction silent: that time is the subject"
 SLEEPERS = {
     "waiting.py: eventually": "between two reads of a value; every other wait of an event loop is made of it",
     "waiting.py: eventually_blocking": "the same without an event loop",
     "virtual_time.py: passes": "virtual time: it takes none",
+    "integration/roles/test_slow_rewards.py: __call__": SILENT,
+    "integration/roles/test_slow_rewards.py: take": SILENT,
+    "integration/trainer/test_failing_batches.py: slow": SILENT,
     "integration/trainer/reborn_trainer.py: main": "a process is killed at a random moment between two lines of its log",
 }
 """`FILE: FUNCTION` → why it sleeps, once each."""
