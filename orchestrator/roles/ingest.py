@@ -115,22 +115,25 @@ async def ingest_steps(flow: Flow) -> None:
     async def complete() -> None:
         await _tell(ended, stale)
         if waiting:
-            try:
-                await transact(
-                    flow.engine,
-                    lambda c: complete_reported(c, flow, sorted(waiting)),
-                    at="steps.complete",
-                    most_idle_ends=IDLE_ENDS,
-                )
-            except (
-                TransactionEnded
-            ) as error:  # the steps are stored; the reaper completes what their reports' leases bound
-                log.error("rollouts.not_completed", rollouts=sorted(waiting), error=str(error))
+            await _complete(flow, sorted(waiting))
 
     batch = steps_per_pull(flow.config)
     await consume(
         flow, subjects.consume_steps(flow.run), handle, batch=batch, after=complete, at="steps.commit"
     )
+
+
+async def _complete(flow: Flow, rollouts: Sequence[int]) -> None:
+    """Complete reported rollouts whose last step is stored."""
+    try:
+        await transact(
+            flow.engine,
+            lambda c: complete_reported(c, flow, rollouts),
+            at="steps.complete",
+            most_idle_ends=IDLE_ENDS,
+        )
+    except TransactionEnded as error:  # the reaper completes them when their leases expire
+        log.error("rollouts.not_completed", rollouts=rollouts, error=str(error))
 
 
 async def ingest_results(flow: Flow) -> None:

@@ -154,7 +154,7 @@ async def test_a_checkpoint_that_the_disk_damages_is_written_again_and_its_batch
     run = await pool.run()
     await ready_groups(pool.engine, run, ["a", "b"], Author())
     trainer = await pool.trainer(run)
-    synced, damaged = checkpoint._fsync, []
+    synced, damaged = checkpoint._fsync, list[Path]()
 
     def damaging(path: Path, *, at: str) -> None:
         synced(path, at=at)
