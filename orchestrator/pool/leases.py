@@ -375,7 +375,8 @@ async def grace(
 
     A lease gets grace only once until its owner renews it, from any orchestrator: `graced_until` stores the end that grace set, and every other
     write sets a different end. So neither an orchestrator that restarts repeatedly nor several of them keep a dead holder's lease alive. A lease
-    that was given back has no holder. `again`: also repeatedly, for leases without an owner to renew them that wait for the bus.
+    that was given back has no holder. `again`: also repeatedly, for leases without an owner to renew them that wait for the bus, and for all of them
+    after a step of the database's clock.
     """
     now, reported = func.clock_timestamp(), rollouts.c.state == RolloutState.REPORTED
     ttl, arrived = timedelta(seconds=ttl_s), timedelta(seconds=max(ttl_s, timeouts().arrival_s))

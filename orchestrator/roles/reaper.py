@@ -13,6 +13,7 @@ One rollout can end only itself: if our own code fails for it, the others are ta
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import anyio
@@ -38,6 +39,7 @@ from orchestrator.roles.consume import IDLE_ENDS
 from orchestrator.roles.context import Flow
 from orchestrator.roles.ingest import verify_again
 from orchestrator.roles.rebuild import remind
+from orchestrator.roles.rewarding import MOMENT
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get
 from orchestrator.settings.timeouts import timeouts
@@ -61,22 +63,49 @@ MOST_FAILURES = 1_000
 WITHOUT_BUS = tuple(state for state in LEASED if state is not RolloutState.REPORTED)
 
 
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """A reading of the database's clock, somewhere between two readings of this process's."""
+
+    before: float
+    after: float
+    database: datetime
+
+    def step_s(self, earlier: "Clocks") -> float:
+        """Seconds by which the database's clock certainly moved further than this process's since an earlier reading; negative: less far.
+
+        >>> from datetime import timedelta
+        >>> noon = datetime(2026, 1, 1, 12)
+        >>> first = Clocks(10.0, 10.5, noon)
+        >>> Clocks(20.0, 20.0, noon + timedelta(seconds=40)).step_s(first)
+        30.0
+        >>> Clocks(20.0, 50.0, noon + timedelta(seconds=40)).step_s(first)
+        0.0
+        >>> Clocks(20.0, 20.0, noon).step_s(first)
+        -9.5
+        """
+        moved = (self.database - earlier.database).total_seconds()
+        most, least = self.after - earlier.before, self.before - earlier.after
+        return moved - most if moved > most else min(0.0, moved - least)
+
+
 async def reaper(flow: Flow) -> None:
     """Reap until cancelled."""
     ttl_s = flow.config.rollout.lease_ttl_s
     last_reminder = anyio.current_time()
     last: float | None = None  # when the last pass was committed
-    clocks: tuple[float, datetime] | None = None  # this process's and the database's, in that pass
+    clocks: Clocks | None = None  # in that pass
     failures = Failures()
     bus_was_reachable = True  # at the start of that pass
 
-    async def reap_once(connection: AsyncConnection) -> tuple[bool, tuple[float, datetime]]:
+    async def reap_once(connection: AsyncConnection) -> tuple[bool, Clocks]:
         """One pass. Returns whether the bus was reachable at its start (if not, it leaves reported rollouts alone), and the clocks."""
         bus_reachable = flow.bus.reachable
         states = LEASED if bus_reachable else WITHOUT_BUS
         await transitions.lock_run(connection, flow.run_id)
-        now = anyio.current_time(), await leases.clock(connection)
-        step_s = 0.0 if clocks is None else _step_s(clocks, now)
+        asked_at, database = anyio.current_time(), await leases.clock(connection)
+        now = Clocks(asked_at, anyio.current_time(), database)
+        step_s = 0.0 if clocks is None else now.step_s(clocks)
         if step_s > ttl_s / 2:  # set forward, or the machine slept: no holder could renew in time
             log.warning("database.clock_stepped", seconds=round(step_s, 1))
             await leases.grace(connection, flow.run_id, ttl_s, states=states, again=True)
@@ -107,11 +136,6 @@ async def reaper(flow: Flow) -> None:
         await pause(min(1.0, ttl_s / 10))
 
 
-def _step_s(before: tuple[float, datetime], after: tuple[float, datetime]) -> float:
-    """Seconds by which the database's clock moved further than this process's."""
-    return (after[1] - before[1]).total_seconds() - (after[0] - before[0])
-
-
 async def reap(
     connection: AsyncConnection,
     flow: Flow,
@@ -121,6 +145,8 @@ async def reap(
     """Take back every expired lease of `states`. An error of PostgreSQL that nothing explains (a damaged page, a missing right) is counted against
     its lease, as one of our code is. Only if it meets all leases, of several groups, the platform is at fault: it is raised."""
     failures = Failures() if failures is None else failures
+    moment_s = timeouts().pool_idle_s * MOMENT  # the queue row is locked
+    flow = replace(flow, rewarding=flow.rewarding.within(moment_s))
     await transitions.lock_run(connection, flow.run_id)
     expired = await leases.expired(connection, flow.run_id, states=states)
     if len(failures) > MOST_FAILURES:  # another process has taken back what is no longer among them

@@ -6,11 +6,13 @@ end stays one transaction, and nothing is rewarded twice.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
+from copy import copy
 from functools import partial
 from threading import Thread
 from typing import Final
@@ -19,7 +21,7 @@ import anyio
 
 from orchestrator.pool.transact import NotReady
 from orchestrator.roles.reward import RewardedGroup
-from orchestrator.runtime.liveness import waiting_for
+from orchestrator.runtime.liveness import current, waiting_for
 from orchestrator.runtime.log import get
 from orchestrator.settings.timeouts import timeouts
 
@@ -34,6 +36,13 @@ class Rewarding:
 
     def __init__(self) -> None:
         self._computations: dict[int, _Computation] = {}
+        self._left_s = math.inf
+
+    def within(self, seconds: float) -> "Rewarding":
+        """The same rewards, for one transaction over many groups: it waits for all of them together at most `seconds`."""
+        view = copy(self)
+        view._left_s = seconds
+        return view
 
     async def rewards(
         self, group_id: int, inputs: object, compute: Callable[[], RewardedGroup]
@@ -48,7 +57,9 @@ class Rewarding:
             except RuntimeError as error:  # no thread can be started: the group is not at fault
                 log.warning("rewards.delayed", group=group_id, error=str(error))
                 raise NotReady(partial(anyio.sleep, timeouts().pool_retry_s)) from error
-            await found.wait(timeouts().pool_idle_s * MOMENT)
+            began = time.monotonic()
+            await found.wait(min(self._left_s, timeouts().pool_idle_s * MOMENT))
+            self._left_s -= time.monotonic() - began
         found.used = time.monotonic()
         if not found.is_over:
             raise NotReady(found.over)
@@ -100,8 +111,16 @@ class _Computation:
 
     async def over(self) -> None:
         """Return when `result` returns or raises."""
-        with waiting_for("rewards"):
-            await self.wait(self._ends - time.monotonic())
+        loop = current()
+        before, loop.within = (
+            loop.within,
+            max(loop.within, 2 * timeouts().rewards_s),
+        )  # a bounded wait is not stuck
+        try:
+            with waiting_for("rewards"):
+                await self.wait(self._ends - time.monotonic())
+        finally:
+            loop.within = before
 
     def result(self) -> RewardedGroup:
         if not self._future.done():

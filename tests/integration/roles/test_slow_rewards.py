@@ -20,7 +20,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool import leases
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.leases import Expired, Lease
-from orchestrator.roles import complete, reaper
+from orchestrator.roles import complete, reaper, rewarding
 from orchestrator.roles.context import Flow
 from orchestrator.roles.ingest import ingest_verdicts
 from orchestrator.roles.reward import reward_group
@@ -126,6 +126,54 @@ async def test_a_verdict_whose_group_takes_long_to_reward_is_kept_and_rewarded_o
         await stage.emptied("RESULTS")
     assert await stage.count("dead_letters") == 0 and await stage.count("rewards") == 2
     assert slow.times == 1
+
+
+async def test_the_last_verdicts_of_a_group_in_one_transaction_reward_it_once(
+    stage: Stage, slow: Slow, database_url: str
+) -> None:
+    held = await running(stage.flow.engine, stage.run, 2)
+    slow.group_id = held[0].group_id
+    slow.go.set()
+    for lease in held:
+        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+    await judge(stage, held)
+    async with impatiently(stage, database_url, ingest_verdicts):
+        await until(partial(is_group, stage, slow.group_id, "ready"))
+        await stage.emptied("RESULTS")
+    assert slow.times == 1 and await stage.count("rewards") == 2
+
+
+async def test_a_reapers_pass_waits_a_moment_for_all_slow_groups_together(
+    stage: Stage, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, times = threading.Event(), 0
+
+    def compute(group: Any, *rest: Any, **named: Any) -> Any:
+        nonlocal times
+        times += 1
+        go.wait(20.0)
+        return reward_group(group, *rest, **named)
+
+    monkeypatch.setattr(complete, "reward_group", compute)
+    groups = [await running(stage.flow.engine, stage.run, 3, f"t{n}") for n in range(3)]
+    for leases_of in groups:
+        for n, lease in enumerate(leases_of[:2]):
+            assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+            await verify(stage.flow, lease.rollout_id, float(n))
+        await run_out(stage, leases_of[2])
+    waited: list[float] = []
+    wait = rewarding._Computation.wait
+
+    async def noted(self: Any, seconds: float) -> None:
+        waited.append(seconds)
+        await wait(self, seconds)
+
+    monkeypatch.setattr(rewarding._Computation, "wait", noted)
+    with use(Timeouts(pool_idle_s=4.0)):
+        async with stage.flow.engine.begin() as connection:
+            await reaper.reap(connection, stage.flow)
+    assert times == 3 and sum(waited) <= 4.0 * rewarding.MOMENT + 1e-6 and waited[-1] <= 0.0
+    go.set()
 
 
 async def judge(stage: Stage, held: list[Lease]) -> None:
