@@ -1,11 +1,32 @@
 """Addresses of HTTP services that people write: one check for keys of the configuration and for options."""
 
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
 
 from orchestrator.contracts.quote import quoted
 
-_LONGEST = 2_000  # characters
+_LONGEST: Final = 2_000  # characters
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+def normal_url(url: str) -> str:
+    """The one spelling of an HTTP service's URL: scheme and host in lower case, without the scheme's own port and a slash at the end.
+    ValueError for an invalid port or an unclosed bracket.
+
+    >>> normal_url("HTTP://Host:80/v1/"), normal_url("https://user@[FE80::1]:30000")
+    ('http://host/v1', 'https://user@[fe80::1]:30000')
+    """
+    parts = urlsplit(url)
+    login, at, _ = parts.netloc.rpartition("@")
+    return f"{parts.scheme}://{login}{at}{_place(parts)}"
+
+
+def _place(parts: SplitResult) -> str:
+    """Host, port and path, in one spelling."""
+    host = parts.hostname or ""
+    port = "" if parts.port in (None, _DEFAULT_PORTS.get(parts.scheme)) else f":{parts.port}"
+    return f"{f'[{host}]' if ':' in host else host}{port}{parts.path.rstrip('/')}"
 
 
 def check_http_urls(urls: Iterable[str], what: str) -> None:
@@ -16,8 +37,11 @@ def check_http_urls(urls: Iterable[str], what: str) -> None:
     >>> check_http_urls(["http://a:1", "HTTP://A:1/"], "a gateway")
     Traceback (most recent call last):
     ValueError: 'HTTP://A:1/' is named twice: name each server once
+    >>> check_http_urls(["http://a", "http://a:80"], "a rollout server")
+    Traceback (most recent call last):
+    ValueError: 'http://a:80' is named twice: name each server once
     """
-    found: set[tuple[str, str, int | None, str]] = set()
+    found: set[tuple[str, str]] = set()
     for url in urls:
         try:
             parts = urlsplit(url)
@@ -31,7 +55,7 @@ def check_http_urls(urls: Iterable[str], what: str) -> None:
             raise ValueError(
                 f"{quoted(url)} has a ? or a #, and what follows it would not be sent: take it out"
             )
-        place = (parts.scheme, str(parts.hostname), parts.port, parts.path.rstrip("/"))
+        place = (parts.scheme, _place(parts))
         if place in found:
             raise ValueError(f"{quoted(url)} is named twice: name each server once")
         found.add(place)

@@ -7,7 +7,9 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.states import ServerState
+from orchestrator.gateway.servers.client import RolloutServerClient
 from orchestrator.gateway.servers.lease import LeaseLost, ServerLease
+from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.server_leases import ServerRows
 from orchestrator.settings.config import Config
@@ -88,6 +90,21 @@ async def test_a_server_belongs_to_one_run_at_a_time(engine: AsyncEngine, gatewa
     assert await two.claim(URL, steal=True) is None
     await expire(engine)
     assert await two.claim(URL, steal=True) == 1
+
+
+async def test_a_server_in_another_spelling_is_the_same_server(
+    engine: AsyncEngine, gateway: AsyncEngine
+) -> None:
+    first, second = await run_named(engine, "one"), await run_named(engine, "two")
+    one = ServerRows(gateway, first, owner="one", ttl_s=30.0)
+    two = ServerRows(gateway, second, owner="two", ttl_s=30.0)
+    url, *others = (
+        RolloutServer(RolloutServerClient(spelling)).url
+        for spelling in ("http://host/v1", "HTTP://Host:80/v1/", "http://HOST:/v1")
+    )
+    assert await one.claim(url, steal=True) == 1
+    assert [await two.claim(other, steal=True) for other in others] == [None, None]
+    assert await two.claim(RolloutServer(RolloutServerClient("https://host/v1")).url, steal=True) == 1
 
 
 async def test_a_restarted_gateway_gives_up_the_servers_that_it_no_longer_has(

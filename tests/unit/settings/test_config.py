@@ -77,6 +77,7 @@ def test_without_a_file_everything_has_a_value() -> None:
             "'http://h:1/' is named twice: name each server once",
         ),
         ("[servers]\nurls = ['http://h:1', 'http://H:1']\n", "'http://H:1' is named twice"),
+        ("[servers]\nurls = ['https://h', 'https://h:443/']\n", "'https://h:443/' is named twice"),
         ("[servers]\nurls = ['http://h:1/path?x=1']\n", "'http://h:1/path?x=1' has a ? or a #"),
         ("[servers]\nurls = ['http://h:1#x']\n", "'http://h:1#x' has a ? or a #"),
         ("[servers]\nurls = ['http://a b:1']\n", "'http://a b:1' is not a URL of a rollout server"),

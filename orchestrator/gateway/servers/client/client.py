@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 import numpy as np
 
+from orchestrator.contracts.http_urls import normal_url
 from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.processes import PauseMode
 from orchestrator.contracts.quote import quoted
@@ -66,7 +67,8 @@ KEEP_ALIVE_S = 4.0
 
 
 class RolloutServerClient:
-    """An async context manager; safe for any number of concurrent calls. `base_url` like http://127.0.0.1:30000.
+    """An async context manager; safe for any number of concurrent calls. `base_url` like http://127.0.0.1:30000; the
+    attribute is its `normal_url`, by which the gateways of all runs know the server.
 
     `vocabulary`: size of the served model's vocabulary. Other ids raise RequestRefused here, because they crash a real SGLang server.
     `experts`: of a mixture whose routes are recorded; every completion then requests its routes. `key`: what the server requires as a bearer token
@@ -81,7 +83,7 @@ class RolloutServerClient:
         key: str | None = None,
         user: int | None = None,
     ) -> None:
-        self.base_url = base_url.rstrip("/")
+        self.base_url = normal_url(base_url)
         self._vocabulary = vocabulary
         self._experts = experts
         self._headers = {"Accept-Encoding": "identity"}
