@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -66,9 +67,12 @@ class Image:
     instead: str = ""
 
 
-def digest(context: Mapping[str, BuildEntry]) -> str:
-    """The name of a build context, from its content."""
-    return context_digest(context).hex()[:24]
+def image_name(engine: ContainerEngine, context: Mapping[str, BuildEntry]) -> str:
+    """The name of what the engine builds of a context: it changes with the content and the options of builds."""
+    found = context_digest(context)
+    if options := engine.settings.build_options:  # without any, images that were built before this rule stay
+        found = hashlib.sha256(found + json.dumps(options).encode()).digest()
+    return f"{_NAME}:{found.hex()[:24]}"
 
 
 async def built(engine: ContainerEngine, root: Path, spec: SandboxSpec) -> Image:
@@ -102,7 +106,7 @@ async def _chosen(engine: ContainerEngine, spec: SandboxSpec) -> tuple[str, str]
     assert isinstance(written, File)
     (base,) = recipe.bases(recipe.read(written.data)[1])
     instead = f"environment/Dockerfile in place of {base}"
-    own = f"{_NAME}:{digest(spec.build)}"
+    own = image_name(engine, spec.build)
     if spec.build != spec.prebuilt and not (await engine.call("image", "inspect", own)).returncode:
         return own, instead  # it is not tried again whether the other one can be had by now
     key = f"task.toml: docker_image = {base!r}"
@@ -132,7 +136,7 @@ async def made(
 ) -> str:
     """The name of a build context's image, built unless this engine has it. `timeout_s`: 0: the provider's own. ImageRefused, with `what`, if it
     cannot be built, or not in this time."""
-    name = f"{_NAME}:{digest(context)}"
+    name = image_name(engine, context)
     if (await engine.call("image", "inspect", name)).returncode:
         await _build(engine, name, context, min(timeout_s or BUILD_S, BUILD_S), what)
     return name

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from sandboxes import seccomp
 from sandboxes.base import File, Folder, Limits, Link, SandboxError, SandboxSpec, SideService
 from sandboxes.container.engine import ContainerEngine, ContainerRun, Mount, ServiceRun, profile
-from sandboxes.container.image import digest
+from sandboxes.container.image import image_name, made
 from sandboxes.container.provider import ContainerProvider
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.inside import confine
@@ -210,6 +211,7 @@ def test_a_path_that_an_engine_would_misread_is_refused() -> None:
 
 
 def test_one_build_context_has_one_name() -> None:
+    digest = partial(image_name, ContainerEngine(ContainerSettings()))
     one, two = File(b"1"), File(b"2")
     assert (
         digest({"a": one, "b": two})
@@ -218,6 +220,28 @@ def test_one_build_context_has_one_name() -> None:
     )
     names = {digest({"a": entry}) for entry in (one, File(b"1", 0o755), Link("1"), Folder(), Folder(0o700))}
     assert len(names) == 5
+
+
+async def test_an_image_is_built_again_with_other_build_options_and_only_then(root: Path) -> None:
+    built = root / "built"
+    shim = engine(
+        root,
+        f"""import pathlib
+built = pathlib.Path({str(built)!r})
+known = built.read_text().split() if built.exists() else []
+if sys.argv[1] == "build":
+    known += [word.partition("=")[2] for word in sys.argv if word.startswith("--tag=")]
+    built.write_text(" ".join(known))
+elif sys.argv[1:3] == ["image", "inspect"] and sys.argv[-1] not in known:
+    sys.exit(1)
+""",
+    )
+    names = []
+    for options in ((), ("--build-arg=A=1",), ("--build-arg=A=2",), ("--build-arg=A=1",), ()):
+        settings = ContainerSettings(engine=str(shim), build_options=options)
+        names.append(await made(ContainerEngine(settings), {"Dockerfile": File(b"FROM x")}, 60.0))
+    plain, one, two, *again = names
+    assert again == [one, plain] and built.read_text().split() == [plain, one, two]
 
 
 async def test_an_engine_that_is_missing_and_an_image_that_was_not_named_are_problems(root: Path) -> None:
