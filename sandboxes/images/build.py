@@ -28,6 +28,7 @@ from sandboxes.base import BuildEntry, File, ImageRefused, MissingBase, SandboxE
 from sandboxes.build_context import context_digest, write_context
 from sandboxes.disk_full import storing
 from sandboxes.images import caged, export, oci, recipe, rootfs
+from sandboxes.images.build_files import files_digest, paths_of
 from sandboxes.images.caged import BUILD_KEY, Caged, Log, own
 from sandboxes.images.oci import Description
 from sandboxes.images.settings import ImageSettings
@@ -124,13 +125,15 @@ class Builder:
         )
 
     def key(self, context: Mapping[str, BuildEntry]) -> str:
-        """The name under which the store keeps what a task's context builds: it changes with the context, the bases and the settings of builds."""
+        """The name under which the store keeps what a task's context builds: it changes with the context, the bases, and the settings and files of
+        builds. ImageRefused if a base or a file is missing."""
         _, stages = recipe.read(_dockerfile(context))
         hasher = hashlib.sha256(_RULES + context_digest(context))
         if _IGNORE in context:  # versions that did not read it made another image
             hasher.update(_IGNORE.encode())
         found = [self.base(name).digest for name in recipe.bases(stages)]
         hasher.update(FORMAT + json.dumps([found, sorted(self._settings.build_env.items())]).encode())
+        hasher.update(files_digest(self._settings.build_files).encode())
         return f"{AUTOMATIC}{hasher.hexdigest()[:32]}"
 
     async def prebuilt_or_built(
@@ -294,16 +297,16 @@ class Builder:
 
     def _variables(self) -> dict[str, str]:
         certificates = dict.fromkeys(_CERTIFICATE_VARIABLES, f"{FILES}/ca.crt") if _certificates() else {}
+        # buildah reuses the layer of a RUN while its variables are the same, whatever the files hold that it read.
+        digest = files_digest(self._settings.build_files)
+        files = {"PENSTOCK_BUILD_FILES": digest} if digest else {}
         # A build is thrown away if the machine fails: dpkg need not wait for the disk.
-        return {"DPKG_FORCE": "unsafe-io", **certificates, **self._settings.build_env}
+        return {"DPKG_FORCE": "unsafe-io", **certificates, **files, **self._settings.build_env}
 
     def _files(self) -> list[tuple[Path, str, bool]]:
-        found = {name: Path(path) for name, path in self._settings.build_files.items()}
+        found = paths_of(self._settings.build_files)
         if (certificates := _certificates()) is not None:
             found.setdefault("ca.crt", certificates)
-        for name, path in found.items():
-            if not path.exists():
-                raise ImageRefused(f"sandbox.images.build_files: {name}: {path} does not exist")
         return [(path, f"/penstock-files/{name}", True) for name, path in found.items()]
 
     def _lay(

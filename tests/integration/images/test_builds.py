@@ -225,6 +225,16 @@ async def test_what_only_the_build_sees_is_not_in_the_image(directory: Path) -> 
     assert len(files) > 100 and not [path for path in files if b"sesame-4711" in path.read_bytes()]
 
 
+async def test_a_file_that_a_build_reads_is_read_again_after_a_change(directory: Path) -> None:
+    mirror = directory / "mirror"
+    for text in ("first", "another"):
+        mirror.write_text(text)
+        mirror.chmod(0o644)
+        builds = builder(directory, build_files={"mirror": str(mirror)})
+        image = await builds.built(context("FROM base:1\nRUN cat /run/penstock-build/mirror >/app/seen"))
+        assert (image.root / "app/seen").read_text() == text
+
+
 async def test_a_task_has_its_own_time_for_its_build(directory: Path) -> None:
     provider = BubblewrapProvider(images=settings(directory))
     spec = SandboxSpec(build=context("FROM base:1\nRUN sleep 600"), build_timeout_s=3.0)
