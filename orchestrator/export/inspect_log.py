@@ -275,9 +275,10 @@ class Inspect:
 
     def _message(self, attempt: RecordedAttempt, message: ConversationMessage) -> Any:
         """One object per content: the id of a message comes from its step, or from its content."""
-        digest = hashlib.sha256(
-            f"{message.role}\0{message.answers}\0{message.text}\0{message.calls}".encode()
-        ).hexdigest()
+        content = f"{message.role}\0{message.answers}\0{message.text}\0{message.calls}"
+        if message.reasoning is not None:
+            content += f"\0{message.reasoning}"
+        digest = hashlib.sha256(content.encode()).hexdigest()
         key = f"{attempt.name}-{f's{message.step}' if message.step is not None else digest[:16]}"
         if key not in self._known:
             self._known[key] = self._read(attempt, key, message)

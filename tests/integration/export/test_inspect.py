@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from inspect_ai.event import ModelEvent, ScoreEvent, SpanBeginEvent, ToolEvent
 from inspect_ai.log import EvalLog, list_eval_logs, read_eval_log
-from sqlalchemy import update
+from inspect_ai.model import ContentReasoning
+from sqlalchemy import text, update
 
 from orchestrator.contracts.ids import logprobs_from_bytes
 from orchestrator.export import inspect_log
 from orchestrator.export.inspect_log import Inspect
-from orchestrator.pool.tables import groups, runs, steps
+from orchestrator.pool.tables import groups, messages, runs, steps
 from orchestrator.queries.attempts import AttemptStep, RecordedAttempt
 from tests.integration.export.rig import ExportedRun, exported_run
 
@@ -93,6 +94,32 @@ async def test_a_sample_has_the_conversation_the_scores_and_every_call_of_the_po
         "performance",
         "reward",
     ]
+
+
+async def test_equal_answers_that_no_step_gave_keep_their_own_reasoning(
+    exported_run: ExportedRun, tmp_path: Path
+) -> None:
+    answer = {"role": "assistant", "content": "ok"}
+    history = [answer, *({**answer, "reasoning": thought} for thought in ("one", "two", "one"))]
+    async with exported_run.owner.begin() as connection:
+        await connection.execute(text("SET LOCAL session_replication_role = replica"))  # rows are immutable
+        await connection.execute(update(messages).where(messages.c.idx == 4).values(appended=history))
+    coding, _ = await logs(exported_run, tmp_path / "out")
+    assert coding.samples is not None
+    for sample in coding.samples:
+        (event,) = [each for each in sample.events if isinstance(each, ModelEvent) and _step(each) == 4]
+        found = [
+            [part.reasoning for part in message.content if isinstance(part, ContentReasoning)]
+            if isinstance(message.content, list)
+            else []
+            for message in event.input
+        ]
+        assert found == [[], ["one"], ["two"], ["one"]]
+        assert len({message.id for message in event.input}) == 3
+
+
+def _step(event: ModelEvent) -> object:
+    return (event.metadata or {})["step"]
 
 
 async def test_a_large_task_is_several_logs_and_the_same_export_is_the_same_bytes(
