@@ -20,7 +20,7 @@ from orchestrator.bus.base import Bus, BusError, Notice, Outgoing, StreamFull
 from orchestrator.bus.feed import in_background
 from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, encode
-from orchestrator.contracts.ids import NAME_RULE, is_name, sha256
+from orchestrator.contracts.ids import DOMAIN_RULE, is_domain, sha256
 from orchestrator.contracts.limits import LONGEST_SUBMISSION
 from orchestrator.contracts.numbers import INT2
 from orchestrator.contracts.quote import quoted
@@ -65,8 +65,8 @@ class PublishOptions:
             raise ArgumentError(
                 "group_size", f"{self.group_size} is not a number of rollouts from 1 to {INT2}"
             )
-        if self.domain is not None and not is_name(self.domain):
-            raise ArgumentError("domain", f"{quoted(self.domain)} is not a valid name: use {NAME_RULE}")
+        if self.domain is not None and not is_domain(self.domain):
+            raise ArgumentError("domain", f"{quoted(self.domain)} is not a valid name: use {DOMAIN_RULE}")
 
     def submission(self, task: Task) -> str:
         """An id made of the options and the task's content: the same task is never accepted twice under one label."""

@@ -24,7 +24,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from orchestrator.contracts.ids import check_name
+from orchestrator.contracts.ids import check_domain, check_name
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.timeouts import timeouts
 
@@ -190,7 +190,7 @@ def submission_named(body: bytes) -> str | None:
 
 def tasks(run: str, domain: str) -> str:
     """TaskSubmitted, from users."""
-    return f"tasks.{check_name('run', run)}.{check_name('domain', domain)}"
+    return f"tasks.{check_name('run', run)}.{check_domain(domain)}"
 
 
 def blob(sha: str) -> str:
@@ -265,7 +265,7 @@ def parse_tasks(subject: str) -> tuple[str, str]:
     """``tasks.<run>.<domain>`` -> (run, domain); ValueError with one sentence if it is not of that form."""
     match subject.split("."):
         case ["tasks", run, domain]:
-            return check_name("run", run), check_name("domain", domain)
+            return check_name("run", run), check_domain(domain)
     raise ValueError(f"the subject {quoted(subject)} is not tasks.<run>.<domain>")
 
 

@@ -17,6 +17,7 @@ from orchestrator.cli.bar import progress
 from orchestrator.cli.options import COUNTER, HERE, ConfigOption, JsonOption, path
 from orchestrator.cli.terminal import cell, plain
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
+from orchestrator.contracts.ids import EVERY_DOMAIN
 from orchestrator.contracts.numbers import INT2, INT4, whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FilterReason
@@ -125,7 +126,7 @@ def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
         "suite", "version", "groups", "scored", "no result", "open", "judged", "success of the judged"
     )
     for each in found:
-        overall = next((point for point in each.points if point.domain == "all"), None)
+        overall = next((point for point in each.points if point.domain == EVERY_DOMAIN), None)
         table.add_row(
             cell(each.suite),
             str(each.version),
@@ -235,7 +236,7 @@ def _show(found: "Evaluation", why: "Sequence[Unscored]" = ()) -> None:
     for domain in sorted({each.domain for each in found.left_out} - {point.domain for point in found.points}):
         table.add_row(cell(domain), "none", "-", "-")
     for point in found.points:
-        if point.domain == "all":
+        if point.domain == EVERY_DOMAIN:
             table.add_section()
         judged = f"{point.n} of {point.wanted}"
         table.add_row(cell(point.domain), judged, _percent(point), f"{point.mean:.3f}")
@@ -269,7 +270,8 @@ def _reasons(why: "Sequence[Unscored]") -> str:
 def _curves(found: "Sequence[Evaluation]") -> None:
     """Success by domain over versions, a line each. A version without a verdict is a gap."""
     domains = sorted(
-        {point.domain for each in found for point in each.points}, key=lambda name: (name == "all", name)
+        {point.domain for each in found for point in each.points},
+        key=lambda name: (name == EVERY_DOMAIN, name),
     )
     table = Table("domain", f"success over versions {found[0].version} to {found[-1].version}", "")
     for domain in domains:

@@ -18,7 +18,7 @@ from orchestrator.cli.reading import reading
 from orchestrator.cli.task_limits import counting
 from orchestrator.cli.task_notes import notes as notes_of
 from orchestrator.cli.terminal import plain
-from orchestrator.contracts.ids import NAME_RULE
+from orchestrator.contracts.ids import DOMAIN_RULE
 from orchestrator.contracts.numbers import INT2
 from orchestrator.contracts.states import Purpose
 from orchestrator.contracts.vetting import Level
@@ -46,7 +46,7 @@ def renamed(tasks: "Iterable[Task]") -> str:
         return ""
     return (
         f"{tables.counted(len(differing), 'task')} with a [metadata].domain such as {differing[0]!r:.60}, which cannot be the name of one "
-        f"({NAME_RULE}): general, unless --domain says another"
+        f"({DOMAIN_RULE}): general, unless --domain says another"
     )
 
 

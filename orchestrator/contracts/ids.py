@@ -15,20 +15,35 @@ Logprobs = npt.NDArray[np.float32]
 
 NAME = re.compile(r"[a-z0-9_-]{1,32}")
 NAME_RULE = "1 to 32 characters of a-z, 0-9, _ and -"
+EVERY_DOMAIN = "all"
+"""In the place of a domain: the total over all of them."""
+DOMAIN_RULE = f"{NAME_RULE}, but not {EVERY_DOMAIN}, which stands for every domain"
 WEIGHTS = re.compile(r"[0-9]{1,10}:[0-9a-f]{64}")
 """`version:digest`: the weights that generated a step, where the rollout server tells digests."""
 NO_PARENT = bytes(32)  # the parent of a chain that starts from nothing
 
 
 def is_name(name: str) -> bool:
-    """Whether `name` can name a run, a domain or a pool."""
+    """Whether `name` can name a run or a pool."""
     return NAME.fullmatch(name) is not None
+
+
+def is_domain(name: str) -> bool:
+    """Whether `name` can name a domain."""
+    return is_name(name) and name != EVERY_DOMAIN
 
 
 def check_name(kind: str, name: str) -> str:
     """Return `name`, or raise ValueError naming the rule that it breaks."""
     if not is_name(name):
         raise ValueError(f"{kind} {quoted(name)} is not a valid name: use {NAME_RULE}")
+    return name
+
+
+def check_domain(name: str) -> str:
+    """Return `name`, or raise ValueError naming the rule that it breaks as the name of a domain."""
+    if not is_domain(name):
+        raise ValueError(f"domain {quoted(name)} is not a valid name: use {DOMAIN_RULE}")
     return name
 
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from orchestrator.contracts.choices import SignalSource
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.ids import NAME_RULE, is_name
+from orchestrator.contracts.ids import DOMAIN_RULE, is_domain
 from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.embedded.doctor import memory_bytes
@@ -51,7 +51,7 @@ def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
         if stage.domains:
             check_shares(stage.domains)
         for key, named in (("domains", stage.domains), ("limits", stage.limits)):
-            _check_names(f"stage.{key}", named, is_name, f"a domain: use {NAME_RULE}")
+            _check_names(f"stage.{key}", named, is_domain, f"a domain: use {DOMAIN_RULE}")
     of_verifier = [
         name for name, signal in config.reward.process.items() if signal.source is SignalSource.VERIFIER
     ]

@@ -6,6 +6,7 @@ from statistics import fmean
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.ids import EVERY_DOMAIN
 from orchestrator.contracts.states import RunState
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries.curves import curves
@@ -44,7 +45,7 @@ async def compared(connection: AsyncConnection, run: StoredRun, keys: Sequence[s
     newest: dict[str, EvaluationPoint] = {}
     for each in await evaluations(connection, run.run_id):
         for point in each.points:
-            if point.domain == "all":
+            if point.domain == EVERY_DOMAIN:
                 newest[each.suite] = point  # ordered by version
     return Compared(
         run=run.name,

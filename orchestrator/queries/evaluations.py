@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.ids import EVERY_DOMAIN
 from orchestrator.pool.dead_letters import RETRY
 from orchestrator.pool.rows import from_row
 
@@ -236,7 +237,7 @@ async def _evaluations(
     result = []
     for row in await connection.execute(groups, params):
         rows = counted.get((row.suite, row.version), [])
-        domains = [*sorted({each.domain for each in rows}), "all"]
+        domains = [*sorted({each.domain for each in rows}), EVERY_DOMAIN]
         result.append(
             from_row(
                 Evaluation,
@@ -255,7 +256,7 @@ async def _evaluations(
 
 def _point(domain: str, rows: Sequence[Any]) -> EvaluationPoint | None:
     """The point of one domain or of "all" from the counts by domain and reason; None without a verdict."""
-    rows = [row for row in rows if domain in ("all", row.domain)]
+    rows = [row for row in rows if domain in (EVERY_DOMAIN, row.domain)]
     judged = [row for row in rows if row.reason == _JUDGED]
     if not judged:
         return None

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.ids import EVERY_DOMAIN
 from orchestrator.queries.downsample import downsample
 
 SAMPLE = 1600  # rollouts, in groups of the newest one's size
@@ -166,10 +167,10 @@ def _success(scored: Sequence[Any], bins: int) -> list[Success]:
     n = max(1, min(bins, len(scored) // LEAST))
     parts = [scored[i * len(scored) // n : (i + 1) * len(scored) // n] for i in range(n)]
     found = []
-    for domain in ("all", *sorted({row.domain for row in scored})):
+    for domain in (EVERY_DOMAIN, *sorted({row.domain for row in scored})):
         success = Success(domain=domain, at=[], mean=[], low=[], high=[], n=[])
         for part in parts:
-            rows = [row for row in part if domain in ("all", row.domain)]
+            rows = [row for row in part if domain in (EVERY_DOMAIN, row.domain)]
             if not rows:
                 continue
             mean, half_width = _interval(rows)

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from orchestrator.contracts.ids import NAME_RULE, is_name
+from orchestrator.contracts.ids import DOMAIN_RULE, is_domain
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.vetting import Level
 from orchestrator.settings.curriculum import Positive, Section
@@ -33,8 +33,8 @@ class TasksSection(Section):
     @model_validator(mode="after")
     def _names(self) -> Self:
         for category, domain in self.domains.items():
-            if not is_name(domain):
+            if not is_domain(domain):
                 raise ValueError(
-                    f"domains.{quoted(category)}: {quoted(domain)} is not the name of a domain: use {NAME_RULE}"
+                    f"domains.{quoted(category)}: {quoted(domain)} is not the name of a domain: use {DOMAIN_RULE}"
                 )
         return self

@@ -32,7 +32,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from orchestrator.contracts.ids import is_name
+from orchestrator.contracts.ids import is_domain
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.collected import ArtifactSource, CollectHook, hooks, sources
 from orchestrator.tasks.key_values import REWARD, default, min_reward, step_name
@@ -60,7 +60,7 @@ def _word(value: object) -> str | None:
 
 
 def _domain(value: object) -> str:
-    return value if isinstance(value, str) and is_name(value) else GENERAL
+    return value if isinstance(value, str) and is_domain(value) else GENERAL
 
 
 def _tags(value: object) -> tuple[str, ...]:

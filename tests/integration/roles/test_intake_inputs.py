@@ -194,14 +194,15 @@ async def test_a_large_message_is_decoded_off_the_event_loop_once(
     assert loop not in threads["good"] + threads["again"]
 
 
-async def test_a_message_under_a_domain_that_cannot_be_is_answered(stage: Stage) -> None:
+@pytest.mark.parametrize("domain", ["Chemie", "all"])
+async def test_a_message_under_a_domain_that_cannot_be_is_answered(stage: Stage, domain: str) -> None:
     async with (
         stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
         anyio.create_task_group() as roles,
     ):
         roles.start_soon(Intake(stage.flow, ["shell"]).run)
         await stage.bus.publish(
-            Outgoing(subject=f"tasks.{stage.run.name}.Chemie", msg_id="", schema="", body=message("odd"))
+            Outgoing(subject=f"tasks.{stage.run.name}.{domain}", msg_id="", schema="", body=message("odd"))
         )
         with anyio.fail_after(60):
             async for notice in notices:
@@ -209,7 +210,7 @@ async def test_a_message_under_a_domain_that_cannot_be_is_answered(stage: Stage)
                 break
         roles.cancel_scope.cancel()
     assert (answer["submission"], answer["status"]) == ("odd", "rejected")
-    assert "domain 'Chemie' is not a valid name" in answer["reason"]
+    assert f"domain '{domain}' is not a valid name" in answer["reason"]
 
 
 async def test_a_key_of_a_later_version_is_refused_and_the_version_that_is_known_is_named(

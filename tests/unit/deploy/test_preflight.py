@@ -40,6 +40,10 @@ KNOWN = ("mini-swe-agent", "oracle", "shell")
             "process signal 'politeness' is unknown; known: ill_formed_tool_call, ",
         ),
         ({"queue": {"policy": "lifo"}}, "queue policy 'lifo' is unknown; known: fifo, greedy, windowed"),
+        (
+            {"stage": {"domains": {"all": 1.0}}},
+            "'all' is not the name of a domain: use .* but not all, which stands for every domain",
+        ),
         ({"queue": {"min_batch_groups": 9}}, "min_batch_groups is 9"),
         (
             {"rollout": {"scaffolds": {"shall": 1}}},

@@ -2,7 +2,10 @@
 
 import pytest
 
+from orchestrator.bus import subjects
+from orchestrator.contracts.errors import ArgumentError
 from orchestrator.publish import PublishOptions
+from orchestrator.settings.tasks import TasksSection
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.settings import parse_settings, variables_of
 
@@ -53,6 +56,7 @@ def test_a_task_written_for_harbor_is_read() -> None:
     [
         ('domain = "life-sciences"\ntags = "oaks"', "life-sciences", "unknown", ("oaks",)),
         ('domain = "Life Sciences (Botany)"', "general", "unknown", ()),
+        ('domain = "all"', "general", "unknown", ()),
         ("domain = 3\ndifficulty = 3\ntags = [1, true, {}]", "general", "3", ("1",)),
         ('difficulty = ["a"]\nphrasing = "formal"\nfamily = {}\nname = []', "general", "unknown", ()),
         ("difficulty = nan\ntags = nan\nwhen = 2024-01-01", "general", "nan", ("nan",)),
@@ -128,6 +132,16 @@ def test_a_task_without_a_domain_is_of_the_one_that_the_run_gives_its_category()
         published, _ = PublishOptions(domains=domains).event(Task.from_files(files))
         assert published == domain
     assert parse_settings('[metadata]\ncategory = "games"').model_dump()["metadata"]["category"] == "games"
+
+
+def test_the_word_for_every_domain_names_none() -> None:
+    sentence = "'all' is not .* but not all, which stands for every domain"
+    with pytest.raises(ArgumentError, match=sentence):
+        PublishOptions(domain="all")
+    with pytest.raises(ValueError, match=sentence):
+        TasksSection(domains={"games": "all"})
+    with pytest.raises(ValueError, match=sentence):
+        subjects.tasks("first", "all")
 
 
 def test_variables_mean_what_they_mean_to_harbor_on_a_machine_that_has_none_of_theirs() -> None:
