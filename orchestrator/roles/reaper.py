@@ -103,8 +103,8 @@ async def reaper(flow: Flow) -> None:
         bus_reachable = flow.bus.reachable
         states = LEASED if bus_reachable else WITHOUT_BUS
         await transitions.lock_run(connection, flow.run_id)
-        asked_at, database = anyio.current_time(), await leases.clock(connection)
-        now = Clocks(asked_at, anyio.current_time(), database)
+        sent, database = anyio.current_time(), await leases.clock(connection)
+        now = Clocks(sent, anyio.current_time(), database)
         step_s = 0.0 if clocks is None else now.step_s(clocks)
         if step_s > ttl_s / 2:  # set forward, or the machine slept: no holder could renew in time
             log.warning("database.clock_stepped", seconds=round(step_s, 1))
