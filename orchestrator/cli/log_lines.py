@@ -1,8 +1,11 @@
 """Lines of the logs of a run's processes: read, filtered, merged by their time, followed as they grow.
 
+A file that grew too long was cut: its earlier lines lie in `NAME.log.1` (`deploy.embedded.spawn`) and are read first.
+
 Our processes write JSON lines, NATS and PostgreSQL text in their own formats; a line in none of these (a traceback) belongs to the line before it.
 """
 
+import contextlib
 import heapq
 import json
 import re
@@ -128,7 +131,10 @@ def newest(paths: dict[str, Path], wanted: Wanted, lines: int) -> list[Line]:
     """The newest `lines` that match (0: all), of all files, oldest first."""
     read_all = lines == 0 or not wanted.all
     merged = heapq.merge(
-        *(_lines(name, _all(path) if read_all else _end(path, lines)) for name, path in paths.items()),
+        *(
+            _lines(name, _all(path, wanted.since) if read_all else _end(path, lines))
+            for name, path in paths.items()
+        ),
         key=lambda line: line.at,
     )
     return list(deque((line for line in merged if wanted(line)), maxlen=lines or None))
@@ -145,12 +151,43 @@ def _lines(process: str, raws: Iterable[bytes]) -> Iterator[Line]:
         yield line
 
 
-def _all(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield from file
+def _all(path: Path, since: float = 0.0) -> Iterator[bytes]:
+    """The lines of a log, those before its last cut first; without these if all of them were written before `since`."""
+    for part in [*_before_cut(path, since), path]:
+        with part.open("rb") as file:
+            yield from file
 
 
 def _end(path: Path, lines: int) -> list[bytes]:
+    """The last `lines` of a log."""
+    found = _end_of_file(path, lines)
+    for earlier in _before_cut(path):
+        if missing := lines - len(found):
+            found = _end_of_file(earlier, missing) + found
+    return found
+
+
+def _cut_to(path: Path) -> Path:
+    return path.with_name(path.name + ".1")
+
+
+def _before_cut(path: Path, since: float = 0.0) -> list[Path]:
+    """The file with the lines before the last cut of `path`. Empty without one, or if it was last written before `since`."""
+    earlier = _cut_to(path)
+    try:
+        written = earlier.stat()
+        if written.st_mtime < since:
+            return []
+        with earlier.open("rb") as before, path.open("rb") as now:
+            beginning = before.read(_BLOCK)
+            # A copy that goes on, or that a full disk ended: the log still has these lines.
+            copied = written.st_size <= path.stat().st_size and now.read(len(beginning)) == beginning
+    except FileNotFoundError:
+        return []
+    return [] if copied else [earlier]
+
+
+def _end_of_file(path: Path, lines: int) -> list[bytes]:
     """The last `lines` of a file, read from its end."""
     with path.open("rb") as file:
         left = file.seek(0, 2)
@@ -173,12 +210,15 @@ class _Grown:
     before: Line | None = None
 
     def more(self, process: str) -> list[Line]:
-        """The complete lines written since the last call; from the start of the file if it was truncated."""
+        """The complete lines written since the last call: if the file was cut, the rest of what it held, then the file from its start."""
+        raws: list[bytes] = []
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < self.at:
+                    with contextlib.suppress(FileNotFoundError), _cut_to(self.path).open("rb") as earlier:
+                        raws = self._complete(earlier)
                     self.at, self.torn = 0, b""
-                raws = self._complete(file)
+                raws += self._complete(file)
         except FileNotFoundError:
             return []
         found = list(_lines(process, raws))

@@ -1,6 +1,7 @@
 """`penstock logs`: lines of all processes in one order, filtered, followed, harmless to a terminal."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from typer.testing import CliRunner, Result
 from orchestrator.cli import log_lines
 from orchestrator.cli.log_lines import Following, Wanted
 from orchestrator.cli.main import app
+from orchestrator.deploy.embedded.spawn import shorten_log
 from orchestrator.deploy.home import write_template
 
 
@@ -88,9 +90,56 @@ def test_a_line_about_several_rollouts_or_groups_is_about_each(home: Path) -> No
 def test_only_the_ends_of_long_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trainer.log"
     path.write_text("".join(entry(n % 60, f"e{n}") for n in range(3000)))
-    monkeypatch.setattr(log_lines, "_all", lambda _: pytest.fail("it was read whole"))
+    monkeypatch.setattr(log_lines, "_all", lambda *_: pytest.fail("it was read whole"))
     found = log_lines.newest({"trainer": path}, Wanted(), 700)
     assert [line.fields["event"] for line in found] == [f"e{n}" for n in range(2300, 3000)]
+
+
+def test_lines_before_the_cut_of_a_long_log_are_read_and_counted(home: Path) -> None:
+    log = home / ".penstock" / "logs" / "runner.log"
+    assert shorten_log(log, 1)
+    log.write_text(entry(8, "after the cut", rollout=7))
+    assert events(home, "--rollout", "7") == ["began", "ended", "after the cut"]
+    assert events(home, "-n", "0") == [*EVERYTHING, "after the cut"]
+    assert events(home, "--since", "2026-01-02T03:04:04", "-p", "runner") == [
+        "ended",
+        "late",
+        "after the cut",
+    ]
+    assert events(home, "-p", "runner") == ["began", "ended", "late", "after the cut"]
+    assert events(home, "-p", "runner", "-n", "2") == ["late", "after the cut"]
+    assert events(home, "-p", "runner", "-n", "1") == ["after the cut"]
+
+
+def test_lines_before_a_cut_older_than_since_are_not_read(tmp_path: Path) -> None:
+    log, earlier = tmp_path / "runner.log", tmp_path / "runner.log.1"
+    log.write_text(entry(5, "new"))
+    earlier.write_text(entry(4, "old"))
+    written = log_lines.since("2026-01-02T03:04:04", 0.0)
+    os.utime(earlier, (written, written))
+    assert list(log_lines._all(log, written)) == [
+        entry(4, "old").encode(),
+        entry(5, "new").encode(),
+    ]
+    assert list(log_lines._all(log, written + 1)) == [entry(5, "new").encode()]
+
+
+@pytest.mark.parametrize("copied", [0, 100, None])
+def test_a_copy_of_a_log_that_is_not_cut_yet_doubles_no_line(home: Path, copied: int | None) -> None:
+    log = home / ".penstock" / "logs" / "runner.log"
+    log.with_name("runner.log.1").write_bytes(log.read_bytes()[:copied])
+    assert events(home) == events(home, "-n", "0") == EVERYTHING
+
+
+def test_lines_written_just_before_a_cut_are_followed(home: Path) -> None:
+    directory = home / ".penstock" / "logs"
+    log, following = directory / "runner.log", Following(directory, Wanted(processes=frozenset({"runner"})))
+    with log.open("a") as file:
+        file.write(entry(20, "just before"))
+    assert shorten_log(log, 1)
+    log.write_text(entry(21, "after"))
+    assert [line.fields["event"] for line in following.more()] == ["just before", "after"]
+    assert following.more() == []
 
 
 def test_what_is_written_to_a_terminal_moves_no_cursor(home: Path) -> None:
