@@ -32,7 +32,7 @@ class StatusReport:
     """The data pool's view of a run. `stall_causes`: by stage; `stuck`: sentences about loops and processes; `servers`: about rollout servers that
     do not serve; `drains`: processes and servers that drain; `no_signal`: a sentence if the newest groups all scored alike; `without_verdict`:
     one about their rollouts that have no verdict. `open_batch`: the batch that waits for more groups; `failed_batches`: sentences about the
-    newest ones that were quarantined or failed."""
+    newest ones that were quarantined or failed. `processes`: how many of it, on any host, have not reported their end."""
 
     run: str
     state: RunState
@@ -47,6 +47,7 @@ class StatusReport:
     without_verdict: str | None = None
     open_batch: "OpenBatch | None" = None
     failed_batches: list[str] = field(default_factory=list)
+    processes: int = 0
 
     def plain(self) -> dict[str, Any]:
         """As JSON values."""
@@ -118,6 +119,7 @@ async def read_run(config: Config) -> StatusReport:
                 without_verdict=await without_verdict(connection, run.run_id),
                 open_batch=await open_batch(connection, run.run_id, run_config.queue.batch_groups),
                 failed_batches=await failed_batches(connection, run.run_id),
+                processes=sum(not process.stopped for process in processes),
             )
     raise PenstockError(f"PostgreSQL has not answered within {PATIENCE_S:g} s")
 
@@ -154,6 +156,8 @@ def status(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
         raise typer.Exit(NOTHING)
     if given_up or (run is not None and (run.stall_causes or run.stuck)) or (run is None and alive):
         raise typer.Exit(STUCK)
+    if not alive and run is not None and run.state is not RunState.ENDED and not run.processes:
+        raise typer.Exit(NOTHING)
 
 
 def _named(home: Home) -> bool:
