@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from orchestrator.runtime.metrics import LONG, each
+from orchestrator.runtime.metrics import LONG, each, only
 from trainer.loss.skip_reason import BAD_BATCH, SkipReason
 
 AGES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # policy versions
@@ -130,8 +130,7 @@ class TrainerMetrics:
         for key, gauge in self._gauges.items():
             gauge.set(float("nan") if values.get(key) is None else values[key])
         for key, gauge in self._domains.items():
-            for name, figures in values["domains"].items():
-                gauge.labels(name).set(figures[key])
+            only(gauge, {(name,): figures[key] for name, figures in values["domains"].items()})
         self._staleness.add(values["staleness"])
         self._steps.labels("applied" if values["applied"] else values["skip_reason"]).inc()
         for kind, key in {

@@ -153,3 +153,9 @@ def test_a_train_step_is_gauges_counters_and_a_histogram_of_token_ages() -> None
     assert value(registry, "penstock_train_steps_total", outcome="applied") == 1
     assert value(registry, "penstock_train_steps_total", outcome="gradient_spike") == 0
     assert "penstock_train_staleness_versions_count" in Scrape("trainer", list(registry.collect())).names
+    metrics.trained(
+        {**report, "domains": {"agent": {"reward": 1.0, "performance": 0.25, "token_share": 1.0}}}
+    )
+    for gauge, agent in (("reward", 1.0), ("performance_ratio", 0.25), ("token_share_ratio", 1.0)):
+        assert value(registry, f"penstock_train_{gauge}", domain="agent") == agent
+        assert value(registry, f"penstock_train_{gauge}", domain="coding") is None
