@@ -45,7 +45,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "trainer verify": ["penstock trainer verify -c runs/first --batch 3 --dtype float32 --json"],
     "trainer tree": ["penstock trainer tree -c runs/first --batch 3 --svg tree.svg --groups 4"],
     "sql": [
-        'penstock sql -c runs/first "select state, count(*) from groups group by state"',
+        'penstock sql -c runs/first "select state, count(*) from groups where run_id = 1 group by state"',
         'penstock sql -c runs/first --csv --limit 0 "select * from rollout_summary where run_id = 1" > rollouts.csv',
         "penstock sql -c runs/first - < question.sql",
     ],

@@ -173,7 +173,7 @@ def sql(
         ),
     ] = TIMEOUT_S,
 ) -> None:
-    """Run a read-only query; --json prints one object per line: penstock sql "select domain, avg(performance) from reward_breakdown group by 1" """
+    """Run a read-only query; --json prints one object per line: penstock sql "select state, count(*) from rollouts where run_id = 1 group by 1" """
     ends_with_reader()
     if as_json and as_csv:
         raise ValueError("give --json or --csv, not both")

@@ -32,28 +32,30 @@ SHORT = 2_000
 
 
 LISTED = {
-    "rollout": "select rollout_id, state from rollouts order by 1 desc",
-    "group": "select group_id, state from groups order by 1 desc",
-    "batch": "select batch_no, state from batches order by 1 desc",
+    "rollout": "select rollout_id, state from rollouts where run_id = {run_id} order by 1 desc",
+    "group": "select group_id, state from groups where run_id = {run_id} order by 1 desc",
+    "batch": "select batch_no, state from batches where run_id = {run_id} order by 1 desc",
 }
-"""The query that lists each kind."""
+"""The query that lists each kind. A database may hold other runs, too."""
 
 
 def _ask(home: Home, work: "Callable[[AsyncConnection, int], Awaitable[T]]", kind: str = "rollout") -> T:
-    async def with_connection() -> T:
-        async with reading(home.reading(), "show") as reader:
-            return await reader.ask(lambda connection: work(connection, reader.run.run_id))
-
     from orchestrator.contracts.errors import NotFoundError
 
-    try:
-        return anyio.run(with_connection)
-    except NotFoundError as error:
-        if not re.match(rf"{kind} \S+ does not exist", str(error)):  # other errors name the existing ones
-            raise
-        raise NotFoundError(
-            f'{error}; penstock sql "{LISTED[kind]}"{home.option} lists the existing ones'
-        ) from error
+    async def with_connection() -> T:
+        async with reading(home.reading(), "show") as reader:
+            run_id = reader.run.run_id
+            try:
+                return await reader.ask(lambda connection: work(connection, run_id))
+            except NotFoundError as error:
+                if not re.match(rf"{kind} \S+ does not exist", str(error)):  # others name the existing ones
+                    raise
+                query = LISTED[kind].format(run_id=run_id)
+                raise NotFoundError(
+                    f'{error}; penstock sql "{query}"{home.option} lists the existing ones'
+                ) from error
+
+    return anyio.run(with_connection)
 
 
 def _print(lines: Iterable[str]) -> None:

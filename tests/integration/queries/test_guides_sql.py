@@ -51,6 +51,21 @@ def test_queries_are_found_where_they_stand() -> None:
     )
 
 
+async def test_every_query_of_a_guide_names_its_run(engine: AsyncEngine) -> None:
+    """A database may hold several runs: without it, their rows stand among each other. A key of the database is enough."""
+    of_runs = text("SELECT table_name FROM information_schema.columns WHERE column_name = 'run_id'")
+    async with engine.connect() as connection:
+        tables = set((await connection.scalars(of_runs)).all())
+    assert {"groups", "train_curve"} <= tables
+    named = re.compile(r"\brun_id\b|\b(rollout|group)_id = \d")
+    assert [
+        (page, query)
+        for page in PAGES
+        for query in queries(page)
+        if tables & set(re.findall(r"\b(?:from|join) (\w+)", query, re.I)) and not named.search(query)
+    ] == []
+
+
 async def test_every_query_of_a_guide_runs_for_the_reader(engine: AsyncEngine, database_url: str) -> None:
     run = await builders.make_run(engine, small("guides"))
     await builders.ready_groups(engine, run, ["a"], builders.Author())

@@ -188,14 +188,25 @@ async def test_text_that_a_policy_wrote_moves_no_cursor_and_is_whole_on_request(
 
 
 def listing(home: Path, kind: str) -> str:
-    return f'; penstock sql "{LISTED[kind]}" -c {home} lists the existing ones'
+    return f'; penstock sql "{LISTED[kind].format(run_id=1)}" -c {home} lists the existing ones'
 
 
 @pytest.mark.parametrize("kind", LISTED)
-async def test_the_command_that_lists_what_can_be_shown_works(run: StoredRun, home: Path, kind: str) -> None:
-    command = ["sql", LISTED[kind], "-c", str(home)]
-    done = await anyio.to_thread.run_sync(lambda: CliRunner().invoke(app, command))
-    assert done.exit_code == 0 and "state" in done.output, done.output
+async def test_the_command_that_lists_what_can_be_shown_works_and_lists_this_run_alone(
+    engine: AsyncEngine, run: StoredRun, home: Path, kind: str
+) -> None:
+    async def listed(run_id: int) -> str:
+        command = ["sql", LISTED[kind].format(run_id=run_id), "-c", str(home), "--json"]
+        done = await anyio.to_thread.run_sync(lambda: CliRunner().invoke(app, command))
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    other = await builders.make_run(engine, small("other"))
+    await builders.ready_groups(engine, other, ["a", "b"], builders.Author())
+    async with engine.begin() as connection:
+        await builders.publish_first(connection, other)
+        assert await batches.take(connection, other.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
+    assert await listed(run.run_id) == "" and "state" in await listed(other.run_id)
 
 
 async def test_what_is_not_there_is_one_sentence(run: StoredRun, home: Path) -> None:

@@ -93,6 +93,19 @@ async def test_every_query_answers_with_the_columns_of_the_page(reader: AsyncEng
     assert empty == set(NOT_HERE)
 
 
+async def test_every_query_runs_while_no_group_of_a_run_is_dispatched(
+    engine: AsyncEngine, database_url: str
+) -> None:
+    run = await builders.make_run(engine, small("young"))
+    assert run.run_id == 1
+    async with open_engine(database_url, Role.READER) as reader, reader.connect() as connection:
+        for recipe in QUERIES.values():
+            await connection.exec_driver_sql(recipe["query"])
+        await builders.accepted(engine, run, ["waits"])
+        for recipe in QUERIES.values():
+            await connection.exec_driver_sql(recipe["query"])
+
+
 def without_key(plan: dict[str, Any]) -> Iterator[str]:
     """Tables that a plan reads from end to end."""
     table, node = plan.get("Relation Name"), plan["Node Type"]
