@@ -98,4 +98,7 @@ def _time(since: object) -> datetime:
             return datetime.min.replace(tzinfo=UTC)
     if not isinstance(since, datetime):
         raise ArgumentError("since", f"must be a datetime, or a timedelta from 0, not {quoted(since)}")
-    return since
+    try:
+        return since if since.tzinfo else since.astimezone()
+    except (ValueError, OverflowError):  # the first or the last hours of all times
+        return since.replace(tzinfo=UTC)

@@ -62,7 +62,7 @@ def _filters(
     since: Annotated[
         str | None,
         typer.Option(
-            help="Only attempts that ended since a time (2026-01-31T12:00) or an age (90m, 12h, 2d)."
+            help="Only attempts that ended since a time (2026-01-31T12:00, UTC) or an age (90m, 12h, 2d)."
         ),
     ] = None,
     every_attempt: Annotated[

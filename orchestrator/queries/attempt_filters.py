@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, exists, select
@@ -58,7 +58,7 @@ class AttemptFilters:
             if text and clean(text) != text:
                 raise ArgumentError(name, f"{quoted(text)} holds characters that PostgreSQL cannot store")
         read_versions(self.versions)
-        read_since(self.since, datetime.now().astimezone())
+        read_since(self.since, datetime.now(UTC))
 
     def plain(self) -> dict[str, Any]:
         """The filters that are set: for a manifest and for people."""
@@ -103,13 +103,14 @@ def read_versions(given: str | None) -> tuple[int | None, int | None]:
 
 
 def read_since(given: str | None, now: datetime) -> datetime | None:
-    """The time that `given` names. An age counts back from `now`; a time without a zone is in this machine's zone."""
+    """The time that `given` names. An age counts back from `now`; a time without a zone is UTC, as in `penstock logs`."""
     if given is None:
         return None
     try:
         if found := _AGO.fullmatch(given.strip()):
             return now - timedelta(**{_UNITS[found[2]]: whole(found[1])})
-        return datetime.fromisoformat(given.strip()).astimezone()
+        moment = datetime.fromisoformat(given.strip())
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
         raise ArgumentError(
             "since",

@@ -2,10 +2,14 @@
 
 import doctest
 import re
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from orchestrator.api.filters import attempt_filters as api_filters
+from orchestrator.cli import log_lines
 from orchestrator.contracts import numbers
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.queries import attempt_filters, evaluations, scalars
@@ -31,6 +35,29 @@ def test_an_age_is_counted_back_from_now(given: str, ago: timedelta) -> None:
 def test_a_time_may_have_a_zone_of_its_own() -> None:
     assert read_since("2026-01-31T12:00+02:00", NOW) == NOW - timedelta(hours=2)
     assert read_since(None, NOW) is None
+
+
+@pytest.fixture
+def far_east(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine nine hours ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "JST-9")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_east")
+def test_a_time_without_a_zone_is_utc_as_in_logs_on_every_machine() -> None:
+    for given in ("2026-01-31T12:00", "2026-01-31 12:00:00"):
+        assert read_since(given, NOW) == NOW and log_lines.since(given, 0.0) == NOW.timestamp()
+
+
+@pytest.mark.usefixtures("far_east")
+def test_a_datetime_without_a_zone_is_in_the_zone_of_the_machine() -> None:
+    found = api_filters(since=datetime(2026, 1, 31, 21))
+    assert read_since(found.since, NOW) == NOW
+    assert api_filters(since=datetime.min).since == "0001-01-01T00:00:00+00:00"
 
 
 @pytest.mark.parametrize(
