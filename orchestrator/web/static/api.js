@@ -1,6 +1,7 @@
 // Queries and commands. An error is one sentence; while the dashboard or its data pool is away, a banner reports it.
 
 import { chosenRun } from "./address.js";
+import { correctClock } from "./format.js";
 
 /** @typedef {import("./address.js").Value} Value */
 /** @typedef {Record<string, Value | Value[]>} Params */
@@ -78,6 +79,7 @@ async function fetched(address, options) {
     if (stopped(error)) throw error;
     throw new Refusal(0, "The dashboard does not answer: is `penstock web` running?");
   }
+  correctClock(response.headers.get("Date"));
   const text = await response.text();
   if (response.ok) return text;
   let sentence = `The dashboard answered ${response.status}.`;

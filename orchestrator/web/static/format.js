@@ -152,12 +152,27 @@ export function clock(value) {
   return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString("en-CA")} ${time}`;
 }
 
+const EXACT_MS = 2000; // a Date header has whole seconds
+let ahead = 0;
+
+/**
+ * Corrects this browser's clock, where it is wrong, by the time of an answer: the times of rows come from the servers' clocks.
+ * @param {string | null} date the answer's header Date
+ */
+export function correctClock(date) {
+  const found = date === null ? Number.NaN : Date.parse(date) - Date.now();
+  if (Math.abs(found - ahead) > EXACT_MS) ahead = Math.abs(found) > EXACT_MS ? found : 0;
+}
+
+/** The time now, in seconds since 1970. */
+export const timeNow = () => (Date.now() + ahead) / 1000;
+
 /**
  * Seconds since 1970 as an age.
  * @param {number | null | undefined} value
  */
 export const ago = (value) =>
-  value === null || value === undefined ? "–" : `${seconds(Math.max(0, Date.now() / 1000 - value))} ago`;
+  value === null || value === undefined ? "–" : `${seconds(Math.max(0, timeNow() - value))} ago`;
 
 /**
  * 1 group, 2 groups.

@@ -14,6 +14,7 @@ import {
   seconds,
   sentence,
   shareOf,
+  timeNow,
   visible,
   words,
 } from "../format.js";
@@ -254,7 +255,7 @@ function Figures({ heads, own }) {
       ${figure("tokens/s", compact(value("trained_tokens_per_s")), "in a train step")}
       ${figure(
         heads.ended ? "took" : "running for",
-        seconds((heads.ended ?? Date.now() / 1000) - heads.created),
+        seconds(Math.max(0, (heads.ended ?? timeNow()) - heads.created)),
         `since ${clock(heads.created)}`,
       )}
     </dl>

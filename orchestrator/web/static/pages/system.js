@@ -3,7 +3,7 @@
 import { href } from "../address.js";
 import { ask, messageOf, stopped } from "../api.js";
 import { figure } from "../figure.js";
-import { ago, bytes, clock, number, plural, seconds, visible, words } from "../format.js";
+import { ago, bytes, clock, number, plural, seconds, timeNow, visible, words } from "../format.js";
 import { useLive, useTitle } from "../hooks.js";
 import { scaffoldName } from "../scaffold.js";
 import { orderButton } from "../steer.js";
@@ -220,9 +220,9 @@ const LEASES = [
     cell: (row) =>
       row.until === null
         ? "–"
-        : row.until < Date.now() / 1000
+        : row.until < timeNow()
           ? html`<span class="behind">${ago(row.until)}</span>`
-          : `in ${seconds(row.until - Date.now() / 1000)}`,
+          : `in ${seconds(row.until - timeNow())}`,
     numeric: true,
   },
   { name: "attempt", value: (row) => row.attempt, numeric: true },
