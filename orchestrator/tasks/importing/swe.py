@@ -6,12 +6,13 @@
 | the files of the commit, from a repository on this machine (`--repositories`) | any provider | those files in /app, without history |
 
 The hidden tests never lie in the environment: test.sh puts them into the work directory when the agent has ended, and restores the files of all named
-tests and those that configure what runs them (`swe_base`). A row of SWE-smith has the fault as its patch, and its image is without it, so it needs
+tests, the programs that the test command names and the files that configure them (`swe_base`). A row of SWE-smith has the fault as its patch, and its image is without it, so it needs
 `--repositories`.
 """
 
+import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from orchestrator.tasks.importing.patch import Patch
 from orchestrator.tasks.importing.report import Found, Imported
 from orchestrator.tasks.importing.repository import Repositories, copy
 from orchestrator.tasks.importing.swe_rows import Placed, Row, read_rows
+from sandboxes.base import WORK
 
 WORKDIR: Final = "/testbed"
 _VET: Final = "run `penstock tasks vet` before you train on it"
@@ -81,7 +83,7 @@ def _found(placed: Placed, options: SweOptions, repositories: Repositories | Non
         }
         for path, text in written.items():
             (staging / path).write_text(text, encoding="utf-8", errors="surrogateescape")
-        return _note(fix)
+        return _note(fix, _programs(row, command, table.get("workdir", WORK)))
 
     return Found(name=row.name, source=placed.place, write=write)
 
@@ -105,7 +107,8 @@ def _of_image(
         )
     tests, patch = Patch.of(row.tests, "test_patch"), Patch.of(row.patch, "patch")
     (staging / "tests" / swe_scripts.PATCH).write_text(tests.text, encoding="utf-8", errors="surrogateescape")
-    old = [path for path in dict.fromkeys((*tests.paths, *files)) if path not in tests.new]
+    programs = [path for path in _programs(row, command, options.workdir) if path not in patch.paths]
+    old = [path for path in dict.fromkeys((*tests.paths, *files, *programs)) if path not in tests.new]
     kept = swe_base.configure(patch.paths)
     (staging / "tests" / swe_base.GIVEN).write_text(
         swe_base.given(row.commit, old=old, new=tests.new, kept=kept), encoding="utf-8"
@@ -151,6 +154,8 @@ def _of_files(
             (hidden / path).unlink(missing_ok=True)
     if not any(hidden.rglob("*")):
         raise ValueError("none of its tests' files is in the repository")
+    others = {*patch.paths, *removed}
+    _place(base, hidden, [path for path in _programs(row, command, WORK) if path not in others])
     if options.base is not None:
         (staging / "environment" / "Dockerfile").write_text(
             f"FROM {options.base}\nWORKDIR /app\nCOPY files/ /app/\n", encoding="utf-8"
@@ -163,12 +168,32 @@ def _of_files(
     return fix, swe_scripts.with_files(command, files, options.test_s)
 
 
-def _note(fix: str) -> str:
-    """A sentence on what a task's tests leave possible."""
-    if own := swe_base.configure(Patch.of(fix, "patch").paths):
+def _note(fix: str, programs: Collection[str]) -> str:
+    """A sentence on what a task's tests leave possible. `programs`: paths that the test command may run."""
+    paths = Patch.of(fix, "patch").paths
+    if own := [*swe_base.configure(paths), *(path for path in paths if path in programs)]:
         shown = ", ".join(map(quoted, own[:3])) + (" …" if len(own) > 3 else "")
         return f"its fix changes {shown}, so the tests run with the agent's version, which configures them: {_VET}"
     return f"the agent's modules run in the process of its tests, and can change what that prints: {_VET}"
+
+
+def _programs(row: Row, command: str, workdir: str) -> list[str]:
+    """As in `swe_scripts`. The default command names none."""
+    return (
+        []
+        if command == swe_scripts.PYTEST
+        else swe_scripts.programs(command, (*row.to_fix, *row.to_keep), workdir)
+    )
+
+
+def _place(base: Path, hidden: Path, paths: Sequence[str]) -> None:
+    """Copy those of the files that `base` has and `hidden` has not; a link within `base` as what it leads to."""
+    inside = base.resolve()
+    for path in paths:
+        found, to = base / path, hidden / path
+        if os.path.isfile(found) and found.resolve().is_relative_to(inside) and not os.path.lexists(to):
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(found, to)
 
 
 def _test_files(row: Row) -> list[str]:

@@ -97,14 +97,14 @@ def main():
     os.mkdir(to)
     with open("/tests/base.json", encoding="utf-8") as file:
         given = json.load(file)
-    pattern, kept, directories = re.compile(given["configures"]), set(given["kept"]), None
+    pattern, kept, old, directories = re.compile(given["configures"]), set(given["kept"]), set(given["old"]), None
 
     def configures(path):
         return pattern.fullmatch(os.path.basename(path)) and path not in kept
 
     if given["commit"]:
         files, directories = tree(given["commit"])
-        wanted = {path for path in files if path in given["old"] or configures(path)}
+        wanted = {path for path in files if path in old or configures(path)}
         for _ in range(2):  # the second time, the files that links of the first lead to
             found = objects(sorted({files[path][1] for path in wanted}))
             targets = set()

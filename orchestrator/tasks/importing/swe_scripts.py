@@ -1,6 +1,8 @@
 """The scripts of a task that was a row of SWE-bench or a relative."""
 
 import json
+import posixpath
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Final
@@ -14,6 +16,11 @@ PYTEST: Final = (
 )
 PATCH: Final = "test.patch"
 _CONDA: Final = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi\n"
+_WORD: Final = re.compile(r"[\w.+@/-]+")
+_DIRECTORY: Final = re.compile(r"\bcd\s+([\w.+@/-]+)")
+_MODULE: Final = re.compile(r"(?:^|\s)(?:-[mp]|--settings)[=\s]\s*([\w.]+)")
+_CASE: Final = re.compile(r"\S+ \(([\w.]+)\)")
+"""A test's name in the form of unittest: `test_add (package.module.Class)`."""
 _RESERVE_S: Final = 30
 """Seconds of the verifier's time that the tests' program is not given."""
 
@@ -139,6 +146,25 @@ def with_patch(command: str, files: Sequence[str], seconds: float) -> str:
 def expected(names: Sequence[str]) -> str:
     """expected.json."""
     return json.dumps(list(names), indent=1) + "\n"
+
+
+def programs(command: str, names: Sequence[str], workdir: str) -> list[str]:
+    """Paths below `workdir` where the programs and modules that a test command names may lie, and the modules of tests named in unittest's form.
+    Most of them do not exist."""
+    words = _WORD.findall(command.replace(FILES, ""))
+    places = dict.fromkeys(["", *_DIRECTORY.findall(command), *map(posixpath.dirname, words)])
+    for module in _MODULE.findall(command):
+        path = module.replace(".", "/")
+        words += [f"{path}.py", f"{path}/__main__.py"]
+    for case in dict.fromkeys(found[1] for found in map(_CASE.fullmatch, names) if found):
+        parts = case.split(".")
+        words += ["/".join(parts[:length]) + ".py" for length in range(1, len(parts) + 1)]
+    found = (
+        posixpath.relpath(posixpath.join(workdir, place, word), workdir)
+        for word in dict.fromkeys(words)
+        for place in places
+    )
+    return [path for path in dict.fromkeys(found) if path.split("/")[0] not in (".", "..", ".git")]
 
 
 def _run(command: str, files: Sequence[str], seconds: float) -> str:

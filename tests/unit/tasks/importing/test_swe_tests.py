@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.import_sets import CALCULATOR, FIX, TESTS, committed, git, row, rows, write
+from tests.import_sets import CALCULATOR, CHECK, FIX, TESTS, committed, git, row, rows, write
 from tests.unit.tasks.importing.rig import imported, judged
 
 pytestmark = pytest.mark.tier("tasks")
@@ -173,6 +173,74 @@ def test_a_configuration_that_the_fix_changes_stays_the_agents_and_the_report_sa
     for form, more in (("image", ()), ("files", ("--repositories", str(clones)))):
         found = imported("swe", source, tmp_path / form, *more)
         assert "its fix changes 'pytest.ini', so the tests run with the agent's version" in found.notes[NAME]
+        _fixes(work)
+        assert judged(tmp_path / form / NAME, work) == "1"
+        git(work, "checkout", "-q", "test_calc.py")
+
+
+UNITTESTS = """\
+import unittest
+import calc
+
+class T(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(calc.add(20, 22), 42)
+"""
+RUNNER = """\
+import sys, unittest
+sys.path[:0] = [".", "..", "checks"]
+unittest.main(module="cases", argv=["x"], verbosity=2)
+"""
+CLAIMS = "print('test_add (cases.T.test_add) ... ok')\n"
+
+
+@pytest.mark.parametrize("form", ["image", "files"])
+@pytest.mark.parametrize(
+    ("command", "program", "body"),
+    [
+        ("python3 checks/run.py", "checks/run.py", CLAIMS),
+        ("python3 ./checks/run.py --settings=calc", "checks/run.py", CLAIMS),
+        ("cd checks && python3 ../checks/run.py", "checks/run.py", CLAIMS),
+        ("cd checks; PYTHONPATH=..:. python3 run.py", "checks/run.py", CLAIMS),
+        ("python3 -m checks.run", "checks/run.py", CLAIMS),
+        ("python3 -m checks", "checks/__main__.py", CLAIMS),
+        ("bin/check", "bin/check", "#!/usr/bin/env python3\n" + CLAIMS),
+        ("python3 checks/run.py", "checks/cases.py", UNITTESTS.replace("42", "-2")),
+    ],
+)
+def test_the_programs_that_a_test_command_names_and_tests_in_the_form_of_unittest_are_those_of_the_base(
+    tmp_path: Path, clones: Path, form: str, command: str, program: str, body: str
+) -> None:
+    work = clones / "people" / "calculator"
+    runners = dict.fromkeys(("checks/run.py", "checks/__main__.py"), RUNNER)
+    write(work, runners | {"checks/cases.py": UNITTESTS, "bin/check": "#!/usr/bin/env python3\n" + RUNNER})
+    (work / "bin" / "check").chmod(0o755)
+    git(work, "add", "-A")
+    git(work, "commit", "-q", "-m", "with a runner")
+    names = {"FAIL_TO_PASS": ["test_add (cases.T.test_add)"], "PASS_TO_PASS": []}
+    named = row(git(work, "rev-parse", "HEAD"), image="a:1", test_cmd=command, **names)
+    source = rows(tmp_path / "rows.jsonl", named)
+    more = ("--repositories", str(clones)) if form == "files" else ()
+    assert imported("swe", source, tmp_path / "to", *more).code == 0
+    write(work, {program: body})
+    assert judged(tmp_path / "to" / NAME, work) == "0"
+    _fixes(work)
+    assert judged(tmp_path / "to" / NAME, work) == "1"
+
+
+def test_a_program_of_the_test_command_that_the_fix_changes_stays_the_agents_and_the_report_says_so(
+    tmp_path: Path, clones: Path
+) -> None:
+    work = clones / "people" / "calculator"
+    runner = (work / "check.py").read_text()
+    write(work, {"check.py": runner.replace("PASSED", "FAILED")})
+    git(work, "commit", "-q", "-a", "-m", "a faulty runner")
+    write(work, {"check.py": runner})
+    fix = FIX + git(work, "diff") + "\n"
+    named = row(git(work, "rev-parse", "HEAD"), image="a:1", test_cmd=CHECK, patch=fix)
+    for form, more in (("image", ()), ("files", ("--repositories", str(clones)))):
+        found = imported("swe", rows(tmp_path / "rows.jsonl", named), tmp_path / form, *more)
+        assert "its fix changes 'check.py', so the tests run with the agent's version" in found.notes[NAME]
         _fixes(work)
         assert judged(tmp_path / form / NAME, work) == "1"
         git(work, "checkout", "-q", "test_calc.py")
