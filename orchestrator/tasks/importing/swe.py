@@ -6,8 +6,8 @@
 | the files of the commit, from a repository on this machine (`--repositories`) | any provider | those files in /app, without history |
 
 The hidden tests never lie in the environment: test.sh puts them into the work directory when the agent has ended, and restores the files of all named
-tests, the programs that the test command names and the files that configure them (`swe_base`). A row of SWE-smith has the fault as its patch, and its image is without it, so it needs
-`--repositories`.
+tests, the programs that the test command names and the files that configure them (`swe_base`). A row of SWE-smith has the fault as its patch, and its
+image is without it, so it needs `--repositories`.
 """
 
 import os
@@ -161,7 +161,7 @@ def _of_files(
             f"FROM {options.base}\nWORKDIR /app\nCOPY files/ /app/\n", encoding="utf-8"
         )
     kept = swe_base.configure(patch.paths)
-    given = swe_base.given(None, old=(), new=removed, kept=kept)
+    given = swe_base.given(None, old=(), new=removed, kept=kept, base=base)
     (staging / "tests" / swe_base.GIVEN).write_text(given, encoding="utf-8")
     if archive := swe_base.packed(base, [*kept, *removed]):
         (staging / "tests" / swe_base.PACKED).write_bytes(archive)

@@ -10,11 +10,17 @@ import json
 import re
 import tarfile
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
-CONFIGURES: Final = r"(conftest|pytest|sitecustomize|usercustomize)\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml"
-"""Names of files that change what runs the tests, in any directory."""
+CONFIGURES: Final = (
+    r"(_?pytest|pluggy|iniconfig|sitecustomize|usercustomize)(\.(pyc?|(.*\.)?so))?|conftest\.py"
+    r"|\.?pytest\.(ini|toml)|tox\.ini|setup\.cfg|pyproject\.toml"
+)
+"""Names of files and packages that change what runs the tests, in any directory."""
+_DECLARES: Final = r"setup\.(py|cfg)|pyproject\.toml|entry_points\.txt"
+"""Names of files in which a distribution declares a plugin of pytest."""
+_PLUGINS: Final = b"pytest11"
 SCRIPT: Final = "restore.py"
 GIVEN: Final = "base.json"
 PACKED: Final = "base.tar.gz"
@@ -88,6 +94,19 @@ def write(path, mode, data):
     os.chmod(path, 0o755 if mode == b"100755" else 0o644)
 
 
+def plugs(path):
+    """Whether a distribution's directory adds a plugin to pytest. One behind a link counts as one that does."""
+    if not re.search(r"\\.(dist|egg)-info$", path, re.IGNORECASE):
+        return False
+    file = os.path.join(path, "entry_points.txt")
+    if os.path.islink(path) or os.path.islink(file):
+        return True
+    if not os.path.isfile(file):
+        return False
+    with open(file, "rb") as opened:
+        return b"pytest11" in opened.read()
+
+
 def below(top):
     return {os.path.relpath(os.path.join(at, name), top) for at, _, names in os.walk(top) for name in names}
 
@@ -98,6 +117,7 @@ def main():
     with open("/tests/base.json", encoding="utf-8") as file:
         given = json.load(file)
     pattern, kept, old, directories = re.compile(given["configures"]), set(given["kept"]), set(given["old"]), None
+    plugins = given["plugins"]
 
     def configures(path):
         return pattern.fullmatch(os.path.basename(path)) and path not in kept
@@ -114,6 +134,9 @@ def main():
                 if mode == b"120000":
                     targets.add(os.path.normpath(os.path.join(os.path.dirname(path), os.fsdecode(data))))
             wanted = {path for path in targets if path in files and not os.path.lexists(os.path.join(to, path))}
+        declares = re.compile(given["declares"])
+        named = {files[path][1] for path in files if declares.fullmatch(os.path.basename(path))}
+        plugins = any(b"pytest11" in data for data in objects(sorted(named)).values())
     elif os.path.exists("/tests/base.tar.gz"):
         with tarfile.open("/tests/base.tar.gz") as archive:
             archive.extractall(to)
@@ -121,14 +144,17 @@ def main():
     removed = placed | {os.path.join(os.path.dirname(path), "__pycache__") for path in placed}
     for at, inner, names in os.walk("."):
         place = os.path.relpath(at, ".") if at != "." else ""
-        removed.update(path for path in (os.path.join(place, name) for name in inner + names) if configures(path))
+        removed.update(
+            path
+            for path in (os.path.join(place, name) for name in inner + names)
+            if configures(path) or not plugins and plugs(path)
+        )
         inner[:] = [
             name
             for name in inner
             if name != ".git" and (directories is None or os.path.join(place, name) in directories)
         ]
-    if directories:
-        removed -= directories
+    removed -= directories or set(given["packages"])
     with open(os.path.join(sys.argv[1], "removed"), "wb") as file:
         file.write(b"".join(os.fsencode(path) + b"\\0" for path in sorted(removed)))
 
@@ -138,19 +164,44 @@ main()
 
 
 def configure(paths: Iterable[str]) -> list[str]:
-    """Those of the paths that change what runs the tests."""
-    return [path for path in paths if re.fullmatch(CONFIGURES, path.rpartition("/")[2])]
+    """Those of the paths that change what runs the tests, and such directories above them."""
+    found = dict.fromkeys(
+        str(each)
+        for path in paths
+        for each in (*reversed(PurePosixPath(path).parents), PurePosixPath(path))
+        if re.fullmatch(CONFIGURES, each.name)
+    )
+    return list(found)
 
 
-def given(commit: str | None, *, old: Sequence[str], new: Sequence[str], kept: Sequence[str]) -> str:
+def given(
+    commit: str | None,
+    *,
+    old: Sequence[str],
+    new: Sequence[str],
+    kept: Sequence[str],
+    base: Path | None = None,
+) -> str:
     """base.json. `commit`: of the repository in the work directory, None for files that lie in base.tar.gz; `old`: files that come from the commit;
-    `new`: files that it does not have; `kept`: files that configure, and stay the agent's."""
+    `new`: files that it does not have; `kept`: files that configure, and stay the agent's; `base`: a directory with the commit's files."""
+    there = [] if base is None else list(base.rglob("*"))
     found = {
         "commit": commit,
         "old": list(old),
         "new": list(new),
         "kept": list(kept),
         "configures": CONFIGURES,
+        "declares": _DECLARES,
+        "packages": [
+            str(path.relative_to(base))
+            for path in there
+            if base is not None and path.is_dir() and configure([path.name])
+        ],
+        "plugins": any(
+            _PLUGINS in path.read_bytes()
+            for path in there
+            if re.fullmatch(_DECLARES, path.name) and path.is_file()
+        ),
     }
     return json.dumps(found, indent=1) + "\n"
 
@@ -163,7 +214,9 @@ def packed(base: Path, kept: Collection[str]) -> bytes:
         for path in base.rglob("*")
         if path.is_file() and path.resolve().is_relative_to(inside)
     )
-    if not (found := [path for path in configure(paths) if path not in kept]):
+    if not (
+        found := [path for path in paths if re.fullmatch(CONFIGURES, Path(path).name) and path not in kept]
+    ):
         return b""
     out = io.BytesIO()
     with (

@@ -61,8 +61,8 @@ def refused(form: str, source: Path | str, to: Path, *more: str) -> str:
     return str(done.exception)
 
 
-def judged(task: Path, work: Path) -> str:
-    """The reward that the tests of an imported task write for a work directory."""
+def judged(task: Path, work: Path, *, plugins: bool = False) -> str:
+    """The reward that the tests of an imported task write for a work directory. `plugins`: whether pytest loads those that are installed."""
     tests = shutil.copytree(task / "tests", task.parent / f"{task.name}.tests", dirs_exist_ok=True)
     for name in ("test.sh", "grade.py", "restore.py"):
         text = (tests / name).read_text().replace("/logs/", f"{tests}/logs/")
@@ -80,7 +80,7 @@ def judged(task: Path, work: Path) -> str:
     done = subprocess.run(
         ["bash", str(tests / "test.sh")],
         cwd=work,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "" if plugins else "1"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -104,6 +104,35 @@ def _plants_compiled_tests(work: Path) -> None:
     _fixes(work)
 
 
+def _shadows(work: Path, *paths: str) -> None:
+    claims = [f"print('PASSED {name}')" for name in ("test_calc.py::test_add", "test_calc.py::test_twice")]
+    body = "\n".join([*claims, "print('PASSED deep/test_more.py::test_more')", "raise SystemExit"])
+    write(work, dict.fromkeys(paths, body))
+
+
+def _shadows_pytest(work: Path) -> None:
+    _shadows(work, "pytest/__init__.py", "pytest/__main__.py")
+
+
+def _shadows_the_inside_of_pytest(work: Path) -> None:
+    _shadows(work, "_pytest/__init__.py")
+
+
+def _shadows_a_library_of_pytest(work: Path) -> None:
+    _shadows(work, "pluggy/__init__.py")
+
+
+def _adds_a_plugin(work: Path) -> None:
+    write(work, {"zz.egg-info/entry_points.txt": "[pytest11]\nzz = zzplug\n", "zzplug.py": PASSES})
+    write(work, {"zz.egg-info/PKG-INFO": "Metadata-Version: 2.1\nName: zz\nVersion: 1\n"})
+
+
+def _adds_a_plugin_behind_a_link(work: Path) -> None:
+    _adds_a_plugin(work)
+    (work / "zz.egg-info").rename(work / "other")
+    (work / "zz.Dist-Info").symlink_to("other")
+
+
 @pytest.fixture
 def clones(tmp_path: Path) -> Path:
     """A folder with the calculator's repository."""
@@ -124,6 +153,11 @@ ACTS = (
     (_stands_in_the_way, "1"),
     (_links_a_directory, "0"),
     (_plants_compiled_tests, "1"),
+    (_shadows_pytest, "0"),
+    (_shadows_the_inside_of_pytest, "0"),
+    (_shadows_a_library_of_pytest, "0"),
+    (_adds_a_plugin, "0"),
+    (_adds_a_plugin_behind_a_link, "0"),
 )
 
 
@@ -155,7 +189,7 @@ def test_the_tests_run_with_the_files_of_the_base_commit_whatever_the_agent_left
     for each in environments:  # of the image, not of the repository
         write(each, {"conftest.py": "# of the image\n"})
     acts(work)
-    assert judged(tmp_path / "to" / NAME, work) == reward
+    assert judged(tmp_path / "to" / NAME, work, plugins="plugin" in acts.__name__) == reward
     if form == "image":
         assert all((each / "conftest.py").exists() for each in environments)
 
@@ -244,3 +278,26 @@ def test_a_program_of_the_test_command_that_the_fix_changes_stays_the_agents_and
         _fixes(work)
         assert judged(tmp_path / form / NAME, work) == "1"
         git(work, "checkout", "-q", "test_calc.py")
+
+
+@pytest.mark.parametrize("form", ["image", "files"])
+def test_a_package_called_pytest_and_a_plugin_of_the_base_or_of_the_fix_stay(
+    tmp_path: Path, clones: Path, form: str
+) -> None:
+    work = clones / "people" / "calculator"
+    write(work, {"for/pytest/word.py": "S = 1\n", "setup.py": "# pytest11\n"})
+    git(work, "add", "-A")
+    git(work, "commit", "-q", "-m", "a plugin")
+    commit = git(work, "rev-parse", "HEAD")
+    write(work, {"new/pytest/word.py": "W = 1\n"})
+    git(work, "add", "-A")
+    named = row(commit, image="a:1", patch=FIX + git(work, "diff", "--cached") + "\n")
+    source = rows(tmp_path / "rows.jsonl", named)
+    more = ("--repositories", str(clones)) if form == "files" else ()
+    found = imported("swe", source, tmp_path / "to", *more)
+    assert "its fix changes 'new/pytest'" in found.notes[NAME]
+    write(work, {"calc.egg-info/entry_points.txt": "[pytest11]\ncalc = calc\n"})
+    _fixes(work)
+    assert judged(tmp_path / "to" / NAME, work) == "1"
+    kept = ("for/pytest/word.py", "new/pytest/word.py", "calc.egg-info/entry_points.txt")
+    assert all((work / each).exists() for each in kept)
