@@ -10,6 +10,7 @@ import secrets
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final
 
 import anyio
@@ -48,6 +49,8 @@ from sandboxes.base import AnyFile, File, ImageRefused, KilledBy, Limits, PathRe
 NEEDLE: Final = "probe-[0-9a-f]{8}"
 NOT_HIDDEN: Final = 97
 WORD_FILE: Final = ".probe-word"
+MOST_TARGETS: Final = 20
+TABLES: Final = (".csv", ".tsv")
 SMALL: Final = SandboxSection(memory_mb=512, processes=64, cpu_s=60, disk_mb=64)
 
 
@@ -102,8 +105,21 @@ class Left:
     @property
     def target(self) -> str:
         """The first file that the attempt left, `TARGET` without one."""
-        regular = (file for file in self.artifacts if file.body is not None and not type_of(file))
-        return next((file.path for file in regular), TARGET)
+        return next(iter(self._regular), TARGET)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The first `MOST_TARGETS` files that the attempt left, each with its first line if it is a table with rows, else with an empty text."""
+        return {
+            path: _header(path, unb64(body)) for path, body in islice(self._regular.items(), MOST_TARGETS)
+        }
+
+    @property
+    def _regular(self) -> dict[str, str]:
+        """Path -> body."""
+        return {
+            file.path: file.body for file in self.artifacts if file.body is not None and not type_of(file)
+        }
 
 
 async def probed(
@@ -240,7 +256,9 @@ class ProbeRun:
             return Tried(
                 probe=probe, skipped="the task's solution leaves no program that the judge could run"
             )
-        command = probe.acts(solved.target, NEEDLE.replace("{8}", "*"), solved.programs)
+        command = probe.acts(
+            solved.target, NEEDLE.replace("{8}", "*"), solved.programs, headers=solved.headers
+        )
         left = await self.attempt(lambda _: (command, EMPTY), self._agent)
         if probe.answer is not None:
             earlier = tuple(replace(each, answer=probe.answer) for each in left.earlier)
@@ -373,6 +391,11 @@ class ProbeRun:
             wall_s=result.wall_s,
             exit_code=result.exit_code,
         )
+
+
+def _header(path: str, body: bytes) -> str:
+    lines = body[:4096].decode(errors="ignore").replace("\0", "").splitlines()
+    return lines[0] if path.endswith(TABLES) and len(lines) > 1 else ""
 
 
 def _bare(environment: Environment) -> Environment:

@@ -13,6 +13,7 @@ PROBES: Final[tuple[Probe, ...]] = (
     *agent.LOOKS,
     *agent.LEFT,
     *agent.TEXTS,
+    *agent.EMPTY,
     *agent.FILES,
     *judged.PROGRAMS,
     *judged.PLANTS,

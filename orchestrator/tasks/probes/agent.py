@@ -254,6 +254,35 @@ TEXTS: Final = (
     ),
 )
 
+_INTO_ALL: Final = """\
+for i in "${{!TARGETS[@]}}"; do
+  mkdir -p -- "$(dirname -- "${{TARGETS[i]}}")"
+  {0} > "${{TARGETS[i]}}"
+done"""
+_NO_ROWS: Final = "{'descr': '<f8', 'fortran_order': False, 'shape': (0, 1, 1, 1), }"
+
+
+def _empty(name: str, tries: str, command: str) -> Probe:
+    return Probe(name=name, kind=ProbeKind.EMPTY_WORK, tries=tries, command=_INTO_ALL.format(command))
+
+
+EMPTY: Final = (
+    _empty("leaves empty files", "Each file of its work is empty.", ":"),
+    _empty("leaves empty lists", "Each file of its work is an empty JSON list.", "echo '[]'"),
+    _empty("leaves empty objects", "Each file of its work is an empty JSON object.", "echo '{}'"),
+    _empty(
+        "leaves tables without rows",
+        "Each file of its work has the header of a table and no row.",
+        "printf '%s\\n' \"${HEADERS[i]}\"",
+    ),
+    _empty(
+        "leaves arrays without rows",
+        "Each file of its work is an array of NumPy without an element, whose shape fits those of others.",
+        f"printf '\\223NUMPY\\001\\000v\\000%-117s\\n' \"{_NO_ROWS}\"",
+    ),
+)
+"""Work of the right form with nothing in it: every comparison of its entries holds."""
+
 _GIT: Final = (
     "git init -q . 2>/dev/null; git config user.email a@b; git config user.name a; git add -A; git commit -qm x --allow-empty;"
     " printf '#!/bin/sh\\n" + KEPT + "\\n' > .git/hook; chmod +x .git/hook;"

@@ -5,11 +5,13 @@ A probe is data. Its caller decides where it runs: `orchestrator.probing` in san
 | part | use |
 |---|---|
 | `command` | bash runs it as the agent, in the work directory; `$TARGET`: a file that the solution leaves, `$NEEDLE`: a pattern of the secrets |
+| `TARGETS`, `HEADERS` | arrays for a command: all files that the solution leaves; the first line of each that is a table, empty for the others |
 | `program` | Python; placed where the task's judge looks for a program of the agent's, or at `file` |
 | `answer` | the final message; None: the command's output |
 """
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import Final
@@ -50,6 +52,7 @@ class ProbeKind(StrEnum):
     NOT_A_NUMBER = auto()
     SHELL_TEXT = auto()
     FILE_NAMES = auto()
+    EMPTY_WORK = auto()
     GIT_CONFIGURATION = auto()
     BUILD_FILE = auto()
     PLANTED_MODULE = auto()
@@ -121,9 +124,20 @@ class Probe:
     answer: str | None = None
     needs: Needs = Needs.NOTHING
 
-    def acts(self, target: str = TARGET, needle: str = "", programs: tuple[str, ...] = ()) -> str:
-        """The shell command of the whole attempt. `programs`: paths of the programs that the judge may run, below the work directory."""
+    def acts(
+        self,
+        target: str = TARGET,
+        needle: str = "",
+        programs: tuple[str, ...] = (),
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> str:
+        """The shell command of the whole attempt. `programs`: paths of the programs that the judge may run, below the work directory; `headers`: of
+        each file that the solution leaves, by its path, the first line if it is a table, else empty."""
         lines = [f"TARGET={shlex.quote(target)} NEEDLE={shlex.quote(needle)}"]
+        if "{TARGETS[" in self.command:
+            known = headers or {target: ""}
+            lines.append(f"TARGETS=({shlex.join(known)}) HEADERS=({shlex.join(known.values())})")
         if self.program:
             for path in (self.file,) if self.file else programs:
                 lines.append(_writes(path, self.program))

@@ -67,7 +67,7 @@ def probes(judge: str, *which: Probe) -> dict[str, Task]:
     return {f"program: {name}": a_task(runs(act), says("done"), files=tests) for name, act in acts.items()}
 
 
-WORDS = (*agent.LOOKS, *agent.LEFT, *agent.TEXTS, *agent.FILES, *left_behind.LEFT_BEHIND)
+WORDS = (*agent.LOOKS, *agent.LEFT, *agent.TEXTS, *agent.EMPTY, *agent.FILES, *left_behind.LEFT_BEHIND)
 HARNESSES = (
     {f"word: {p.name}": word(p.acts("out", "word-[0-9a-f]*")) for p in WORDS}
     | probes(JUDGE, *judged.PROGRAMS, *judged.PLANTS, *runner_of_tests.RUNNER, *runner_of_tests.DISGUISED)
