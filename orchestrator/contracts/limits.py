@@ -19,6 +19,8 @@ LONGEST_AGENT: Final = 64
 """Of an agent's path within a scaffold. In `LONGEST_NAME`, as are the next two."""
 LONGEST_TOOL: Final = 100
 """Of a tool's name in a timing."""
+MOST_TOOL_CALLS: Final = 1_000
+"""Of an attempt whose times, exit codes and sizes are recorded: its result must fit one message. Later calls leave no record."""
 LONGEST_BRANCH_REASON: Final = LONGEST_NAME
 """Of the reason that a scaffold gives for rewriting its history."""
 LONGEST_REASON: Final = 1_000

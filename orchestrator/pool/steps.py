@@ -4,6 +4,7 @@ full = state + action; state = parent.full[:keep_len] + delta; a root's parent i
 branch of its parent, so shared tokens are held once, and a prompt once for all its rollouts. The SQL functions `step_full` and `step_ids` fold.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from sqlalchemy import Row, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
+from orchestrator.contracts.limits import MOST_TOOL_CALLS
 from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan, from_flat
 from orchestrator.contracts.states import StepKind
@@ -174,7 +176,8 @@ def _branches(rows: Sequence[Row[Any]], routed: Mapping[StepKey, RecordedRoutes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReading:
-    """The data of a step for rewards: everything but its tokens. `versions`: the policy versions that generated it; `tools`: in call order."""
+    """The data of a step for rewards: everything but its tokens. `versions`: the policy versions that generated it; `tools`: in call order;
+    `unrecorded`: the attempt made more tool calls than are recorded, and this step may lack some."""
 
     idx: int
     parse: ParseStatus
@@ -183,6 +186,7 @@ class StepReading:
     versions: frozenset[int]
     agent: str = "main"
     tools: tuple[ToolResult, ...] = ()
+    unrecorded: bool = False
 
 
 async def readings(
@@ -193,6 +197,7 @@ async def readings(
         return {}
     marked = await _marked(connection, run_id, attempts_of)
     tools = await _tools(connection, run_id, attempts_of)
+    recorded = last_recorded(tools)
     rows = await connection.execute(
         select(
             steps.c.rollout_id,
@@ -220,9 +225,22 @@ async def readings(
                 versions=versions,
                 agent=row.agent,
                 tools=tuple(tools.get(key, ())),
+                unrecorded=row.idx >= recorded.get(key[:2], row.idx + 1),
             )
         )
     return result
+
+
+def last_recorded(
+    tools: Mapping[tuple[int, int, int], Sequence[ToolResult]],
+) -> dict[tuple[int, int], int]:
+    """(rollout, attempt) -> its last step with results, for the attempts that have as many as are recorded. `tools`: by rollout, attempt and step."""
+    calls: Counter[tuple[int, int]] = Counter()
+    last: dict[tuple[int, int], int] = {}
+    for (rollout, attempt, idx), results in tools.items():
+        calls[rollout, attempt] += len(results)
+        last[rollout, attempt] = max(idx, last.get((rollout, attempt), 0))
+    return {key: last[key] for key, number in calls.items() if number >= MOST_TOOL_CALLS}
 
 
 async def _tools(

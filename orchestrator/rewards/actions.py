@@ -53,6 +53,7 @@ class ToolResult:
     exit_code: int | None = None  # of the command, if it has one
     bytes: int | None = None  # of the output
     seconds: float | None = None
+    recorded: bool = True  # False: the call comes after those that are recorded of an attempt
 
 
 @dataclass(frozen=True, slots=True)

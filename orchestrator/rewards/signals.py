@@ -133,7 +133,8 @@ def repeated_calls(step: RecordedStep, before: Sequence[RecordedStep]) -> float:
     """Minus the share of the step's calls that the same agent made within its last eight steps, with the same answer.
 
     Same call: name and arguments, except for white space. Same answer: exit code and size of the output, if the tools are visible. If they
-    are not, only the agent's previous step counts. So a test that is run again after a change, with another answer, costs nothing.
+    are not, only the agent's previous step counts; a step with a result that is not recorded counts as new. So a test that is run again after a
+    change, with another answer, costs nothing.
     Gamed by: a comment or a number that changes at each repetition.
 
     >>> from orchestrator.rewards.actions import ParsedAction, RecordedStep, ToolCall, ToolResult
@@ -142,7 +143,7 @@ def repeated_calls(step: RecordedStep, before: Sequence[RecordedStep]) -> float:
     (0.0, -1.0)
     """
     own = _calls(step)
-    if not own:
+    if not own or not all(result.recorded for result in step.results):
         return 0.0
     past = [earlier for earlier in before[-4 * LOOKED_BACK :] if earlier.agent == step.agent][-LOOKED_BACK:]
     earlier_calls = {call for earlier in past if earlier.results for call in _calls(earlier)}

@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.contracts.states import Purpose
 from orchestrator.pool.groups import GroupMember, NewReward, TerminalGroup
 from orchestrator.pool.steps import StepReading
-from orchestrator.rewards.actions import ParsedAction, RecordedStep
+from orchestrator.rewards.actions import ParsedAction, RecordedStep, ToolResult
 from orchestrator.rewards.comparison import Comparison, Silence, compared
 from orchestrator.rewards.composite import RolloutReward, VerifiedMember, group_rewards
 from orchestrator.rewards.returns import MemberAdvantage, group_advantages
@@ -58,7 +58,11 @@ def _outcome(member: GroupMember) -> VerifiedMember:
 
 
 def _step(step: StepReading) -> RecordedStep:
-    return RecordedStep(ParsedAction.from_reply(step.reply, step.parse), step.tools, step.agent)
+    action, results = ParsedAction.from_reply(step.reply, step.parse), step.tools
+    if step.unrecorded:
+        missing = action.tool_calls[len(results) :]
+        results += tuple(ToolResult(name=call.name, recorded=False) for call in missing)
+    return RecordedStep(action, results, step.agent)
 
 
 def _row(

@@ -16,7 +16,7 @@ from scaffolds.base import Completion as ScaffoldCompletion
 from scaffolds.context.base import ContextPolicy
 
 from orchestrator.contracts.events import ToolCallTimed
-from orchestrator.contracts.limits import LONGEST_AGENT, LONGEST_TOOL
+from orchestrator.contracts.limits import LONGEST_AGENT, LONGEST_TOOL, MOST_TOOL_CALLS
 from orchestrator.contracts.numbers import INT2, INT4, INT8
 from orchestrator.contracts.quote import cut_to, quoted
 from orchestrator.gateway_client import BudgetExhausted, GatewayRefused, NativeLlm, RecordedCompletion
@@ -25,7 +25,6 @@ from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.context import ManagedHistory
 from orchestrator.trajectory.waiting import Served
 
-MAX_TOOL_CALLS = 1000  # recorded per attempt: the result must fit one message
 TOO_LARGE = 413  # HTTP: the body is larger than the gateway reads
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,32}")
@@ -101,7 +100,7 @@ class AgentContext:
             with recorder.clocks.tool():
                 yield timer
         finally:
-            if len(recorder.tool_calls) < MAX_TOOL_CALLS:
+            if len(recorder.tool_calls) < MOST_TOOL_CALLS:
                 bisect.insort(  # the calls of one reply end in any order
                     recorder.tool_calls,
                     ToolCallTimed(

@@ -19,7 +19,7 @@ from orchestrator.pool import leases
 from orchestrator.pool.ingest import Fate, Ingested, decode_step, ingest
 from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.steps import readings, trajectories
-from orchestrator.pool.tables import prompts, step_marks, steps
+from orchestrator.pool.tables import prompts, step_marks, steps, tool_calls
 from tests import builders
 from tests.builders import a_lease
 from tests.integration.pool.rig import Grown, Tree, counter, resealed, running, small
@@ -164,6 +164,23 @@ async def test_a_prompt_is_stored_once_for_all_members_of_a_group(engine: AsyncE
         await send(engine, run, author.trajectory(held, run.name, prompt))
     async with engine.connect() as connection:
         assert (await connection.scalars(select(prompts.c.n))).all() == [30]
+
+
+@pytest.mark.parametrize(("calls", "unrecorded"), [(999, []), (1000, [3, 4, 5])])
+async def test_steps_from_the_last_tool_call_that_is_recorded_may_lack_results(
+    engine: AsyncEngine, calls: int, unrecorded: list[int]
+) -> None:
+    run = await builders.make_run(engine, small())
+    [held, other] = await running(engine, run)
+    for each in (held, other):
+        await send(engine, run, [step.event for step in Tree(8).grow(run.name, each, 6)])
+    key = {"run_id": run.run_id, "rollout_id": held.rollout_id, "attempt": 1, "name": "bash"}
+    async with engine.begin() as connection:
+        rows = [key | {"idx": 3 if call else 0, "call": call} for call in range(calls)]
+        await connection.execute(tool_calls.insert(), rows)
+        read = await readings(connection, run.run_id, [(held.rollout_id, 1), (other.rollout_id, 1)])
+    assert [step.idx for step in read[held.rollout_id] if step.unrecorded] == unrecorded
+    assert not any(step.unrecorded for step in read[other.rollout_id])
 
 
 async def test_readings_tell_what_rewards_need_without_the_tokens(engine: AsyncEngine) -> None:

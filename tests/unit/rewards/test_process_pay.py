@@ -74,6 +74,11 @@ def test_where_tools_are_not_seen_only_the_step_before_counts() -> None:
     assert repeated_calls(unseen, [unseen, other]) == 0
 
 
+def test_a_step_after_the_last_recorded_tool_call_is_not_a_repetition() -> None:
+    polls = replace(ran("cat state"), results=(ToolResult(name="bash", recorded=False),))
+    assert repeated_calls(polls, [ran("cat state"), polls, polls]) == tool_errors(polls, ()) == 0
+
+
 def test_commands_that_fail_cost_where_the_signal_is_on_and_an_exit_code_of_one_is_an_answer() -> None:
     assert tool_errors(ran("grep x a", exit_code=1), ()) == 0
     assert tool_errors(ran("nosuch", exit_code=127), ()) == -1

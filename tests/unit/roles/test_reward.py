@@ -1,13 +1,16 @@
 """The stored parts of a reward give its total."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.contracts.marks import ParseStatus
 from orchestrator.contracts.states import FailureClass, Purpose, RolloutState
 from orchestrator.pool.groups import GroupMember, TerminalGroup
 from orchestrator.pool.steps import StepReading
+from orchestrator.rewards.actions import ToolResult
 from orchestrator.rewards.settings import RewardSettings
-from orchestrator.roles.reward import reward_group
+from orchestrator.roles.reward import _step, reward_group
 
 STEP = StepReading(
     idx=0,
@@ -93,3 +96,11 @@ def test_a_group_without_signal_has_rewards_and_no_advantages(
             *(s["advantage"] for s in reward.per_step),
         )
         assert [value is not None for value in known] == [compared] * 4
+
+
+def test_calls_after_the_last_that_is_recorded_have_results_that_say_so() -> None:
+    calls = [{"name": "bash", "arguments": "{}"}, {"name": "edit", "arguments": "{}"}]
+    seen = ToolResult(name="bash", exit_code=1, bytes=5)
+    step = replace(STEP, parse=ParseStatus.OK, reply={"tool_calls": calls}, tools=(seen,))
+    assert _step(step).results == (seen,)
+    assert _step(replace(step, unrecorded=True)).results == (seen, ToolResult(name="edit", recorded=False))
