@@ -17,8 +17,8 @@ could write the reward, read the expected values, or kill the script that judges
 
 The kernel's Landlock confines it (signals from Linux 6.12 on). When it ends, or after SECONDS, its remaining processes are killed. The exit code is
 the program's; 124 after SECONDS or when the time for programs is up; 137 if it was killed or used up another limit, which standard error
-names; 125 if nothing ran: this kernel has no Landlock, $TMPDIR has no room, or the current directory is that of the rewards, or holds the judge's
-$HOME or $TMPDIR.
+names; 125 if nothing ran: this kernel has no Landlock, $TMPDIR has no room, or the current directory is that of the rewards, is in a copy of the
+tests in $TMPDIR that $TEST_DIR names, or holds the judge's $HOME or $TMPDIR.
 """
 
 from __future__ import annotations
@@ -456,6 +456,9 @@ def _work(here: str, home: str, temporary: str, logs: str) -> str:
     tests = os.path.dirname(_HERE)
     if any(_within(tests, place) or _within(place, tests) for place in (here, home, temporary)):
         return ""
+    copy = os.path.realpath(os.environ.get("TEST_DIR") or tests)
+    if copy != temporary and _within(copy, temporary) and _within(here, copy):
+        return ""  # the tests' own copy of their files
     if _within(here, logs) and not _within(here, os.path.join(logs, "artifacts")):
         return ""
     top = _named(here, os.path.join(os.path.dirname(tests), "app"))

@@ -7,7 +7,7 @@
 | category, difficulty, tags, author … | `[metadata]` |
 | Dockerfile, and what lies next to it | environment/ |
 | image, working_dir, environment of the compose file | `[environment]` docker_image, workdir, env |
-| run-tests.sh, tests/ | tests/, with a test.sh that runs it. Reward 1: exit status 0, a passed test and no failed one in pytest's summary |
+| run-tests.sh, tests/ | tests/, with a test.sh that runs a copy of them. Reward 1: exit status 0, a passed and no failed test in the summary |
 | `parser_name: swebench` | reward 1: PASSED is the last result between that parser's lines |
 | deploy.resources.limits of the compose file | `[environment]` cpus, memory_mb |
 | solution.sh, or the commands of solution.yaml | solution/solve.sh |
@@ -73,7 +73,10 @@ TEST_SCRIPT: Final = """\
 # The older form's verdict: the script must succeed, and pytest's summary must name a passed test and no failed one. Where a later command
 # hides pytest's exit status, the summary alone tells that pytest has run. Logs of passed tests, above the summary, count only without a summary.
 ran=$(mktemp) plain=$(mktemp)
-bash /tests/run-tests.sh > "$ran" 2>&1
+# The older form lets tests edit their own files, and /tests is read-only: TEST_DIR is a copy, which a program of the agent's cannot reach either.
+TEST_DIR=$(mktemp -d) && cp -a /tests/. "$TEST_DIR" && chmod -R u+w "$TEST_DIR" || exit 1
+export TEST_DIR
+bash "$TEST_DIR/run-tests.sh" > "$ran" 2>&1
 code=$?
 tail -c 100000 "$ran"
 mkdir -p /logs/verifier
@@ -102,7 +105,10 @@ SWEBENCH_SCRIPT: Final = """\
 #!/bin/bash
 # The older form's verdict with parser_name: swebench: the last result between the parser's lines must be PASSED.
 ran=$(mktemp)
-bash /tests/run-tests.sh > "$ran" 2>&1
+# The older form lets tests edit their own files, and /tests is read-only: TEST_DIR is a copy, which a program of the agent's cannot reach either.
+TEST_DIR=$(mktemp -d) && cp -a /tests/. "$TEST_DIR" && chmod -R u+w "$TEST_DIR" || exit 1
+export TEST_DIR
+bash "$TEST_DIR/run-tests.sh" > "$ran" 2>&1
 tail -c 100000 "$ran"
 mkdir -p /logs/verifier
 verdict= inside= found=
@@ -243,10 +249,7 @@ def _settings(task: Mapping[str, Any], name: str, service: compose.Service) -> s
         "version": "1.0",
         "metadata": metadata,
         "agent": {"timeout_sec": _seconds(task, "max_agent_timeout_sec", AGENT_S)},
-        "verifier": {
-            "timeout_sec": _seconds(task, "max_test_timeout_sec", TEST_S),
-            "env": {"TEST_DIR": "/tests"},
-        },
+        "verifier": {"timeout_sec": _seconds(task, "max_test_timeout_sec", TEST_S)},
     }
     return tomlkit.dumps({**tables, "environment": environment} if environment else tables)
 

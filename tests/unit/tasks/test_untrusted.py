@@ -153,6 +153,20 @@ async def test_it_runs_nothing_from_where_its_judge_has_what_is_its_own(where: s
         assert ended.exit_code == 125 and b"call it from the work directory" in ended.stderr
 
 
+COPIED = """
+export TEST_DIR=$(mktemp -d) && cp -a /tests/. "$TEST_DIR" || exit 1
+python3 -I "$0" 2 cat "$TEST_DIR/secret"; echo "code $?"
+mkdir "$TEST_DIR/in"; cd "$TEST_DIR/in" && python3 -I "$0" 2 cat ../secret; echo "code $?"
+export TEST_DIR=/app && cd /app && python3 -I "$0" 2 cat mine
+"""
+
+
+async def test_a_copy_of_the_tests_is_as_closed_to_it_as_the_tests_are() -> None:
+    async with BubblewrapProvider().open(SandboxSpec(files=FILES)) as sandbox:
+        ended = await sandbox.exec(["bash", "-c", COPIED, UNTRUSTED_FILE], timeout_s=60)
+    assert ended.stdout == b"code 1\ncode 125\nmine\n", ended
+
+
 WITHIN = """
 mkdir -p src/deep /logs/verifier /logs/artifacts ~/kept && cd "$1" && python3 -I "$0" 5 bash -c "$2"; echo "code $?"
 echo x > here && chmod 755 . && cat own /logs/reward; ls /app/new; ls /logs/verifier

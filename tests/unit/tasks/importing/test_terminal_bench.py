@@ -44,7 +44,7 @@ def test_each_part_of_the_older_form_has_its_place(tmp_path: Path) -> None:
     assert (made.name, made.settings.metadata.category) == ("sum", "data")
     assert (made.settings.metadata.difficulty, made.settings.metadata.tags) == ("easy", ("numbers",))
     assert (made.settings.agent.timeout_sec, made.settings.verifier.timeout_sec) == (300.0, 45.0)
-    assert made.settings.verifier.env == {"TEST_DIR": "/tests"}
+    assert made.settings.verifier.env == {}
     assert made.settings.environment == {"env": {"UNIT": "apples"}}
     assert made.solution == "#!/bin/bash\necho $((20 + 22)) > sum.txt\n"
     environment = {path for path in made.files if path.startswith("environment/")}
@@ -269,6 +269,24 @@ def test_a_source_without_tasks_is_refused_as_a_whole(tmp_path: Path) -> None:
     )
 
 
+STARTS, ENDS = "echo SWEBench results starts here", "echo SWEBench results ends here"
+
+
+def graded(tests: Path, script: str) -> str:
+    """The reward of an imported test.sh, for the tests in a directory."""
+    temporary = tests.with_name(f"{tests.name}-tmp")
+    temporary.mkdir(exist_ok=True)
+    text = script.replace("/tests/", f"{tests}/").replace("/logs/", f"{tests}/logs/")
+    done = subprocess.run(
+        ["bash", "-c", text],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done
+    return (tests / "logs/verifier/reward.txt").read_text().strip()
+
+
 @pytest.mark.parametrize(
     ("script", "reward"),
     [
@@ -295,10 +313,23 @@ def test_the_verdict_needs_success_a_passed_test_and_no_failed_one(
     tmp_path: Path, script: str, reward: str
 ) -> None:
     write(tmp_path, {"run-tests.sh": script, "logs/x": ""})
-    text = TEST_SCRIPT.replace("/tests/", f"{tmp_path}/").replace("/logs/", f"{tmp_path}/logs/")
-    done = subprocess.run(["bash", "-c", text], capture_output=True, timeout=60)
-    assert done.returncode == 0
-    assert (tmp_path / "logs/verifier/reward.txt").read_text() == f"{reward}\n"
+    assert graded(tmp_path, TEST_SCRIPT) == reward
+
+
+@pytest.mark.parametrize("script", [TEST_SCRIPT, SWEBENCH_SCRIPT])
+def test_tests_may_edit_their_own_files_and_a_copy_gets_the_edit(tmp_path: Path, script: str) -> None:
+    edits = f"""\
+sed -i s/@Disabled// "$TEST_DIR/second" || exit 1
+echo more > "$(dirname "$0")/new" && [ -x "$TEST_DIR/run" ] && [ -f "$TEST_DIR/new" ] || exit 1
+{STARTS}
+grep -q @Disabled "$TEST_DIR/second" && echo "FAILED second" || echo "PASSED "
+{ENDS}
+"""
+    write(tmp_path, {"run-tests.sh": edits, "second": "@Disabled\n", "run": "", "logs/x": ""})
+    (tmp_path / "second").chmod(0o444)
+    (tmp_path / "run").chmod(0o555)
+    assert graded(tmp_path, script) == "1"
+    assert (tmp_path / "second").read_text() == "@Disabled\n" and not (tmp_path / "new").exists()
 
 
 def test_only_the_summary_of_pytest_counts_where_it_has_one(tmp_path: Path) -> None:
@@ -327,12 +358,7 @@ def test_only_the_summary_of_pytest_counts_where_it_has_one(tmp_path: Path) -> N
     }
     for run, reward in runs.items():
         write(tmp_path, {"run-tests.sh": f"cd {tmp_path}; cat {run}\n"})
-        text = TEST_SCRIPT.replace("/tests/", f"{tmp_path}/").replace("/logs/", f"{tmp_path}/logs/")
-        done = subprocess.run(["bash", "-c", text], capture_output=True, timeout=60)
-        assert (tmp_path / "logs/verifier/reward.txt").read_text() == f"{reward}\n", (run, done.stdout)
-
-
-STARTS, ENDS = "echo SWEBench results starts here", "echo SWEBench results ends here"
+        assert graded(tmp_path, TEST_SCRIPT) == reward, run
 
 
 @pytest.mark.parametrize(
@@ -358,6 +384,4 @@ def test_the_verdict_of_swebench_is_its_last_whole_result(tmp_path: Path, script
     imported("terminal-bench", tmp_path / "set", tmp_path / "to")
     assert (tmp_path / "to" / "sum" / "tests" / "test.sh").read_text() == SWEBENCH_SCRIPT
     write(tmp_path, {"run-tests.sh": script, "logs/x": ""})
-    text = SWEBENCH_SCRIPT.replace("/tests/", f"{tmp_path}/").replace("/logs/", f"{tmp_path}/logs/")
-    assert subprocess.run(["bash", "-c", text], capture_output=True, timeout=60).returncode == 0
-    assert (tmp_path / "logs/verifier/reward.txt").read_text() == f"{reward}\n"
+    assert graded(tmp_path, SWEBENCH_SCRIPT) == reward
