@@ -41,12 +41,13 @@ def traps_of(task: Task) -> list[Trap]:
         for module in seeds_of(body.decode(errors="replace"))
     )
     work = work_place(task)
+    variables = {name: value for name, value in task.settings.verifier.env.items() if name == "TEST_DIR"}
     for path, body in sorted(tests.items()):
         written = body.decode(errors="replace")
         text = by_other_name(written, work)
         language = programs.language(path)
         if language is Language.SHELL:
-            traps = shell_traps(path, text, modules, programs.functions)
+            traps = shell_traps(path, text, modules, functions=programs.functions, variables=variables)
             lines = {trap.line for trap in traps}
             traps += [trap for trap in shellcheck_traps(path, text) if trap.line not in lines]
             traps += [_unread(path, text, line, _OTHER.format(name)) for line, name in programs.unread(path)]

@@ -6,6 +6,7 @@ itself (`wc`, `grep -c`, `stat`) are not agent text.
 
 import posixpath
 import re
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
@@ -13,7 +14,7 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.commands import INTERPRETERS, PROGRAM_FIRST
-from orchestrator.tasks.traps.fixed_text import FixedText
+from orchestrator.tasks.traps.fixed_text import NO_VARIABLES, FixedText
 from orchestrator.tasks.traps.launch import stages, words
 from orchestrator.tasks.traps.tree import (
     SAFE,
@@ -42,12 +43,17 @@ POSITIONAL: Final = frozenset({*"0123456789", "@", "*"})
 
 
 class AgentText(FixedText):
-    """The variables of a script that carry agent text. `inherited`: those of the script around it."""
+    """The variables of a script that carry agent text. `inherited`: those of the script around it. `variables` as for `FixedText`."""
 
-    def __init__(self, root: Node, inherited: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        root: Node,
+        inherited: frozenset[str] = frozenset(),
+        variables: Mapping[str, str] = NO_VARIABLES,
+    ) -> None:
         self.names: set[str] = set(inherited)
         self.called: set[str] = set()
-        super().__init__(root)
+        super().__init__(root, variables)
         self._redirected_for_all = [
             child
             for n in self._nodes

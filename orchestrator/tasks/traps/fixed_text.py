@@ -3,6 +3,8 @@
 import re
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from tree_sitter import Node
@@ -11,16 +13,18 @@ from orchestrator.tasks.traps.commands import known_as
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.tree import above, every, is_safe, plain, source_of
 
+NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 WRAPPER: Final = "PENSTOCK_UNTRUSTED"
 _FIXED: Final = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^{}$]*))?\})")
 _WHICH: Final = re.compile(r"""["']?(?:\$\(|`)\s*(?:which|command -v|type -p)\s+([\w.+-]+)\s*[)`]["']?""")
+_DEFAULT: Final = re.compile(r"\$\{\w+:?-/tests/?\}")
 _OWN_DIRECTORY: Final = re.compile(r"dirname\W+\$\{?(?:0|BASH_SOURCE)|^\W*\$\{(?:0|BASH_SOURCE[^}%]*)%/\*\}")
 
 
 class FixedText:
-    """The words of one script."""
+    """The words of one script. `variables`: those of its environment, by name, where it sets no other value."""
 
-    def __init__(self, root: Node) -> None:
+    def __init__(self, root: Node, variables: Mapping[str, str] = NO_VARIABLES) -> None:
         self._nodes = list(every(root))
         self.functions = {
             source_of(n.named_children[0]): n
@@ -29,7 +33,7 @@ class FixedText:
         }
         assigned = [n for n in self._nodes if n.type == "variable_assignment" and len(n.named_children) > 1]
         often = Counter(source_of(n.named_children[0]) for n in assigned)
-        self._fixed = {
+        self._fixed = {name: value for name, value in variables.items() if name not in often} | {
             name: value
             for n in assigned
             if often[name := source_of(n.named_children[0])] == 1
@@ -38,7 +42,7 @@ class FixedText:
         self._fixed |= {
             source_of(n.named_children[0]): "/tests"
             for n in assigned
-            if _is_own(source_of(n.named_children[1]))
+            if is_own(source_of(n.named_children[1])) or _DEFAULT.fullmatch(plain(n.named_children[1]))
         }
         self._wrappers = {
             source_of(n.named_children[0]) for n in assigned if WRAPPER in source_of(n.named_children[1])
@@ -91,9 +95,9 @@ class FixedText:
     def in_a_safe_directory(self, node: Node) -> bool:
         """Whether the script went to a directory of the tests before this word (`cd /tests`)."""
         path = self.directory(node)
-        return path is not None and (is_safe(path) or _is_own(path))
+        return path is not None and (is_safe(path) or is_own(path))
 
 
-def _is_own(text: str) -> bool:
+def is_own(text: str) -> bool:
     """Whether a text is the directory of the script, which lies in /tests."""
     return _OWN_DIRECTORY.search(text) is not None and "/.." not in text

@@ -10,7 +10,7 @@ from tree_sitter import Node
 from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.tree import every, operands, plain, source_of
 
-_WRITES: Final = frozenset({">", ">>", ">|", "&>", "&>>"})
+WRITES: Final = frozenset({">", ">>", ">|", "&>", "&>>"})
 COPIES: Final = {
     "cp": (
         ("-r", "-R", "-a", "-d", "-P", "--recursive", "--archive", "--no-dereference"),
@@ -50,7 +50,7 @@ class Links:
 
     def redirected(self, node: Node, *, ran: bool) -> bool:
         """The agent may leave a link under the name of a file that the tests write, and its program may create one for a file that they read."""
-        writes = any(child.type in _WRITES for child in node.children)
+        writes = any(child.type in WRITES for child in node.children)
         return (writes or ran) and any(
             self.possible(child) for child in node.named_children if child.type != "file_descriptor"
         )

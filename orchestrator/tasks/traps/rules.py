@@ -36,6 +36,7 @@ class Rule(StrEnum):
     INPUT = "PT124"
     NOT_A_NUMBER = "PT125"
     EMPTY = "PT126"
+    READ_ONLY = "PT127"
     SHELLCHECK = "PT190"
 
 
@@ -133,6 +134,10 @@ ADVICE: Final[dict[Rule, Advice]] = {
     Rule.EMPTY: Advice(
         "an empty answer passes: it is a part of every text, and no line of it is wrong",
         'compare the whole: [ "$got" = "$want" ], got == want; zip(got, want, strict=True); require the length: len(rows) == 3',
+    ),
+    Rule.READ_ONLY: Advice(
+        "/tests is read-only: the write fails, and the tests go on with the files as they were",
+        'tests=$(mktemp -d) && cp -a /tests/. "$tests", then edit and run the files there',
     ),
     Rule.SHELLCHECK: Advice("shellcheck found something", "see its page"),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from orchestrator.tasks.traps.command_rules import Commands
 from orchestrator.tasks.traps.comparisons import in_case, in_old_test, in_test
 from orchestrator.tasks.traps.draws import draws_in_shell
 from orchestrator.tasks.traps.exit_status import Statuses
+from orchestrator.tasks.traps.fixed_text import NO_VARIABLES
 from orchestrator.tasks.traps.interpreters import inline_programs
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages
 from orchestrator.tasks.traps.links import Links
@@ -19,6 +20,7 @@ from orchestrator.tasks.traps.own_sides import Sides
 from orchestrator.tasks.traps.own_word import pays_agent_text, started_by_wrapper
 from orchestrator.tasks.traps.paid_text import PaidText
 from orchestrator.tasks.traps.programs import search_path
+from orchestrator.tasks.traps.read_only import writes_below_tests
 from orchestrator.tasks.traps.rules import Rule, Trap
 from orchestrator.tasks.traps.shared_input import SharedInput
 from orchestrator.tasks.traps.somewhere import in_loop
@@ -41,10 +43,12 @@ class Reading:
         functions: frozenset[str],
         python: ReadPython | None = None,
         inherited: frozenset[str] = frozenset(),
+        variables: Mapping[str, str] = NO_VARIABLES,
         deep: int = 0,
     ) -> None:
         self._root, self._modules, self._deep, self._python = parse(text), modules, deep, python
-        self._text, self._numbers = AgentText(self._root, inherited), integers(self._root)
+        self._variables = variables
+        self._text, self._numbers = AgentText(self._root, inherited, variables), integers(self._root)
         self._paid = PaidText(self._root, inherited) if "reward" in text else None
         self._links = Links(self._root, self._text)
         self._functions = functions | self._text.functions.keys()
@@ -75,6 +79,8 @@ class Reading:
                 rules.append(Rule.PAID)
             if draws_in_shell(node):
                 rules.append(Rule.DRAWS)
+            if writes_below_tests(node, self._text):
+                rules.append(Rule.READ_ONLY)
             if node.type == "ERROR" or node.is_missing:
                 rules.append(Rule.UNREADABLE)
             found |= {(line, rule): "" for rule in rules}
@@ -107,6 +113,7 @@ class Reading:
                         functions=self._functions,
                         python=self._python,
                         inherited=frozenset(names),
+                        variables=self._variables,
                         deep=self._deep + 1,
                     )
                     found |= {(line + first - 1, rule): note for (line, rule), note in inner.found().items()}

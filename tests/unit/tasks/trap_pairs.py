@@ -129,7 +129,7 @@ SHELL = [
     ("awk '/42/{f=1} END{exit !f}' out", Rule.SOMEWHERE, "awk 'NR==1{print $2}' out"),
     # The agent's program or text under another name.
     ("cp sol.py /tests/sol.py && python3 -I /tests/sol.py", Rule.AGENT_PROGRAM, "cp /tests/want /tmp/want && python3 -I /tests/check.py"),
-    ("cp sol.py /tests/; bash /tests/sol.py", Rule.AGENT_PROGRAM, "cp sol.py /tests/; bash /tests/check.sh"),
+    ("cp sol.py /tests/; bash /tests/sol.py", Rule.AGENT_PROGRAM, "cp sol.py /tmp/; bash /tests/check.sh"),
     ("install -m 755 prog /usr/local/bin/prog && prog 3", Rule.AGENT_PROGRAM, "install -m 755 /tests/prog /usr/local/bin/prog && prog 3"),
     ("exec < sol.py; python3 -I", Rule.AGENT_PROGRAM, "exec < /tests/check.py; python3 -I"),
     ("source /dev/stdin < out", Rule.SOURCED, "source /dev/stdin < /tests/lib"),
