@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _PATH: Final = re.compile(r"(?<![\w./~$}:-])/\w(?:[\w./-]*[\w-])?")
 _MAKES: Final = re.compile(r"\s*(?:COPY|ADD|VOLUME|RUN\b.*\bmkdir)\b", re.I | re.S)
 """Instructions of a Dockerfile that make directories."""
+_RUN: Final = re.compile(r"\s*RUN\b", re.I)
 _WORK_ALONE: Final = ("container", "kubernetes")
 """Providers whose programs write of an image its work directory alone."""
 
@@ -28,6 +29,7 @@ def notes(
     yield from _cores(tasks, section, limits_cores or _here)
     yield from _data(tasks, section)
     yield from _astray(tasks)
+    yield from _hidden(tasks, section)
     yield from _downloads(tasks)
     yield from _silence(tasks)
 
@@ -139,6 +141,53 @@ def _astray(tasks: "Iterable[Task]") -> Iterator[str]:
             "the files lie in /app where no image is built, and in an image where its base has its WORKDIR, mostly in /, while programs begin in "
             "/app: write WORKDIR /app above the COPY"
         )
+
+
+def _hidden(tasks: "Iterable[Task]", section: "SandboxSection") -> Iterator[str]:
+    """A COPY or ADD to a place of an image that a sandbox has of its own, where no program finds the files."""
+    if section.provider != "bubblewrap":
+        return
+    found = [(task, *first) for task in tasks for first in islice(_covered(task), 1)]
+    if found:
+        task, target, work = found[0]
+        yield (
+            f"{tables.counted(len(found), 'task')} whose Dockerfile copies to a place that a sandbox has of its own (first {quoted(task.name)}: "
+            f"{target}, with WORKDIR {work}): /app shows WORKDIR, and /tests, /solution, /logs and /home/agent nothing of the image, so the files "
+            f"are not there: copy them below {work}"
+        )
+
+
+def _covered(task: "Task") -> "Iterator[tuple[str, str]]":
+    """The targets of COPY and ADD in the task's image that its programs do not find, each with the work directory. What RUN
+    names is for the build."""
+    from orchestrator.tasks.environment import DOCKERFILE
+    from orchestrator.tasks.harbor import CONTEXT
+    from orchestrator.tasks.last_stage import LastStage, last_stage
+    from sandboxes.base import HOME, PLACED, WORK
+
+    dockerfile = task.files.get(CONTEXT + DOCKERFILE)
+    text = "" if dockerfile is None else dockerfile.data.decode(errors="replace")
+    stage = LastStage()
+    with suppress(ValueError):  # a build refuses it as well
+        stage = last_stage(text)
+    given = task.settings.environment.get("workdir")
+    work = given if isinstance(given, str) and given.startswith("/") else stage.work
+    runs = [line for _, line in _lines(text) if _RUN.match(line)]
+    if work is None:
+        return
+    # Without an image, COPY places its files there, or is refused.
+    own = (*PLACED, *((WORK, HOME, "/logs") if runs or not _is_in(work, WORK) else ()))
+    for line, target in stage.copies:
+        if target is None or _is_in(target, work):
+            continue
+        names = {target, *(source.rpartition("/")[2] for source in line.sources)} - {""}
+        used = any(name in run for run in runs for name in names)
+        if not used and any(_is_in(target, place) for place in own):
+            yield target, work
+
+
+def _is_in(path: str, directory: str) -> bool:
+    return f"{path}/".startswith(f"{directory.rstrip('/')}/")
 
 
 def _lines(dockerfile: str) -> "Iterable[tuple[int, str]]":

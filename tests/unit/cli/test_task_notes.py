@@ -107,6 +107,49 @@ def test_a_place_outside_of_the_work_directory_is_named_where_programs_cannot_wr
 
 
 @pytest.mark.parametrize(
+    ("lines", "place"),
+    [
+        (
+            "COPY a.txt /app/a.txt\nRUN mkdir -p /workspace\nWORKDIR /workspace",
+            "/app/a.txt, with WORKDIR /workspace",
+        ),
+        ("WORKDIR /app\nCOPY a.txt .\nWORKDIR /srv/x", "/app, with WORKDIR /srv/x"),
+        ("RUN true\nWORKDIR /app/src\nCOPY a.txt /app/", "/app, with WORKDIR /app/src"),
+        ("WORKDIR /app\nCOPY a.txt /tests/data/", "/tests/data, with WORKDIR /app"),
+        ("RUN true\nWORKDIR /app\nADD a.txt /logs/in", "/logs/in, with WORKDIR /app"),
+        (
+            "RUN true\nWORKDIR /app\nCOPY a.txt /app/\nCOPY b /home/agent/.b",
+            "/home/agent/.b, with WORKDIR /app",
+        ),
+        ("COPY a.txt /app/a.txt\nWORKDIR /home", "/app/a.txt, with WORKDIR /home"),
+        ("COPY a.txt /app/\nRUN pip install -r /app/a.txt\nWORKDIR /srv", ""),
+        ("WORKDIR /app\nCOPY a.txt .\nRUN pip install -r a.txt\nWORKDIR /srv", ""),
+        ("RUN true\nWORKDIR /app\nCOPY a.txt /tmp/", ""),
+        ("WORKDIR /app\nCOPY a.txt /home/agent/", ""),
+        ("WORKDIR /app/src\nCOPY a.txt /app/", ""),
+        ("WORKDIR /home\nCOPY a.txt /home/agent/x", ""),
+        ("RUN true\nCOPY a.txt /app/", ""),
+        ("WORKDIR /srv\nCOPY a.txt /opt/\nCOPY a.txt /application/\nCOPY a.txt $UNKNOWN", ""),
+        ("COPY a.txt /app/\nWORKDIR /srv\nFROM debian:12\nWORKDIR /srv", ""),
+    ],
+)
+def test_a_copy_to_a_place_of_the_sandbox_own_is_named(lines: str, place: str) -> None:
+    tasks = [task(dockerfile=f"FROM debian:12\n{lines}\n"), task()]
+    found = list(notes(tasks, SandboxSection()))
+    assert len(found) == bool(place)
+    assert all(f"{place}): /app shows WORKDIR" in each for each in found)
+    assert list(notes(tasks, SandboxSection(provider="container"))) == []
+
+
+def test_the_work_directory_of_the_settings_counts() -> None:
+    lines = "FROM debian:12\nRUN true\nWORKDIR /app\nCOPY a.txt /app/\n"
+    assert (
+        len(list(notes([task('[environment]\nworkdir = "/srv"\n', dockerfile=lines)], SandboxSection()))) == 1
+    )
+    assert list(notes([task(dockerfile=lines)], SandboxSection())) == []
+
+
+@pytest.mark.parametrize(
     ("lines", "line"),
     [
         ("COPY a .", 2),
