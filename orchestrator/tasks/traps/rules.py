@@ -36,7 +36,7 @@ class Rule(StrEnum):
     INPUT = "PT124"
     NOT_A_NUMBER = "PT125"
     EMPTY = "PT126"
-    READ_ONLY = "PT127"
+    READ_ONLY = "PT128"
     SHELLCHECK = "PT190"
 
 
