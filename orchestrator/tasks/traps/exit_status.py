@@ -75,8 +75,8 @@ class Statuses:
     def _tests(self, node: Node) -> Iterator[tuple[Node, bool]]:
         """The command, and the tests of its status: whether each holds after success."""
         yield node, True
-        statement = _statement(node)
-        after = _next(statement)
+        statement = statement_of(node)
+        after = next_of(statement)
         first = next((n for n in every(after) if n.type == "command" or _is_test(n)), None) if after else None
         for test, source in self._text.conditions:
             found = _ZERO.fullmatch(source)
@@ -85,7 +85,7 @@ class Statuses:
 
     def _kept(self, statement: Node) -> set[str]:
         """The variables that keep the status: `… ./prog; rc=$?`, `… ./prog || rc=$?`."""
-        after = _next(statement)
+        after = next_of(statement)
         places = [*statement.named_children[1:]] if statement.type == "list" else []
         return {
             source_of(node.named_children[0])
@@ -145,11 +145,11 @@ class Statuses:
 
     def _pays_after(self, statement: Node) -> bool:
         """Whether the script pays behind a statement, without another condition."""
-        after = _next(statement)
+        after = next_of(statement)
         while after is not None:
             if any(map(self._pays, _unconditional(after))):
                 return True
-            after = _next(after)
+            after = next_of(after)
         return False
 
     def _pays(self, node: Node) -> bool:
@@ -176,14 +176,14 @@ class Statuses:
 
     def _is_turned(self, node: Node) -> bool:
         """`echo $((! $?)) > /logs/verifier/reward.txt`"""
-        statement = _statement(node)
-        after, kept = _next(statement), self._kept(statement)
+        statement = statement_of(node)
+        after, kept = next_of(statement), self._kept(statement)
         while after is not None:
             for found in _TURNED.finditer(source_of(after)):
                 name = found[1] or found[2] or found[3]
-                if name in kept or (name == "?" and after == _next(statement)):
+                if name in kept or (name == "?" and after == next_of(statement)):
                     return True
-            after = _next(after)
+            after = next_of(after)
         return False
 
 
@@ -231,7 +231,7 @@ def _all_unconditional(nodes: list[Node]) -> Iterator[Node]:
         yield from _unconditional(node)
 
 
-def _statement(node: Node) -> Node:
+def statement_of(node: Node) -> Node:
     """The statement that a command is, or that it ends: `cd src && … ./prog > /tmp/log`."""
     for ancestor in above(node):
         if ancestor.type not in ("redirected_statement", "list"):
@@ -240,7 +240,7 @@ def _statement(node: Node) -> Node:
     return node
 
 
-def _next(node: Node) -> Node | None:
+def next_of(node: Node) -> Node | None:
     """The statement behind a statement."""
     after = node.next_named_sibling
     while after is not None and after.type in ("comment", "else_clause", "elif_clause"):

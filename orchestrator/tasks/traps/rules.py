@@ -132,8 +132,9 @@ ADVICE: Final[dict[Rule, Advice]] = {
         "compare in the positive way: abs(got - want) <= 0.01, in awk exit !(d < 0.01); or math.isfinite(got) first",
     ),
     Rule.EMPTY: Advice(
-        "an empty answer passes: it is a part of every text, and no line of it is wrong",
-        'compare the whole: [ "$got" = "$want" ], got == want; zip(got, want, strict=True); require the length: len(rows) == 3',
+        "an empty or missing answer passes: it is a part of every text, no line of it is wrong, and diff prints nothing",
+        'compare the whole: [ "$got" = "$want" ], cmp -s out /tests/want, got == want; zip(got, want, strict=True); '
+        "require the length: len(rows) == 3, [ -s out ]",
     ),
     Rule.READ_ONLY: Advice(
         "/tests is read-only: the write fails, and the tests go on with the files as they were",

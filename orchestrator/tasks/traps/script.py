@@ -15,6 +15,7 @@ from orchestrator.tasks.traps.exit_status import Statuses
 from orchestrator.tasks.traps.fixed_text import NO_VARIABLES
 from orchestrator.tasks.traps.interpreters import inline_programs
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages
+from orchestrator.tasks.traps.launch import words as launched
 from orchestrator.tasks.traps.links import Links
 from orchestrator.tasks.traps.own_sides import Sides
 from orchestrator.tasks.traps.own_word import pays_agent_text, started_by_wrapper
@@ -23,6 +24,7 @@ from orchestrator.tasks.traps.programs import search_path
 from orchestrator.tasks.traps.read_only import writes_below_tests
 from orchestrator.tasks.traps.rules import Rule, Trap
 from orchestrator.tasks.traps.shared_input import SharedInput
+from orchestrator.tasks.traps.silence import Silence
 from orchestrator.tasks.traps.somewhere import in_loop
 from orchestrator.tasks.traps.tree import every, parse, plain, source_of
 from orchestrator.tasks.traps.variables import integers, names_agent_text
@@ -55,6 +57,7 @@ class Reading:
         self._input = SharedInput(self._root)
         self._sides = Sides(self._root, self._text)
         self._statuses = Statuses(self._root, self._text)
+        self._silence = Silence(self._root, self._text)
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
         self._rules: Mapping[str, Callable[[Node], Iterator[Rule]]] = {
             "command": self._command,
@@ -156,6 +159,9 @@ class Reading:
             yield from in_old_test(node, words[1:], self._text)
         rules = [*self._commands.rules(node)]
         yield from rules
+        found = launched(node)
+        if found and self._silence.passes(node, self._text.name(found[0]), found[1:]):
+            yield Rule.EMPTY
         if {Rule.AGENT_PROGRAM, Rule.BUILD_TOOL} & set(rules) and self._input.reaches(node):
             yield Rule.INPUT
 

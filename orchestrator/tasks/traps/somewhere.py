@@ -25,7 +25,7 @@ _COUNTED_NONE: Final = r"{}[\"']?\s*(?:-eq|==?)\s*[\"']?0\b"
 _EQUAL: Final = r"{}[\"']?\s*(?:==?|-eq)\s*[\"']?[^\s\"'\]]"
 _LITERAL: Final = re.compile(r"\^?[\w =:@/,-]+\$?")
 _FAILS: Final = re.compile(
-    r"""\b(?:exit|return)\s+[1-9]|=["']?(?:0|false|no|fail(?:ed)?)\b|\becho\s+["']?0(?:\.0)?["']?\s*>|\bfail\w*|\bfalse\b""",
+    r"""\b(?:exit|return)\s+[1-9]|=["']?(?:0|false|no|fail(?:ed)?)\b|\b(?:echo|printf)\s+(?:-n\s+|["']?%s["']?\s+)?["']?0(?:\.0)?(?:\\n)?["']?\s*[>|]|\bfail\w*|\bfalse\b""",
     re.I,
 )
 _FLAG: Final = re.compile(
@@ -85,10 +85,7 @@ def by_selection(node: Node, name: str, arguments: list[Node], text: AgentText, 
     """`[ -n "$(jq '.[] | select(.id == 7)' out)" ]`, `awk '$1 == "ok"' out | wc -l`: programs that print what fits, as grep does."""
     given = operands(arguments)
     program = plain(given[0]) if given else ""
-    selects = (
-        "select(" in program if name == "jq" else name in AWKS and "==" in program and "{" not in program
-    )
-    if not selects or not (fed or any(map(text.unsafe, given[1:]))):
+    if not selects(name, arguments) or not (fed or any(map(text.unsafe, given[1:]))):
         return False
     substitution = next((a for a in above(node) if a.type == "command_substitution"), None)
     pipeline = next((a for a in above(node) if a.type == "pipeline"), None)
@@ -99,21 +96,37 @@ def by_selection(node: Node, name: str, arguments: list[Node], text: AgentText, 
     )
 
 
+def selects(name: str, arguments: list[Node]) -> bool:
+    """Whether a program of jq or awk prints what fits."""
+    program = plain(given[0]) if (given := operands(arguments)) else ""
+    return "select(" in program if name == "jq" else name in AWKS and "==" in program and "{" not in program
+
+
 def by_comm(node: Node, arguments: list[Node], text: AgentText) -> bool:
     """`comm -23 /tests/want out`: nothing shows the lines that only the agent's file has, here or in another `comm` of the script."""
     if not (text.hides(arguments) and text.every_comm_hides):
         return False
     substitution = next((a for a in above(node) if a.type == "command_substitution"), None)
     if substitution is None:
-        written = next((a for a in above(node) if a.type == "redirected_statement"), node)
-        files = [text.text(c.named_children[-1]) for c in written.named_children if c.type == "file_redirect"]
-        sized = "|".join(rf"-s\s+[\"']?{re.escape(file)}[\"']?\s" for file in files)
-        return bool(sized) and any(
-            is_wanted(test, holds=re.match(r"\[\[?\s+!", source) is not None)
-            for test, source in text.conditions
-            if re.search(sized, source) is not None
-        )
-    counts = re.search(r"\|\s*wc\b|\bgrep -\w*c", source_of(substitution)) is not None
+        return is_empty_file(node, text)
+    return is_required_empty(substitution, text)
+
+
+def is_empty_file(node: Node, text: AgentText) -> bool:
+    """Whether the tests require that the file of a command's output is empty: `[ ! -s /tmp/missing ]`."""
+    written = next((a for a in above(node) if a.type == "redirected_statement"), node)
+    files = [text.text(c.named_children[-1]) for c in written.named_children if c.type == "file_redirect"]
+    sized = "|".join(rf"-s\s+[\"']?{re.escape(file)}[\"']?\s" for file in files)
+    return bool(sized) and any(
+        is_wanted(test, holds=re.match(r"\[\[?\s+!", source) is not None)
+        for test, source in text.conditions
+        if re.search(sized, source) is not None
+    )
+
+
+def is_required_empty(substitution: Node, text: AgentText) -> bool:
+    """Whether the tests require that commands print nothing, or count none."""
+    counts = re.search(r"\|\s*wc\b|\bgrep -\w*c|\blength\b", source_of(substitution)) is not None
     return _is_used(
         substitution,
         text,

@@ -1,7 +1,10 @@
 """Each form that pays without the work is named by its rule, and a sound form for the same purpose is not named."""
 
 import ast
+import re
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +36,43 @@ def test_a_form_of_shell_that_pays_without_the_work_is_named_and_its_safe_twin_i
 ) -> None:
     assert rule in [found for found, _ in of_shell(trap)], of_shell(trap)
     assert of_shell(safe) == []
+
+
+WITHOUT_LIMITS = (
+    "import subprocess, sys\ntry: sys.exit(subprocess.call(sys.argv[2:]))\nexcept OSError: sys.exit(127)\n"
+)
+PAYING = [safe for _, _, safe in SHELL + of_word.SHELL if "ok=1" in safe and re.search(r"\bout\b", safe)]
+
+
+@pytest.mark.parametrize("content", [None, "", "42\n"], ids=["missing", "empty", "right"])
+def test_no_safe_twin_pays_for_a_missing_or_an_empty_answer(content: str | None, tmp_path: Path) -> None:
+    for place in ("tests", "tmp", "app", "logs/verifier"):
+        (tmp_path / place).mkdir(parents=True)
+    for name in ("want", "expected", "original", "x", "w", "o"):
+        (tmp_path / "tests" / name).write_text("42\n")
+    (tmp_path / "tests/out.md5").write_text("50a2fabfdd276f573ff97ace8b11c5f4  -\n")
+    wrapper = tmp_path / "wrapper.py"
+    wrapper.write_text(WITHOUT_LIMITS)
+    paid = []
+    for safe in PAYING:
+        out = tmp_path / "app/out"
+        out.unlink(missing_ok=True)
+        if content is not None:
+            out.write_text(content)
+        script = re.sub(r"(?<![\w.])/(tests|tmp|app|logs)\b", rf"{tmp_path}/\1", safe)
+        done = subprocess.run(
+            ["bash", "-c", f"{script}\necho ok:$ok"],
+            cwd=tmp_path / "app",
+            env={"PATH": "/usr/bin:/bin", "PENSTOCK_UNTRUSTED": str(wrapper), "want": "42"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+        )
+        paid += [safe] if done.stdout.endswith(b"ok:1\n") else []
+    if content:
+        assert len(paid) > 20
+    else:
+        assert paid == []
 
 
 @pytest.mark.parametrize(
