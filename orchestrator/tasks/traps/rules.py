@@ -36,6 +36,7 @@ class Rule(StrEnum):
     INPUT = "PT124"
     NOT_A_NUMBER = "PT125"
     EMPTY = "PT126"
+    LOST_STATUS = "PT127"
     READ_ONLY = "PT128"
     SHELLCHECK = "PT190"
 
@@ -139,6 +140,10 @@ ADVICE: Final[dict[Rule, Advice]] = {
     Rule.READ_ONLY: Advice(
         "/tests is read-only: the write fails, and the tests go on with the files as they were",
         'tests=$(mktemp -d) && cp -a /tests/. "$tests", then edit and run the files there',
+    ),
+    Rule.LOST_STATUS: Advice(
+        "any answer passes: this is the exit status of the last command (tee, tail, cat …) or of `local`, which is 0",
+        "set -o pipefail in front of it; ${PIPESTATUS[0]}; local r; r=$(…)",
     ),
     Rule.SHELLCHECK: Advice("shellcheck found something", "see its page"),
 }  # fmt: skip

@@ -17,6 +17,7 @@ from orchestrator.tasks.traps.interpreters import inline_programs
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages
 from orchestrator.tasks.traps.launch import words as launched
 from orchestrator.tasks.traps.links import Links
+from orchestrator.tasks.traps.lost_status import LostStatus
 from orchestrator.tasks.traps.own_sides import Sides
 from orchestrator.tasks.traps.own_word import pays_agent_text, started_by_wrapper
 from orchestrator.tasks.traps.paid_text import PaidText
@@ -57,6 +58,7 @@ class Reading:
         self._input = SharedInput(self._root)
         self._sides = Sides(self._root, self._text)
         self._statuses = Statuses(self._root, self._text)
+        self._lost = LostStatus(self._root, self._text)
         self._silence = Silence(self._root, self._text)
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
         self._rules: Mapping[str, Callable[[Node], Iterator[Rule]]] = {
@@ -80,6 +82,8 @@ class Reading:
             ]
             if self._paid is not None and pays_agent_text(node, self._paid):
                 rules.append(Rule.PAID)
+            if self._lost.decides(node):
+                rules.append(Rule.LOST_STATUS)
             if draws_in_shell(node):
                 rules.append(Rule.DRAWS)
             if writes_below_tests(node, self._text):

@@ -136,10 +136,17 @@ def is_required_empty(substitution: Node, text: AgentText) -> bool:
     )
 
 
+def is_negated(node: Node) -> bool:
+    """`! a | b`, in which the parser gives the sign to the first command alone."""
+    return node.type == "pipeline" and node.named_children[0].type == "negated_command"
+
+
 def is_wanted(node: Node, *, holds: bool = True) -> bool:
     """Whether success depends on a condition: it leads to success, or its opposite leads to failure. Waiting loops do not count."""
     for ancestor in above(node):
-        if ancestor.type == "negated_command":
+        if ancestor.type == "negated_command" or (
+            is_negated(ancestor) and ancestor.named_children[0] != node
+        ):
             holds = not holds
         elif ancestor.type == "list":
             after = [c for c in ancestor.children if c.start_byte >= node.end_byte]

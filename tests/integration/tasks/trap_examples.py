@@ -271,4 +271,17 @@ EXAMPLES = (
         trap=CASES.format("timeout 10 python3"), safe=CASES.format('python3 -I "$PENSTOCK_UNTRUSTED" 10 python3'),
         files={"tests/cases": "a 42\nb 7\n"}, oracle="echo 'import sys; print({\"a\": 42, \"b\": 7}[sys.argv[1]])' > total.py",
     ),
+    *(
+        Example(name=f"silence: {line}", rule=Rule.EMPTY, line=line, attack=attack, trap=trap + " && ok=1\n", safe=safe + " && ok=1\n")
+        for line, attack, trap, safe in (
+            ("diff", "rm -f out", '[ -z "$(diff out <(echo 42) 2> /dev/null)" ]', '[ -f out ] && [ -z "$(diff out <(echo 42))" ]'),
+            ("grep", "rm -f out", "! grep -qvx 42 out", "[ -s out ] && ! grep -qvx 42 out"),
+            ("awk", "true > out", "awk '$1 != 42 { bad = 1 } END { exit bad }' out", "awk '$1 != 42 { bad = 1 } END { exit bad || NR != 1 }' out"),
+            ("head", "true > out", 'head -n "$(wc -l < out)" /tests/want | cmp -s - out', "cmp -s out <(echo 42)"),
+        )
+    ),
+    Example(
+        name="the exit status of tee", rule=Rule.LOST_STATUS, line="tee", attack="echo 7 > out",
+        trap="diff out <(echo 42) | tee /tmp/d && ok=1\n", safe="set -o pipefail\ndiff out <(echo 42) | tee /tmp/d && ok=1\n",
+    ),
 )  # fmt: skip

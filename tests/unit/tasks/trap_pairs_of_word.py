@@ -184,6 +184,28 @@ SHELL = [
     ('diff <(head -n "$(wc -l < out)" /tests/want) out && ok=1', Rule.EMPTY, "diff <(head -n 3 /tests/want) <(head -n 3 out) && ok=1"),
     ("n=$(wc -l < out); head -n $n /tests/want | cmp -s - out && ok=1", Rule.EMPTY,
      'n=$(wc -l < out); [ "$n" -eq 3 ] || exit 1; head -n $n /tests/want | cmp -s - out && ok=1'),
+    # The status of the comparison is lost.
+    (f"python3 -I /tests/check.py 2>&1 | tee /tmp/l && echo 1 > {REWARD}", Rule.LOST_STATUS,
+     f"set -o pipefail; python3 -I /tests/check.py 2>&1 | tee /tmp/l && echo 1 > {REWARD}"),
+    ("diff out /tests/want | tee /tmp/d; if [ $? -eq 0 ]; then ok=1; fi", Rule.LOST_STATUS,
+     'diff out /tests/want | tee /tmp/d; if [ "${PIPESTATUS[0]}" -eq 0 ]; then ok=1; fi'),
+    (f"cd /tests && python3 -m pytest -q test_a.py 2>&1 | tail -50\nif [ $? -eq 0 ]; then echo 1 > {REWARD}; fi", Rule.LOST_STATUS,
+     f"cd /tests && python3 -m pytest -q test_a.py > /tmp/l 2>&1\nrc=$?; tail -50 /tmp/l\nif [ $rc -eq 0 ]; then echo 1 > {REWARD}; fi"),
+    ("if diff out /tests/want | tee /tmp/d; then ok=1; fi", Rule.LOST_STATUS,
+     "if cmp -s out /tests/want; then ok=1; else diff out /tests/want | head -n 5; fi"),
+    ("if ! diff out /tests/want | cat; then exit 1; fi; ok=1", Rule.LOST_STATUS,
+     "cmp -s out /tests/want || { diff out /tests/want | cat; exit 1; }; ok=1"),
+    ("cmp out /tests/want | sed s/x/y/; rc=$?; [ $rc -eq 0 ] && ok=1", Rule.LOST_STATUS,
+     "diff out /tests/want | sed s/x/y/; cmp -s out /tests/want; rc=$?; [ $rc -eq 0 ] && ok=1"),
+    ("same() { cmp out /tests/want; }; same 2>&1 | tee /tmp/l && ok=1", Rule.LOST_STATUS,
+     "python3 -I /tests/gen.py | head -c 100 > /tmp/want || exit 1; cmp -s out /tests/want && ok=1"),
+    ("{ cmp out /tests/want; } 2>&1 | tee /tmp/l || exit 1; ok=1", Rule.LOST_STATUS,
+     f"{UNTRUSTED}./p 2>&1 | head -c 100 > /tmp/o && cmp -s /tmp/o /tests/want && ok=1"),
+    ("grep -x 42 out | head -n 1 && ok=1", Rule.LOST_STATUS, "cat out | head -n 1 | grep -qx 42 && ok=1"),
+    ("f() {\nlocal r=$(cmp out /tests/want)\nif [ $? -eq 0 ]; then ok=1; fi\n}\nf", Rule.LOST_STATUS,
+     "f() {\nlocal r\nr=$(cmp out /tests/want)\nif [ $? -eq 0 ]; then ok=1; fi\n}\nf"),
+    ("export r=$(diff out /tests/want) && ok=1", Rule.LOST_STATUS, 'export r=$(cat /tests/want) && [ "$(cat out)" = "$r" ] && ok=1'),
+    ("! cat out | grep -q ERROR && ok=1", Rule.EMPTY, "[ -s out ] && ! cat out | grep -q ERROR && ok=1"),
 ]  # fmt: skip
 START = (
     "import csv, json, os, subprocess as sp\nfrom pathlib import Path\nimport pytest\n"
