@@ -129,8 +129,9 @@ ADVICE: Final[dict[Rule, Advice]] = {
         'python3 -I "$PENSTOCK_UNTRUSTED" 10 ./prog < /dev/null',
     ),
     Rule.NOT_A_NUMBER: Advice(
-        "an answer of nan passes: it is neither too small nor too large, and min(1.0, nan) is 1.0",
-        "compare in the positive way: abs(got - want) <= 0.01, in awk exit !(d < 0.01); or math.isfinite(got) first",
+        "an answer that is not a number passes: nan is neither too small nor too large, and for [ a text is not -ne 42",
+        'compare in the positive way: [ "$got" -eq 42 ] && ok=1; '
+        "abs(got - want) <= 0.01, in awk exit !(d < 0.01); or math.isfinite(got) first",
     ),
     Rule.EMPTY: Advice(
         "an empty or missing answer passes: it is a part of every text, no line of it is wrong, and diff prints nothing",

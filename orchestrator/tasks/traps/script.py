@@ -13,6 +13,7 @@ from orchestrator.tasks.traps.comparisons import in_case, in_old_test, in_test
 from orchestrator.tasks.traps.draws import draws_in_shell
 from orchestrator.tasks.traps.exit_status import Statuses
 from orchestrator.tasks.traps.fixed_text import NO_VARIABLES
+from orchestrator.tasks.traps.integer_tests import IntegerTests
 from orchestrator.tasks.traps.interpreters import inline_programs
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages
 from orchestrator.tasks.traps.launch import words as launched
@@ -58,6 +59,10 @@ class Reading:
         self._input = SharedInput(self._root)
         self._sides = Sides(self._root, self._text)
         self._statuses = Statuses(self._root, self._text)
+        integers_of = IntegerTests(self._root, self._text)
+        self._without_number = {
+            n.id for n, source in self._text.conditions if integers_of.pass_without_number(n, source)
+        }
         self._lost = LostStatus(self._root, self._text)
         self._silence = Silence(self._root, self._text)
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
@@ -82,6 +87,8 @@ class Reading:
             ]
             if self._paid is not None and pays_agent_text(node, self._paid):
                 rules.append(Rule.PAID)
+            if node.id in self._without_number:
+                rules.append(Rule.NOT_A_NUMBER)
             if self._lost.decides(node):
                 rules.append(Rule.LOST_STATUS)
             if draws_in_shell(node):

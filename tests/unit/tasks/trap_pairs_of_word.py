@@ -206,6 +206,23 @@ SHELL = [
      "f() {\nlocal r\nr=$(cmp out /tests/want)\nif [ $? -eq 0 ]; then ok=1; fi\n}\nf"),
     ("export r=$(diff out /tests/want) && ok=1", Rule.LOST_STATUS, 'export r=$(cat /tests/want) && [ "$(cat out)" = "$r" ] && ok=1'),
     ("! cat out | grep -q ERROR && ok=1", Rule.EMPTY, "[ -s out ] && ! cat out | grep -q ERROR && ok=1"),
+    # A text, or nothing, is neither unequal to a number nor too small.
+    (f'{GOT}if [ "$got" -ne 42 ]; then echo 0 > {REWARD}; else echo 1 > {REWARD}; fi', Rule.NOT_A_NUMBER,
+     f'{GOT}if [ "$got" -eq 42 ]; then echo 1 > {REWARD}; else echo 0 > {REWARD}; fi'),
+    (f'{GOT}ok=1; [ "$got" -ne 3 ] && ok=0', Rule.NOT_A_NUMBER, f'{GOT}ok=1; [ "$got" -eq 3 ] || ok=0'),
+    (f'{GOT}if [ "$got" -lt 10 ] || [ "$got" -gt 20 ]; then exit 1; fi; ok=1', Rule.NOT_A_NUMBER,
+     f'{GOT}if [ "$got" -ge 10 ] && [ "$got" -le 20 ]; then ok=1; fi'),
+    (f'{GOT}[ "$got" -lt 10 ] || [ "$got" -gt 20 ] && exit 1; ok=1', Rule.NOT_A_NUMBER,
+     f'{GOT}[[ "$got" =~ ^[0-9]+$ ]] || exit 1; [ "$got" -lt 10 ] || [ "$got" -gt 20 ] && exit 1; ok=1'),
+    ('n=$(wc -l < out); [ "$n" -ne 3 ] && exit 1; ok=1', Rule.NOT_A_NUMBER,
+     '[ -f out ] || exit 1; n=$(wc -l < out); [ "$n" -ne 3 ] && exit 1; ok=1'),
+    ('if [ "$(wc -l < out)" -ne 3 ]; then exit 1; fi; ok=1', Rule.NOT_A_NUMBER, 'if [ "$(cat out | wc -l)" -ne 3 ]; then exit 1; fi; ok=1'),
+    ('n=$(jq .total out); [ "$n" -ne 3 ] && exit 1; ok=1', Rule.NOT_A_NUMBER,
+     "n=$(curl -s -w '%{http_code}' localhost:80); if [ \"$n\" -ne 200 ]; then exit 1; fi; cmp -s out /tests/want && ok=1"),
+    (f'n=$({UNTRUSTED}./p); if [ "$n" -ne 3 ]; then exit 1; fi; ok=1', Rule.NOT_A_NUMBER,
+     f'{UNTRUSTED}./p > /tmp/o; if [ $? -ne 0 ]; then exit 1; fi; cmp -s /tmp/o /tests/o && ok=1'),
+    (f'{GOT}if test "$got" -ne 42; then exit 1; fi; ok=1', Rule.NOT_A_NUMBER, f'{GOT}if ! test "$got" -eq 42; then exit 1; fi; ok=1'),
+    (f'{GOT}[ ! "$got" -eq 42 ] && exit 1; ok=1', Rule.NOT_A_NUMBER, f'{GOT}[ "$got" -ge 10 ] && [ "$got" -le 20 ] || exit 1; ok=1'),
 ]  # fmt: skip
 START = (
     "import csv, json, os, subprocess as sp\nfrom pathlib import Path\nimport pytest\n"
