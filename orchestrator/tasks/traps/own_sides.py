@@ -17,6 +17,7 @@ from orchestrator.tasks.traps.tree import every, listed, operands, source_of
 _READS: Final = listed("cat head tail tr cut md5sum sha1sum sha256sum sha512sum cksum b2sum")
 """Commands that print a file, or its sum."""
 _SIGNS: Final = frozenset({"=", "==", "!="})
+_NOT_EMPTY: Final = re.compile(r"\[\[?\s+-[nz]\s")
 _VARIABLE: Final = re.compile(r"\"?\$\{?(\w+)\}?\"?")
 
 
@@ -42,6 +43,20 @@ class Sides:
             if not any(file in str(side) for side in sides if side not in files for file in files):
                 return True
         return False
+
+    def are_outputs(self, node: Node) -> bool:
+        """Whether a test compares two outputs of the agent's programs, and no other test is about the agent's text."""
+        return self._has_outputs(node) and all(
+            self._has_outputs(test) or _NOT_EMPTY.match(source) is not None
+            for test, source in self._text.conditions
+            if self._text.names_in(test)
+        )
+
+    def _has_outputs(self, node: Node) -> bool:
+        return any(
+            all((self._source(side) or "").startswith("$(") for side in sides)
+            for _, *sides in _compared(node)
+        )
 
     @cached_property
     def _known(self) -> frozenset[str | None]:

@@ -154,7 +154,7 @@ class Reading:
 
     def _test(self, node: Node) -> Iterator[Rule]:
         yield from in_test(node, self._text)
-        if self._sides.are_own(node):
+        if self._sides.are_own(node) or (self._sides.are_outputs(node) and not self._silence.decides):
             yield Rule.BOTH_SIDES
 
     def _command(self, node: Node) -> Iterator[Rule]:

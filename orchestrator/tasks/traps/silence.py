@@ -39,6 +39,11 @@ class Silence:
         self._root, self._text = root, text
         self._nodes = [*every(root)]
 
+    @property
+    def decides(self) -> bool:
+        """Whether a command of the script may decide by what the agent wrote, or by a program of the tests."""
+        return bool(self._deciding)
+
     def passes(self, node: Node, name: str, arguments: list[Node]) -> bool:
         """Whether the tests require that this command shows nothing, as it does where the answer is nothing, and require nothing else."""
         if name in ("head", "tail"):

@@ -223,6 +223,13 @@ SHELL = [
      f'{UNTRUSTED}./p > /tmp/o; if [ $? -ne 0 ]; then exit 1; fi; cmp -s /tmp/o /tests/o && ok=1'),
     (f'{GOT}if test "$got" -ne 42; then exit 1; fi; ok=1', Rule.NOT_A_NUMBER, f'{GOT}if ! test "$got" -eq 42; then exit 1; fi; ok=1'),
     (f'{GOT}[ ! "$got" -eq 42 ] && exit 1; ok=1', Rule.NOT_A_NUMBER, f'{GOT}[ "$got" -ge 10 ] && [ "$got" -le 20 ] || exit 1; ok=1'),
+    # Two outputs of the agent's programs, and nothing else.
+    (f'a=$({UNTRUSTED}./p 3); b=$({UNTRUSTED}./p 3); [ "$a" = "$b" ] && ok=1', Rule.BOTH_SIDES,
+     f'a=$({UNTRUSTED}./p 3); b=$({UNTRUSTED}./p 3); [ "$a" = "$b" ] && [ "$a" = 42 ] && ok=1'),
+    (f'a=$({UNTRUSTED}./p 3); b=$({UNTRUSTED}./p 4); [ -n "$a" ] && [ "$a" != "$b" ] && ok=1', Rule.BOTH_SIDES,
+     f'a=$({UNTRUSTED}./p 3); b=$({UNTRUSTED}./p 4); [ "$a" != "$b" ] && cmp -s out /tests/want && ok=1'),
+    (f'[ "$({UNTRUSTED}./p 3)" = "$({UNTRUSTED}./p 3)" ] && ok=1', Rule.BOTH_SIDES,
+     f'[ "$({UNTRUSTED}./p 3)" = "$({UNTRUSTED}./p 3)" ] && python3 -I /tests/check.py && ok=1'),
 ]  # fmt: skip
 START = (
     "import csv, json, os, subprocess as sp\nfrom pathlib import Path\nimport pytest\n"
