@@ -1,41 +1,116 @@
 """Python whose comparisons are as many as the agent's entries: an empty answer passes all of them."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import Final
 
 from orchestrator.tasks.traps.python_lists import Lists
-from orchestrator.tasks.traps.python_names import bindings
+from orchestrator.tasks.traps.python_names import PythonNames, bindings
+from orchestrator.tasks.traps.python_nothing import Nothing
 from orchestrator.tasks.traps.python_text import Texts, fails
 from orchestrator.tasks.traps.python_tree import names_where, nodes_of, parents_of
 
 _RIGHT: Final = (ast.Eq, ast.In, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
 _WRONG: Final = (ast.NotEq, ast.NotIn, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
 _GROWS: Final = frozenset({"append", "add", "extend", "update", "insert"})
-_Loop: TypeAlias = ast.Call | ast.For
 
 
 class Lengths:
     """The comparisons of one source that go entry by entry."""
 
-    def __init__(self, tree: ast.Module, *, texts: Texts, lists: Lists) -> None:
-        self._tree, self._texts, self._lists = tree, texts, lists
+    def __init__(self, tree: ast.Module, *, names: PythonNames, texts: Texts, lists: Lists) -> None:
+        self._tree, self._names, self._texts, self._lists = tree, names, texts, lists
+        self._nothing = Nothing(tree, names=names, texts=texts, lists=lists)
         self._parents = parents_of(tree)
+        self._errors: set[str] = set()
+        self._inside: set[ast.AST] = set()
 
     def empty(self) -> Iterator[ast.expr]:
-        """The loops over the agent's entries alone, or as far as the shorter list reaches: `zip(got, want)`."""
-        found = [(n, iterated) for n in nodes_of(self._tree) for iterated in self._checked(n)]
-        if not found or self._requires_length():
+        """The loops over the agent's entries alone, or as far as the shorter list reaches: `zip(got, want)`. And conditions that hold of nothing."""
+        checked = [(n, iterated) for n in nodes_of(self._tree) for iterated in self._checked(n)]
+        loops = [(n, iterated) for n, iterated in checked if self._reads(iterated)]
+        whole = [(node, own) for node, own in self._nothing.found() if self._reads(own)]
+        if not loops and not whole:
             return
-        for node, iterated in found:
-            assert isinstance(node, ast.Call | ast.For)
+        inside = [*(n for n, _ in loops), *(self._around(node) for node, _ in whole)]
+        inside += [value for node, _ in whole for value in self._values(node)]
+        self._inside = {inner for node in inside for inner in ast.walk(node)}
+        self._errors = {
+            name for n, _ in loops if isinstance(n, ast.For) for name, _ in self._nothing.errors(n)
+        }
+        self._errors |= {
+            target.id
+            for statement in nodes_of(self._tree)
+            for target, value in bindings(statement)
+            if isinstance(target, ast.Name) and any(value is node for node, _ in whole)
+        }
+        if self._requires_length():
+            return
+        for _, iterated in loops + whole:
             pairs = self._pairs(iterated)
-            own = pairs if pairs is not None else [iterated]
-            if not any(map(self._lists.is_read, own)) or self._is_known(node, own):
+            if self._is_known(self._reads(iterated)):
                 continue
-            if pairs is not None or (self._is_alone(iterated) and not self._compares_elsewhere(node)):
+            if pairs is not None or (
+                self._is_alone(iterated)
+                and not self._may_be_expected(iterated)
+                and not self._compares_elsewhere()
+            ):
                 yield iterated
+
+    def _reads(self, iterated: ast.expr) -> list[ast.expr]:
+        """The values of the agent's in a loop, with those that it pairs them with."""
+        pairs = self._pairs(iterated)
+        own = pairs if pairs is not None else [iterated]
+        return own if any(map(self._lists.is_read, own)) else []
+
+    def _is_own(self, node: ast.expr) -> bool:
+        """Whether a value has something of the agent's in it, also what a loop keeps: `got.append(line)`, `got[key] = value`."""
+        return self._lists.is_read(node) or any(
+            isinstance(n, ast.Name) and n.id in self._kept for n in ast.walk(node)
+        )
+
+    @cached_property
+    def _kept(self) -> set[str]:
+        return self._growing(self._lists.is_read)
+
+    def _may_be_expected(self, node: ast.expr) -> bool:
+        """Whether a value comes from one of several arguments of the program: one may be the file with what is expected."""
+        given = self._growing(_is_argument)
+        places = {ast.unparse(n) for n in nodes_of(self._tree) if isinstance(n, ast.expr) and _is_argument(n)}
+        several = len(places - {"sys.argv", "argv"}) != 1
+        return several and any(
+            isinstance(n, ast.expr) and (_is_argument(n) or (isinstance(n, ast.Name) and n.id in given))
+            for n in ast.walk(node)
+        )
+
+    def _growing(self, is_one: Callable[[ast.expr], bool]) -> set[str]:
+        """The names of variables that hold such a value, or that were made of one."""
+        pairs = [pair for node in nodes_of(self._tree) for pair in _kept_in(node)]
+        found: set[str] = set()
+        before = -1
+        while before != len(found):
+            before = len(found)
+            found |= {
+                name
+                for name, value in pairs
+                if name not in found
+                and any(
+                    isinstance(n, ast.expr) and (is_one(n) or (isinstance(n, ast.Name) and n.id in found))
+                    for n in ast.walk(value)
+                )
+            }
+        return found
+
+    def _around(self, node: ast.expr) -> ast.expr:
+        """The whole condition around a value: `len(got - WANT) == 0`, without others that must hold as well."""
+        while isinstance(parent := self._parents.get(node), ast.Compare | ast.UnaryOp | ast.Call | ast.IfExp):
+            node = parent
+        return node
+
+    def _values(self, node: ast.expr) -> Iterator[ast.expr]:
+        """The values of the variables of a condition: `Counter(lines)`, `sum(r == w for …)`."""
+        return (self._names.value(n) for n in ast.walk(node) if isinstance(n, ast.Name))
 
     def _checked(self, node: ast.AST) -> Iterator[ast.expr]:
         """The values that a loop goes over if each turn is a check: `all(a == b for …)`, `for … : assert a == b`."""
@@ -44,7 +119,9 @@ class Lengths:
                 if not part.ifs and self._is_right(elt) and self._texts.is_wanted(node):
                     yield part.iter
             case ast.For(iter=iterated, body=body, orelse=[]):
-                if any(map(self._is_check, body)) and not any(map(self._collects, ast.walk(node))):
+                errors = {inner for _, one in self._nothing.errors(node) for inner in ast.walk(one)}
+                rest = (inner for inner in ast.walk(node) if inner not in errors)
+                if (errors or any(map(self._is_check, body))) and not any(map(self._collects, rest)):
                     yield iterated
 
     def _is_check(self, node: ast.stmt) -> bool:
@@ -87,6 +164,8 @@ class Lengths:
         match node:
             case ast.Call(ast.Name("enumerate"), [inner, *_]):
                 return self._pairs(inner)
+            case ast.Call(ast.Name("range"), [ast.Call(ast.Name("min"), [_, _, *_] as given)]):
+                return given
             case ast.Call(ast.Name("zip"), given, keywords):
                 strict = any(
                     k.arg == "strict" and not (isinstance(k.value, ast.Constant) and not k.value.value)
@@ -107,21 +186,27 @@ class Lengths:
         return any(
             isinstance(n, ast.Call)
             and ast.unparse(n.func) in ("len", "Counter", "collections.Counter", "any", "sum")
-            and any(map(self._lists.is_read, n.args))
+            and any(self._is_own(one) and not self._is_of_errors(one) for one in n.args)
             for n in nodes_of(self._tree)
+            if n not in self._inside
         )
 
-    def _is_known(self, node: _Loop, own: list[ast.expr]) -> bool:
+    def _is_of_errors(self, node: ast.expr) -> bool:
+        """`errors`, `len(errors)`"""
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "len" and node.args:
+            node = node.args[0]
+        return isinstance(node, ast.Name) and node.id in self._errors
+
+    def _is_known(self, own: list[ast.expr]) -> bool:
         """Whether another condition looks at the same entries, or at the text from which they come."""
-        inside = set(ast.walk(node))
         names: set[str] = set()
         new = {
             n.id for one in own for n in ast.walk(one) if isinstance(n, ast.Name) and self._lists.is_read(n)
         }
         while new:
             names |= new
-            new = {other for name in new for other in self._related.get(name, ())} - names
-        return any(n not in inside for name in names for n in self._conditions.get(name, ()))
+            new = {other for name in new for other in self._related.get(name, ())} - names - self._errors
+        return any(n not in self._inside for name in names for n in self._conditions.get(name, ()))
 
     @cached_property
     def _related(self) -> dict[str, set[str]]:
@@ -132,7 +217,7 @@ class Lengths:
                 continue
             for pair in bindings(statement):
                 inner = (n for part in pair for n in ast.walk(part) if isinstance(n, ast.Name))
-                group = {n.id for n in inner if self._lists.is_read(ast.Name(n.id, ast.Load()))}
+                group = {n.id for n in inner if self._is_own(n)}
                 for name in group:
                     found.setdefault(name, set()).update(group)
         return found
@@ -154,10 +239,9 @@ class Lengths:
             child = parent
         return isinstance(parent, ast.Assert | ast.If | ast.For) and getattr(parent, "test", None) is child
 
-    def _compares_elsewhere(self, node: _Loop) -> bool:
+    def _compares_elsewhere(self) -> bool:
         """Whether another condition of the source needs something that the agent wrote or printed."""
-        inside = set(ast.walk(node))
-        return any(n not in inside for n in self._compares)
+        return any(n not in self._inside for n in self._compares if not self._is_of_errors(n.left))
 
     @cached_property
     def _compares(self) -> list[ast.Compare]:
@@ -166,9 +250,30 @@ class Lengths:
             n
             for n in nodes_of(self._tree)
             if isinstance(n, ast.Compare)
-            and any(map(self._lists.is_read, (n.left, *n.comparators)))
+            and any(map(self._is_own, (n.left, *n.comparators)))
             and (self._texts.is_wanted(n) or self._texts.is_wanted(n, holds=False))
         ]
+
+
+def _kept_in(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The variables to which a statement gives a value, or into which it puts one."""
+    match node:
+        case ast.Expr(ast.Call(ast.Attribute(ast.Name(name), method), given)) if method in _GROWS:
+            yield from ((name, value) for value in given)
+        case ast.Assign([ast.Subscript(ast.Name(name), key)], value):
+            yield from ((name, part) for part in (key, value))
+        case ast.AugAssign(ast.Name(name), _, value):
+            yield name, value
+        case _:
+            for target, value in bindings(node):
+                yield from ((n.id, value) for n in ast.walk(target) if isinstance(n, ast.Name))
+
+
+def _is_argument(node: ast.expr) -> bool:
+    """`sys.argv[1]`"""
+    match node:
+        case ast.Subscript(inner) | inner:
+            return ast.unparse(inner) in ("sys.argv", "argv")
 
 
 def _is_length(node: ast.expr) -> bool:

@@ -12,6 +12,11 @@ from orchestrator.tasks.traps.python_tree import nodes_of, parents_of
 
 _EMPTY: Final = frozenset({"[]", "set()", "()", "{}", "0", "list()", "frozenset()"})
 _WHOLE: Final = frozenset({"len", "set", "sorted", "list", "frozenset"})
+_EXITS: Final = re.compile(r"(?:^|\.)(?:_?exit|SystemExit)$")
+_NONE: Final = re.compile(r"assertFalse$|(?:^|\.)(?:_?exit|SystemExit)$")
+"""Calls that succeed with an empty value: `self.assertFalse(errors)`, `sys.exit(len(errors))`."""
+_FAILURE: Final = (("1", "0"), ("True", "False"))
+_SUCCESS: Final = (("0", "1"), ("0.0", "1.0"), ("False", "True"), ("0\n", "1\n"))
 _LOADS: Final = re.compile(r"(?:^|[._])(?:parse|load\w*|read_\w+|reader|DictReader)$")
 
 
@@ -44,9 +49,7 @@ class Lists:
             yield from (
                 n
                 for n, own in lacks
-                if own is not None
-                and ast.unparse(own) not in bound
-                and any(map(self._wants_none, self._uses(n)))
+                if own is not None and ast.unparse(own) not in bound and self.wants_none(n)
             )
         for node in nodes:
             uses = [*self._uses(node)] if self._is_choice(node) else []
@@ -61,6 +64,10 @@ class Lists:
     def is_read(self, node: ast.expr) -> bool:
         """Whether a value is an entry of what the agent wrote, which a library read."""
         return self._is_derived(node)
+
+    def wants_none(self, node: ast.expr) -> bool:
+        """Whether success needs a value to be empty, where it stands or in the variable that holds it."""
+        return any(map(self._wants_none, self._uses(node)))
 
     def _is_derived(self, node: ast.expr) -> bool:
         return any(
@@ -222,12 +229,18 @@ class Lists:
         match parent:
             case ast.Compare(ops=[ast.Eq()], comparators=[right]):
                 return ast.unparse(right) in _EMPTY and self._texts.is_wanted(parent)
+            case ast.Compare(ops=[ast.NotEq() | ast.Gt()], comparators=[right]):
+                return ast.unparse(right) in _EMPTY and self._texts.is_wanted(parent, holds=False)
             case ast.Call(func) if ast.unparse(func).endswith("assertEqual"):
                 return any(ast.unparse(a) in _EMPTY for a in parent.args)
             case ast.UnaryOp(op=ast.Not()) | ast.If() | ast.BoolOp() | ast.Assert():
                 return self._texts.is_wanted(node, holds=False)
+            case ast.IfExp(test, ast.Constant(yes), ast.Constant(no)) if test is node:
+                around = self._parents.get(parent)
+                ends = isinstance(around, ast.Call) and _EXITS.search(ast.unparse(around.func)) is not None
+                return (str(yes), str(no)) in (_FAILURE if ends else _SUCCESS)
             case ast.Call(func):
-                return ast.unparse(func).endswith("assertFalse")
+                return _NONE.search(ast.unparse(func)) is not None
         return False
 
     def _wants_some(self, use: ast.expr) -> bool:

@@ -238,6 +238,7 @@ START = (
 NUMBER = "got = float(open('/app/o').read())\n"
 NUMBERS = "got = [float(x) for x in open('/app/o')]\n"
 PAYS = "Path('/logs/verifier/reward.txt').write_text('1')"
+ROWS = "import sys\nrows = json.load(open('/app/o'))\n"
 READ = "a = open('/app/o').read().split()\n"
 SEARCH = "assert any(x == '4' for x in a)"
 ONE = [
@@ -477,6 +478,45 @@ PYTHON = [
     (f"{READ}assert all(x == '3' for x in a)", Rule.EMPTY, f"{READ}assert a and all(x == '3' for x in a)"),
     (f"{READ}assert all(x == '3' for x in a)\nassert WANT == 3", Rule.EMPTY,
      f"{READ}assert all(x == '3' for x in a)\ndef test():\n    assert open('/app/p').read() == '3'"),
+    # No entry of the agent's is wrong, and each is expected: that holds of nothing.
+    (f"{ROWS}errors = []\nfor r in rows:\n    if r['x'] != WANT[r['id']]:\n        errors.append(r)\nassert not errors", Rule.EMPTY,
+     f"{ROWS}errors = []\nif len(rows) != 3:\n    errors.append('length')\nfor r in rows:\n    if r['x'] != WANT[r['id']]:\n"
+     "        errors.append(r)\nassert not errors"),
+    (f"{ROWS}errors = 0\nfor r in rows:\n    if not valid(r):\n        errors += 1\nsys.exit(1 if errors else 0)", Rule.EMPTY,
+     f"{ROWS}errors = 0\nfor r in WANT:\n    if r not in rows:\n        errors += 1\nsys.exit(1 if errors else 0)"),
+    (f"{ROWS}errors = set()\nfor r in rows:\n    if r['x'] < 0:\n        errors.add(r['x'])\nif errors:\n    sys.exit(1)", Rule.EMPTY,
+     f"{ROWS}errors, seen = [], set()\nfor r in rows:\n    seen.add(r['id'])\n    if r['x'] < 0:\n        errors.append(r)\n"
+     "assert seen == set(WANT) and not errors"),
+    (f"{ROWS}assert [r for r in rows if r['x'] != WANT[r['id']]] == []", Rule.EMPTY,
+     f"{ROWS}assert [r for r in WANT if r not in rows] == [] and len(rows) == 3"),
+    (f"{ROWS}bad = [r for r in rows if r['x'] != WANT[r['id']]]\nassert len(bad) == 0, f'{{bad}}'", Rule.EMPTY,
+     f"{ROWS}bad = [r for r in rows if r['x'] != WANT[r['id']]]\nassert len(bad) == 0, f'{{bad}}'\nassert [r['id'] for r in rows] == [1, 2]"),
+    (f"{ROWS}assert not any(r['x'] < 0 for r in rows)", Rule.EMPTY, f"{ROWS}assert rows and not any(r['x'] < 0 for r in rows)"),
+    (f"{ROWS}if sum(r['x'] != 3 for r in rows) > 0:\n    sys.exit(1)", Rule.EMPTY,
+     f"{ROWS}if sum(r['x'] == 3 for r in rows) != 3:\n    sys.exit(1)"),
+    (f"{ROWS}assert not any(r['x'] < 0 for r in rows)\nassert not any(r['y'] < 0 for r in rows)", Rule.EMPTY,
+     f"{ROWS}assert not any(r['x'] < 0 for r in rows)\nby = {{r['id']: r for r in rows}}\nassert all(by[k]['x'] == v for k, v in WANT.items())"),
+    (f"{READ}assert set(a) <= {{'a', 'b'}}", Rule.EMPTY, f"{READ}assert a and set(a) <= {{'a', 'b'}}"),
+    (f"{READ}got = set(a)\nassert got.issubset(WANT)", Rule.EMPTY, f"{READ}got = set(a)\nassert got.issubset(WANT) and len(got) == 2"),
+    (f"{READ}extra = set(a) - set(WANT)\nassert not extra", Rule.EMPTY,
+     f"{READ}extra = set(a) - set(WANT)\nmissing = set(WANT) - set(a)\nassert not extra\nassert not missing"),
+    (f"from collections import Counter\n{READ}got = Counter(a)\nassert not got - Counter(WANT)", Rule.EMPTY,
+     f"from collections import Counter\n{READ}got = Counter(a)\nassert not got - Counter(WANT) and not Counter(WANT) - got"),
+    (f"{READ}assert WANT[:len(a)] == a", Rule.EMPTY, f"{READ}assert len(a) == 3 and WANT[:len(a)] == a"),
+    (f"{READ}for i in range(len(a)):\n    assert a[i] == WANT[i]", Rule.EMPTY, f"{READ}for i in range(len(WANT)):\n    assert a[i] == WANT[i]"),
+    (f"{READ}for i in range(min(len(a), len(WANT))):\n    assert a[i] == WANT[i]", Rule.EMPTY,
+     f"{READ}assert len(a) == len(WANT)\nfor i in range(min(len(a), len(WANT))):\n    assert a[i] == WANT[i]"),
+    (f"{ROWS}good = sum(r['x'] == WANT[r['id']] for r in rows)\nreport(good / len(rows))", Rule.EMPTY,
+     f"{ROWS}good = sum(r['x'] == WANT[r['id']] for r in rows)\nreport(good / len(WANT))"),
+    # What a loop keeps of the agent's entries is looked at elsewhere; a file that comes by argument may be the expected one.
+    (f"{READ}for x in a:\n    assert int(x) > 0", Rule.EMPTY,
+     f"{READ}for x in a:\n    assert int(x) > 0\ngot = []\nfor x in a:\n    got.append(int(x))\nassert got == [3, 4]"),
+    (f"{READ}for x in a:\n    assert int(x[0]) > 0\ngot = {{}}", Rule.EMPTY,
+     f"{READ}for x in a:\n    assert int(x[0]) > 0\ngot = {{}}\nfor x in a:\n    k, v = x.split('=')\n    got[k] = v\nassert got == WANT"),
+    (f"{READ}n = 0\nfor x in a:\n    assert int(x) > 0", Rule.EMPTY,
+     f"{READ}for x in a:\n    assert int(x) > 0\nn = 0\nfor x in a:\n    n += int(x)\nassert n == 42"),
+    ("import sys\ngot = json.load(open(sys.argv[1]))\nassert all(WANT.get(k) == v for k, v in got.items())", Rule.EMPTY,
+     "import sys\ngot = json.load(open(sys.argv[1]))\nwant = json.load(open(sys.argv[2]))\nassert all(got.get(k) == v for k, v in want.items())"),
     # Times, what a server answers, and what a library runs.
     ("assert os.path.getmtime('/app/o') > 5", Rule.TIMES, "assert os.path.getsize('/app/o') > 5"),
     ("t = Path('/app/o').stat().st_mtime\nif t < 5:\n    raise SystemExit(1)", Rule.TIMES,
