@@ -9,6 +9,7 @@ from orchestrator.tasks.traps.programs import PROGRAM_PATHS
 from orchestrator.tasks.traps.python_calls import Calls
 from orchestrator.tasks.traps.python_lengths import Lengths
 from orchestrator.tasks.traps.python_lists import Lists
+from orchestrator.tasks.traps.python_missing import Missing
 from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_numbers import Numbers
 from orchestrator.tasks.traps.python_parts import Parts
@@ -61,6 +62,8 @@ def _found(
     yield from ((node, Rule.SOMEWHERE) for node in lists.somewhere())
     lengths = Lengths(tree, names=names, texts=texts, lists=lists)
     yield from ((node, Rule.EMPTY) for node in lengths.empty())
+    missing = Missing(tree, names=names, texts=texts, lists=lists, agent_modules=agent_modules)
+    yield from ((node, Rule.EMPTY) for node in missing.found())
     yield from Parts(tree, names, texts).found()
     numbers = Numbers(tree, names=names, texts=texts, lists=lists)
     yield from ((node, Rule.NOT_A_NUMBER) for node in numbers.not_a_number())

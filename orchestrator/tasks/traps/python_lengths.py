@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Final
 
 from orchestrator.tasks.traps.python_lists import Lists
+from orchestrator.tasks.traps.python_missing import listing_of
 from orchestrator.tasks.traps.python_names import PythonNames, bindings
 from orchestrator.tasks.traps.python_nothing import Nothing
 from orchestrator.tasks.traps.python_text import Texts, fails
@@ -62,17 +63,21 @@ class Lengths:
         """The values of the agent's in a loop, with those that it pairs them with."""
         pairs = self._pairs(iterated)
         own = pairs if pairs is not None else [iterated]
-        return own if any(map(self._lists.is_read, own)) else []
+        return own if any(map(self._is_entry, own)) else []
+
+    def _is_entry(self, node: ast.expr) -> bool:
+        """Whether a value holds entries of what the agent wrote, or files that it left: `Path("/app/out").glob("*")`."""
+        return self._lists.is_read(node) or listing_of(node, self._names) is not None
 
     def _is_own(self, node: ast.expr) -> bool:
         """Whether a value has something of the agent's in it, also what a loop keeps: `got.append(line)`, `got[key] = value`."""
-        return self._lists.is_read(node) or any(
+        return self._is_entry(node) or any(
             isinstance(n, ast.Name) and n.id in self._kept for n in ast.walk(node)
         )
 
     @cached_property
     def _kept(self) -> set[str]:
-        return self._growing(self._lists.is_read)
+        return self._growing(self._is_entry)
 
     def _may_be_expected(self, node: ast.expr) -> bool:
         """Whether a value comes from one of several arguments of the program: one may be the file with what is expected."""
@@ -178,8 +183,9 @@ class Lengths:
         """Whether all that a loop goes over is the agent's: `got.splitlines()`, not `zip_longest(got, want)`."""
         match node:
             case ast.Call(ast.Name(), [_, *_] as given):
-                return all(map(self._lists.is_read, given)) or self._texts.carries(node)
-        return self._lists.is_read(node)
+                read = all(map(self._lists.is_read, given)) or self._texts.carries(node)
+                return read or listing_of(node, self._names) is not None
+        return self._is_entry(node)
 
     def _requires_length(self) -> bool:
         """Whether a condition looks at the length of something of the agent's."""

@@ -134,9 +134,9 @@ ADVICE: Final[dict[Rule, Advice]] = {
         "abs(got - want) <= 0.01, in awk exit !(d < 0.01); or math.isfinite(got) first",
     ),
     Rule.EMPTY: Advice(
-        "an empty or missing answer passes: it is a part of every text, no line of it is wrong, and diff prints nothing",
+        "an empty or missing answer passes: it is a part of every text, no line of it is wrong, and what is not there is not checked",
         'compare the whole: [ "$got" = "$want" ], cmp -s out /tests/want, got == want; zip(got, want, strict=True); '
-        "require the length: len(rows) == 3, [ -s out ]",
+        "require the length: len(rows) == 3, [ -s out ], and path.exists()",
     ),
     Rule.READ_ONLY: Advice(
         "/tests is read-only: the write fails, and the tests go on with the files as they were",

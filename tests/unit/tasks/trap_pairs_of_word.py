@@ -238,6 +238,8 @@ START = (
 NUMBER = "got = float(open('/app/o').read())\n"
 NUMBERS = "got = [float(x) for x in open('/app/o')]\n"
 PAYS = "Path('/logs/verifier/reward.txt').write_text('1')"
+IS_42 = "assert open('/app/o').read() == '42'"
+FILES_OF = "import glob\n"
 ROWS = "import sys\nrows = json.load(open('/app/o'))\n"
 READ = "a = open('/app/o').read().split()\n"
 SEARCH = "assert any(x == '4' for x in a)"
@@ -517,6 +519,45 @@ PYTHON = [
      f"{READ}for x in a:\n    assert int(x) > 0\nn = 0\nfor x in a:\n    n += int(x)\nassert n == 42"),
     ("import sys\ngot = json.load(open(sys.argv[1]))\nassert all(WANT.get(k) == v for k, v in got.items())", Rule.EMPTY,
      "import sys\ngot = json.load(open(sys.argv[1]))\nwant = json.load(open(sys.argv[2]))\nassert all(got.get(k) == v for k, v in want.items())"),
+    # What is not there is not checked.
+    (f"def test():\n    if not os.path.exists('/app/o'):\n        pytest.skip('no output')\n    {IS_42}", Rule.EMPTY,
+     f"def test():\n    if not os.path.exists('/app/o'):\n        pytest.fail('no output')\n    {IS_42}"),
+    ("P = Path('/app/o')\ndef test():\n    if not P.exists():\n        return\n    assert P.read_text() == '42'", Rule.EMPTY,
+     "P = Path('/app/o')\ndef test_there():\n    assert P.exists()\ndef test():\n    if not P.exists():\n        return\n"
+     "    assert P.read_text() == '42'"),
+    (f"@pytest.mark.skipif(not os.path.exists('/app/o'), reason='x')\ndef test():\n    {IS_42}", Rule.EMPTY,
+     f"@pytest.mark.skipif(not os.path.exists('/tests/data'), reason='x')\ndef test():\n    {IS_42}"),
+    (f"import unittest\n@unittest.skipUnless(os.path.exists('/app/o'), 'x')\nclass T(unittest.TestCase):\n    def test(self):\n"
+     f"        {IS_42}", Rule.EMPTY,
+     f"import unittest\n@unittest.skipUnless(os.path.exists('/tests/data'), 'x')\nclass T(unittest.TestCase):\n    def test(self):\n        {IS_42}"),
+    ("@pytest.fixture\ndef out():\n    if not Path('/app/o').is_file():\n        pytest.skip('x')\n    return Path('/app/o').read_text()\n"
+     "def test(out):\n    assert out == '42'", Rule.EMPTY,
+     "@pytest.fixture\ndef out():\n    if not Path('/app/o').is_file():\n        return ''\n    return Path('/app/o').read_text()\n"
+     "def test(out):\n    assert out == '42'"),
+    (f"if os.path.exists('/app/o'):\n    {IS_42}", Rule.EMPTY, f"if os.path.exists('/app/o'):\n    {IS_42}\nelse:\n    raise SystemExit(1)"),
+    ("def test():\n    p = Path('/app/o')\n    if p.exists():\n        assert p.read_text() == '42'", Rule.EMPTY,
+     "def test():\n    p = Path('/app/log')\n    if p.exists():\n        assert 'secret' not in p.read_text()"),
+    (f"if os.path.exists('/app/o'):\n    {IS_42}", Rule.EMPTY,
+     f"{IS_42}\nif os.path.exists('/app/p'):\n    assert open('/app/p').read() == '43'"),
+    ("for n in ('a', 'b'):\n    p = Path('/app') / n\n    if not p.exists():\n        continue\n    assert p.read_text() == n", Rule.EMPTY,
+     "good = 0\nfor n in ('a', 'b'):\n    p = Path('/app') / n\n    if not p.exists():\n        continue\n    good += p.read_text() == n\n"
+     "assert good == 2"),
+    ("def test():\n    try:\n        got = open('/app/o').read()\n    except FileNotFoundError:\n        return\n    assert got == '42'", Rule.EMPTY,
+     "got = ''\ntry:\n    got = open('/app/o').read()\nexcept FileNotFoundError:\n    pass\nassert got == '42'"),
+    (f"try:\n    {IS_42}\nexcept OSError:\n    pass", Rule.EMPTY, f"try:\n    {IS_42}\nexcept OSError:\n    raise SystemExit(1)"),
+    (f"{FILES_OF}for p in glob.glob('/app/o/*'):\n    assert open(p).read() == '42'", Rule.EMPTY,
+     f"{FILES_OF}for p in glob.glob('/tests/o/*'):\n    assert open('/app/o/' + p[9:]).read() == open(p).read()"),
+    ("for p in sorted(Path('/app/o').glob('*.txt')):\n    assert p.read_text() == '42'", Rule.EMPTY,
+     "found = sorted(Path('/app/o').glob('*.txt'))\nassert len(found) == 3\nfor p in found:\n    assert p.read_text() == '42'"),
+    ("for n in os.listdir('/app/o'):\n    assert open('/app/o/' + n).read() == open('/tests/o/' + n).read()", Rule.EMPTY,
+     "assert set(os.listdir('/app/o')) == {'a'}\nfor n in os.listdir('/app/o'):\n"
+     "    assert open('/app/o/' + n).read() == open('/tests/o/' + n).read()"),
+    (f"{FILES_OF}@pytest.mark.parametrize('p', glob.glob('/app/o/*'))\ndef test(p):\n    assert open(p).read() == '42'", Rule.EMPTY,
+     f"{FILES_OF}@pytest.mark.parametrize('p', glob.glob('/tests/o/*'))\ndef test(p):\n    assert open('/app/o/' + p[9:]).read() == open(p).read()"),
+    ("d = json.load(open('/app/o'))\nassert d.get('x', 42) == 42", Rule.EMPTY,
+     "d = json.load(open('/app/o'))\nassert d.get('x') == 42 and d.get('errors', 0) == 0"),
+    ("d = json.load(open('/app/o'))\nif 'x' in d:\n    assert d['x'] == 42", Rule.EMPTY,
+     "d = json.load(open('/app/o'))\nassert d['y'] == 3\nif 'x' in d:\n    assert d['x'] == 42"),
     # Times, what a server answers, and what a library runs.
     ("assert os.path.getmtime('/app/o') > 5", Rule.TIMES, "assert os.path.getsize('/app/o') > 5"),
     ("t = Path('/app/o').stat().st_mtime\nif t < 5:\n    raise SystemExit(1)", Rule.TIMES,
