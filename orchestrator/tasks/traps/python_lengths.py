@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Final
 
+from orchestrator.tasks.traps.python_arrays import Arrays
 from orchestrator.tasks.traps.python_lists import Lists
 from orchestrator.tasks.traps.python_missing import listing_of
 from orchestrator.tasks.traps.python_names import PythonNames, bindings
@@ -14,6 +15,8 @@ from orchestrator.tasks.traps.python_tree import names_where, nodes_of, parents_
 
 _RIGHT: Final = (ast.Eq, ast.In, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
 _WRONG: Final = (ast.NotEq, ast.NotIn, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
+_HEADERS: Final = frozenset({"columns", "dtype", "dtypes", "ndim"})
+"""What a table without rows has as well."""
 _GROWS: Final = frozenset({"append", "add", "extend", "update", "insert"})
 
 
@@ -23,6 +26,7 @@ class Lengths:
     def __init__(self, tree: ast.Module, *, names: PythonNames, texts: Texts, lists: Lists) -> None:
         self._tree, self._names, self._texts, self._lists = tree, names, texts, lists
         self._nothing = Nothing(tree, names=names, texts=texts, lists=lists)
+        self._arrays = Arrays(tree, names=names, texts=texts, lists=lists)
         self._parents = parents_of(tree)
         self._errors: set[str] = set()
         self._inside: set[ast.AST] = set()
@@ -32,6 +36,7 @@ class Lengths:
         checked = [(n, iterated) for n in nodes_of(self._tree) for iterated in self._checked(n)]
         loops = [(n, iterated) for n, iterated in checked if self._reads(iterated)]
         whole = [(node, own) for node, own in self._nothing.found() if self._reads(own)]
+        whole += self._arrays.found()
         if not loops and not whole:
             return
         inside = [*(n for n, _ in loops), *(self._around(node) for node, _ in whole)]
@@ -109,7 +114,8 @@ class Lengths:
 
     def _around(self, node: ast.expr) -> ast.expr:
         """The whole condition around a value: `len(got - WANT) == 0`, without others that must hold as well."""
-        while isinstance(parent := self._parents.get(node), ast.Compare | ast.UnaryOp | ast.Call | ast.IfExp):
+        part_of = (ast.Compare, ast.UnaryOp, ast.Call, ast.IfExp, ast.Attribute)
+        while isinstance(parent := self._parents.get(node), part_of):
             node = parent
         return node
 
@@ -236,6 +242,8 @@ class Lengths:
     def _is_condition(self, node: ast.AST) -> bool:
         child = node
         while (parent := self._parents.get(child)) is not None and not isinstance(parent, ast.stmt):
+            if isinstance(parent, ast.Attribute) and parent.attr in _HEADERS:
+                return False
             if isinstance(parent, ast.Compare | ast.BoolOp | ast.UnaryOp):
                 return True
             if isinstance(parent, ast.Subscript) and parent.value is child:
@@ -256,6 +264,7 @@ class Lengths:
             n
             for n in nodes_of(self._tree)
             if isinstance(n, ast.Compare)
+            and not any(isinstance(i, ast.Attribute) and i.attr in _HEADERS for i in ast.walk(n))
             and any(map(self._is_own, (n.left, *n.comparators)))
             and (self._texts.is_wanted(n) or self._texts.is_wanted(n, holds=False))
         ]

@@ -17,7 +17,7 @@ _NONE: Final = re.compile(r"assertFalse$|(?:^|\.)(?:_?exit|SystemExit)$")
 """Calls that succeed with an empty value: `self.assertFalse(errors)`, `sys.exit(len(errors))`."""
 _FAILURE: Final = (("1", "0"), ("True", "False"))
 _SUCCESS: Final = (("0", "1"), ("0.0", "1.0"), ("False", "True"), ("0\n", "1\n"))
-_LOADS: Final = re.compile(r"(?:^|[._])(?:parse|load\w*|read_\w+|reader|DictReader)$")
+_LOADS: Final = re.compile(r"(?:^|[._])(?:parse|load\w*|genfromtxt|fromfile|read_\w+|reader|DictReader)$")
 
 
 class Lists:
@@ -64,6 +64,10 @@ class Lists:
     def is_read(self, node: ast.expr) -> bool:
         """Whether a value is an entry of what the agent wrote, which a library read."""
         return self._is_derived(node)
+
+    def around(self, node: ast.AST) -> ast.AST | None:
+        """The node around another."""
+        return self._parents.get(node)
 
     def wants_none(self, node: ast.expr) -> bool:
         """Whether success needs a value to be empty, where it stands or in the variable that holds it."""

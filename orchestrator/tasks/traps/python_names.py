@@ -78,6 +78,10 @@ class PythonNames:
         """Whether a full name is that of an imported module, or begins with it."""
         return any(f"{name}.".startswith(f"{module}.") for module in self._imported)
 
+    def is_module(self, node: ast.Name) -> bool:
+        """Whether a name is that of a module, or of something that is imported."""
+        return node.id in self._modules
+
     def value(self, node: ast.expr, deep: int = 0) -> ast.expr:
         """The expression that a name stands for, or the expression itself."""
         name = known_as(node)

@@ -240,6 +240,8 @@ NUMBERS = "got = [float(x) for x in open('/app/o')]\n"
 PAYS = "Path('/logs/verifier/reward.txt').write_text('1')"
 IS_42 = "assert open('/app/o').read() == '42'"
 FILES_OF = "import glob\n"
+ARRAYS = "import numpy as np\ngot = np.load('/app/o')\nwant = np.load('/tests/w')\n"
+TABLE = "import pandas as pd\ndf = pd.read_csv('/app/o')\n"
 ROWS = "import sys\nrows = json.load(open('/app/o'))\n"
 READ = "a = open('/app/o').read().split()\n"
 SEARCH = "assert any(x == '4' for x in a)"
@@ -519,6 +521,24 @@ PYTHON = [
      f"{READ}for x in a:\n    assert int(x) > 0\nn = 0\nfor x in a:\n    n += int(x)\nassert n == 42"),
     ("import sys\ngot = json.load(open(sys.argv[1]))\nassert all(WANT.get(k) == v for k, v in got.items())", Rule.EMPTY,
      "import sys\ngot = json.load(open(sys.argv[1]))\nwant = json.load(open(sys.argv[2]))\nassert all(got.get(k) == v for k, v in want.items())"),
+    # An array of shape (0, 3) fits any three numbers, and a table may have no rows.
+    (f"{ARRAYS}assert np.allclose(got, want)", Rule.EMPTY, f"{ARRAYS}assert got.shape == want.shape\nassert np.allclose(got, want)"),
+    (f"{ARRAYS}assert (got == want).all()", Rule.EMPTY, f"{ARRAYS}assert np.array_equal(got, want)"),
+    (f"{ARRAYS}assert np.all(abs(got - want) < 1e-3)", Rule.EMPTY, f"{ARRAYS}assert len(got) == 3 and np.all(abs(got - want) < 1e-3)"),
+    (f"{ARRAYS}assert not np.any(abs(got - want) > 1e-3)", Rule.EMPTY, f"{ARRAYS}assert got.size == 3\nassert np.all(abs(got - want) < 1e-3)"),
+    (f"{ARRAYS}np.testing.assert_array_less(abs(got - want), 1e-3)", Rule.EMPTY, f"{ARRAYS}np.testing.assert_allclose(got, want)"),
+    (f"{ARRAYS}np.testing.assert_allclose(got, 5.0)", Rule.EMPTY, f"{ARRAYS}np.testing.assert_allclose(got[0], 5.0)"),
+    ("import torch\ngot = torch.load('/app/o', weights_only=True)\nassert torch.allclose(got, WANT)", Rule.EMPTY,
+     "import torch\ngot = torch.load('/app/o', weights_only=True)\nassert got.shape == WANT.shape and torch.allclose(got, WANT)"),
+    ("import numpy as np\ngot = np.loadtxt('/app/o')\nassert np.allclose(got, 5.0)", Rule.EMPTY,
+     "import numpy as np\ngot = np.loadtxt('/app/o')\nassert np.allclose(got, [5.0, 6.0])"),
+    (f"{TABLE}assert (df['x'] > 0).all()", Rule.EMPTY, f"{TABLE}assert len(df) == 3\nassert (df['x'] > 0).all()"),
+    (f"{TABLE}assert list(df.columns) == ['id', 'x']\nassert df.isnull().sum().sum() == 0", Rule.EMPTY,
+     f"{TABLE}assert list(df['id']) == [1, 2]\nassert df.isnull().sum().sum() == 0"),
+    (f"{TABLE}assert df['x'].isin(WANT).all()\nassert df['x'].notna().all()", Rule.EMPTY, f"{TABLE}assert not df.empty and df['x'].isin(WANT).all()"),
+    (f"{TABLE}assert not df.duplicated().any()", Rule.EMPTY, f"{TABLE}assert df.shape == (3, 2) and not df.duplicated().any()"),
+    (f"{TABLE}m = df.merge(WANT, on='id')\nassert (m['x_x'] == m['x_y']).all()", Rule.EMPTY,
+     f"{TABLE}m = WANT.merge(df, on='id')\nassert len(m) == 3\nassert (m['x_x'] == m['x_y']).all()"),
     # What is not there is not checked.
     (f"def test():\n    if not os.path.exists('/app/o'):\n        pytest.skip('no output')\n    {IS_42}", Rule.EMPTY,
      f"def test():\n    if not os.path.exists('/app/o'):\n        pytest.fail('no output')\n    {IS_42}"),
