@@ -1,7 +1,9 @@
 """Python that takes the agent's word for it: a reward that it wrote, two files of its own that are equal, the exit status of its program."""
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Final
 
 from orchestrator.tasks.traps.paid_text import REWARD
@@ -16,6 +18,7 @@ _KEEPS: Final = listed("float int round min max str json.load json.loads json.du
 _COPIES: Final = frozenset({"shutil.copy", "shutil.copyfile", "shutil.move"})
 _READS: Final = frozenset({"read", "read_text", "read_bytes"})
 _TIMES: Final = frozenset({"os.path.getmtime", "os.path.getctime", "os.path.getatime"})
+_CLOCKS: Final = frozenset({"time.time", "time.monotonic", "time.perf_counter"})
 _STATUS: Final = frozenset({"returncode", "exit_code", "returncode()", "exitstatus"})
 
 
@@ -40,7 +43,57 @@ class OwnWord:
                     yield node, Rule.BOTH_SIDES
             if isinstance(node, ast.Call) and self._compares_own(node) and self._texts.is_wanted(node):
                 yield node, Rule.BOTH_SIDES
+        yield from ((node, Rule.BOTH_SIDES) for node in self._by_two_runs())
         yield from ((node, Rule.STATUS) for node in self._by_status())
+
+    def _by_two_runs(self) -> Iterator[ast.expr]:
+        """The comparisons of one output of the agent's programs with another, if nothing else but exit statuses decides."""
+        conditions = [*self._conditions()]
+        both = [node for node in conditions if self._compares_prints(node)]
+        if all(node in both or self._is_ended(node) or self._is_status(node) for node in conditions):
+            yield from (n for n in both if isinstance(n, ast.Call) or self._texts.is_wanted(n))
+
+    def _compares_prints(self, node: ast.expr) -> bool:
+        """`run(3) == run(3)`, `a.stdout != b.stdout`, `self.assertEqual(run(3), run(3))`"""
+        match node:
+            case ast.Compare(left, [ast.Eq() | ast.NotEq()], [right]):
+                return self._is_print(left) and self._is_print(right)
+            case ast.Call(ast.Attribute(attr="assertEqual" | "assertNotEqual"), [left, right, *_]):
+                return self._is_print(left) and self._is_print(right)
+        return False
+
+    def _is_print(self, node: ast.expr, deep: int = 0) -> bool:
+        """Whether an expression is what a program printed that is not of the tests, and nothing else."""
+        if deep > 6 or self._names_tests(node):
+            return False
+        value = self._names.value(node)
+        match value:
+            case ast.Attribute(_, "stdout" | "stderr" | "output"):
+                return self._texts.carries(value)
+            case ast.Call(ast.Attribute(inner, "strip" | "rstrip" | "decode" | "splitlines" | "split")):
+                return self._is_print(inner, deep + 1)
+            case ast.Call(ast.Name(name)) if name in self._returns:
+                return all(self._is_print(found, deep + 1) for found in self._returns[name])
+            case ast.Call(func):
+                return self._names.called(func).endswith(("check_output", "getoutput"))
+        return False
+
+    def _names_tests(self, node: ast.expr) -> bool:
+        """Whether an expression, or what its names stand for, has a path of the tests: a reference program, `Path(__file__).with_name("ref")`."""
+        values = [self._names.value(n) for n in ast.walk(node) if isinstance(n, ast.expr)]
+        return any(re.search(r"/tests\b|__file__", ast.unparse(value)) for value in values)
+
+    @cached_property
+    def _returns(self) -> dict[str, list[ast.expr]]:
+        """The values that each function of the source returns."""
+        found: dict[str, list[ast.expr]] = {}
+        for node in nodes_of(self._tree):
+            if isinstance(node, ast.FunctionDef):
+                values = [
+                    n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value is not None
+                ]
+                found |= {node.name: values} if values else {}
+        return found
 
     def _by_times(self, node: ast.Compare) -> bool:
         """Whether a condition compares the times of a file of the agent's: `os.path.getmtime("/app/out") > t`, `.stat().st_mtime`."""
@@ -147,6 +200,8 @@ class OwnWord:
         """The starts of the agent's programs, if nothing but their exit statuses decides."""
         conditions = [*self._conditions()]
         ended = [*map(self._is_ended, conditions)]
+        if any(map(self._is_of_manner, conditions)) and self._looks_at_work(conditions):
+            return
         if not all(known or self._is_status(node) for known, node in zip(ended, conditions, strict=True)):
             return
         nodes = nodes_of(self._tree)
@@ -203,9 +258,9 @@ class OwnWord:
                 return True
         return False
 
-    def _looks_at_work(self) -> bool:
-        """Whether an expression uses what the agent wrote or printed, except to print it or to name a failure."""
-        notes: set[ast.AST] = set()
+    def _looks_at_work(self, apart: Iterable[ast.expr] = ()) -> bool:
+        """Whether an expression uses what the agent wrote or printed, except to print it or to name a failure, and in the conditions `apart`."""
+        notes = {inner for node in apart for inner in ast.walk(node)}
         read = {n.id for n in nodes_of(self._tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         for node in nodes_of(self._tree):
             match node:
@@ -250,8 +305,25 @@ class OwnWord:
             ):
                 yield node
 
+    def _is_of_manner(self, node: ast.expr) -> bool:
+        """Whether a condition looks only at how a program ran: `r.stderr == ""`, `time.time() - start < 2`."""
+        match node:
+            case ast.Compare(left, [ast.Eq()], [ast.Constant("" | b"")]) | ast.UnaryOp(ast.Not(), left):
+                if isinstance(left, ast.Call) and isinstance(left.func, ast.Attribute):
+                    left = left.func.value
+                return isinstance(left, ast.Attribute) and left.attr == "stderr"
+            case ast.Compare(left, [ast.Lt() | ast.LtE()], [right]):
+                sides = [self._names.value(side) for side in (left, right)]
+                called = (
+                    self._names.called(n.func) for s in sides for n in ast.walk(s) if isinstance(n, ast.Call)
+                )
+                return any(name in _CLOCKS for name in called)
+        return False
+
     def _is_status(self, node: ast.expr) -> bool:
-        """Whether a condition looks at an exit status alone."""
+        """Whether a condition looks at an exit status alone, or only at how the program ran."""
+        if self._is_of_manner(node):
+            return True
         match node:
             case ast.Compare(left, [ast.Eq()], [ast.Constant(0)]) | ast.Call(_, [left, ast.Constant(0), *_]):
                 value = self._names.value(left)

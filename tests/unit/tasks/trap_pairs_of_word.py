@@ -240,6 +240,7 @@ NUMBERS = "got = [float(x) for x in open('/app/o')]\n"
 PAYS = "Path('/logs/verifier/reward.txt').write_text('1')"
 IS_42 = "assert open('/app/o').read() == '42'"
 FILES_OF = "import glob\n"
+PRINTS = "def run(n):\n    return sp.run([*U, '/app/p', n], capture_output=True, text=True).stdout\n"
 ARRAYS = "import numpy as np\ngot = np.load('/app/o')\nwant = np.load('/tests/w')\n"
 TABLE = "import pandas as pd\ndf = pd.read_csv('/app/o')\n"
 ROWS = "import sys\nrows = json.load(open('/app/o'))\n"
@@ -412,6 +413,22 @@ PYTHON = [
      "r = sp.run([*U, '/app/p'], capture_output=True)\nok = r.returncode == 0\nreport(grade(r.stdout) if ok else 0)"),
     ("r = sp.run([*U, 'python3', '/app/t.py'])\nassert r.returncode == 0", Rule.STATUS,
      "r = sp.run([*U, 'python3', '/app/t.py'], capture_output=True)\nassert r.returncode == 0\nassert r.stdout == b'42'"),
+    # Two outputs of one program, its silence and its speed say nothing about its work.
+    (f"{PRINTS}assert run('3') == run('3')", Rule.BOTH_SIDES, f"{PRINTS}assert run('3') == run('3')\nassert run('3') == '9'"),
+    (f"{PRINTS}a = run('3')\nb = run('4')\nassert a.strip() != b.strip()", Rule.BOTH_SIDES,
+     f"{PRINTS}a = run('3')\nb = run('4')\nassert a != b and a == '9'"),
+    ("a = sp.run([*U, '/app/p'], capture_output=True)\nb = sp.run([*U, '/app/p'], capture_output=True)\nassert a.stdout == b.stdout", Rule.BOTH_SIDES,
+     "a = sp.run([*U, '/app/p'], capture_output=True)\nb = sp.run(['/tests/p'], capture_output=True)\nassert a.stdout == b.stdout"),
+    (f"{PRINTS}class T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(run('3'), run('3'))", Rule.BOTH_SIDES,
+     f"{PRINTS}class T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(run('3'), '9')"),
+    ("def run(p):\n    return sp.run([*U, p], capture_output=True).stdout\nassert run('/app/p') == run('/app/p')", Rule.BOTH_SIDES,
+     "REF = Path(__file__).with_name('p')\ndef run(p):\n    return sp.run([*U, p], capture_output=True).stdout\nassert run('/app/p') == run(REF)"),
+    ("r = sp.run([*U, '/app/p'], capture_output=True)\nassert r.stderr == b''", Rule.STATUS,
+     "r = sp.run([*U, '/app/p'], capture_output=True)\nassert r.stderr == b''\ngrade(r.stdout)"),
+    ("r = sp.run([*U, '/app/p'], capture_output=True)\nassert r.returncode == 0\nassert not r.stderr.strip()", Rule.STATUS,
+     "r = sp.run([*U, '/app/p'], capture_output=True)\nassert r.returncode == 0 and not r.stderr.strip()\nassert r.stdout == b'9'"),
+    ("import time\nstart = time.time()\nsp.run([*U, '/app/p'], capture_output=True)\ntook = time.time() - start\nassert took < 2", Rule.STATUS,
+     "import time\nstart = time.time()\nr = sp.run([*U, '/app/p'], capture_output=True)\nassert time.time() - start < 2\nassert r.stdout == b'9'"),
     # NaN is neither too small nor too large.
     (f"{NUMBER}if abs(got - 42) > 1e-6:\n    raise SystemExit(1)", Rule.NOT_A_NUMBER,
      f"{NUMBER}if not abs(got - 42) <= 1e-6:\n    raise SystemExit(1)"),
