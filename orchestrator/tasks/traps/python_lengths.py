@@ -16,7 +16,7 @@ from orchestrator.tasks.traps.python_tree import names_where, nodes_of, parents_
 _RIGHT: Final = (ast.Eq, ast.In, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
 _WRONG: Final = (ast.NotEq, ast.NotIn, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
 _HEADERS: Final = frozenset({"columns", "dtype", "dtypes", "ndim"})
-"""What a table without rows has as well."""
+"""A table without rows has these as well."""
 _GROWS: Final = frozenset({"append", "add", "extend", "update", "insert"})
 
 
@@ -86,13 +86,15 @@ class Lengths:
 
     def _may_be_expected(self, node: ast.expr) -> bool:
         """Whether a value comes from one of several arguments of the program: one may be the file with what is expected."""
-        given = self._growing(_is_argument)
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        direct = any(isinstance(n, ast.expr) and _is_argument(n) for n in ast.walk(node))
+        return bool(self._given and (direct or names & self._given))
+
+    @cached_property
+    def _given(self) -> set[str]:
+        """The names of what comes from arguments of the program; none if there is one argument alone."""
         places = {ast.unparse(n) for n in nodes_of(self._tree) if isinstance(n, ast.expr) and _is_argument(n)}
-        several = len(places - {"sys.argv", "argv"}) != 1
-        return several and any(
-            isinstance(n, ast.expr) and (_is_argument(n) or (isinstance(n, ast.Name) and n.id in given))
-            for n in ast.walk(node)
-        )
+        return self._growing(_is_argument) if len(places - {"sys.argv", "argv"}) != 1 else set()
 
     def _growing(self, is_one: Callable[[ast.expr], bool]) -> set[str]:
         """The names of variables that hold such a value, or that were made of one."""
