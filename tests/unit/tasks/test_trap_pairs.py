@@ -14,6 +14,7 @@ from orchestrator.tasks.traps.python import python_traps
 from orchestrator.tasks.traps.python_tree import nodes_of, parents_of
 from orchestrator.tasks.traps.shell import shell_traps
 from tests.unit.tasks import trap_pairs_of_word as of_word
+from tests.unit.tasks import trap_pairs_of_word_in_python as of_word_in_python
 from tests.unit.tasks.trap_pairs import PYTHON, SHELL
 
 
@@ -77,7 +78,8 @@ def test_no_safe_twin_pays_for_a_missing_or_an_empty_answer(content: str | None,
 
 @pytest.mark.parametrize(
     ("trap", "rule", "safe"),
-    PYTHON + [(of_word.START + t, r, of_word.START + s) for t, r, s in of_word.PYTHON],
+    PYTHON
+    + [(of_word_in_python.START + t, r, of_word_in_python.START + s) for t, r, s in of_word_in_python.PYTHON],
 )
 def test_a_form_of_python_that_pays_without_the_work_is_named_and_its_safe_twin_is_not(
     trap: str, rule: Rule, safe: str

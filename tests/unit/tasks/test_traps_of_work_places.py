@@ -5,12 +5,17 @@ import pytest
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.traps import Rule, Trap, traps_of
 from tests.unit.tasks import trap_pairs_of_word as of_word
+from tests.unit.tasks import trap_pairs_of_word_in_python as of_word_in_python
 from tests.unit.tasks.trap_pairs import PYTHON, SHELL
 
 WORKS = ("/tmp", "/root", "/home/agent", "/home", "/tmp/project")
 SHELLS = [pair for pair in SHELL + of_word.SHELL if "/app" in pair[0]]
 PYTHONS = [pair for pair in PYTHON if "/app" in pair[0]]
-PYTHONS += [(of_word.START + t, r, of_word.START + s) for t, r, s in of_word.PYTHON if "/app" in t]
+PYTHONS += [
+    (of_word_in_python.START + t, r, of_word_in_python.START + s)
+    for t, r, s in of_word_in_python.PYTHON
+    if "/app" in t
+]
 
 
 def found(work: str, name: str, text: str, toml: str = "", dockerfile: str | None = None) -> list[Trap]:
