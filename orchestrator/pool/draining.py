@@ -12,6 +12,7 @@ is meant to work. A process that died continues to drain when it comes back.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -19,6 +20,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.http_urls import normal_url
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import DrainKind
 from orchestrator.pool.drain_requests import SELF
@@ -168,6 +170,9 @@ async def find(
         for candidate in await drainables(connection, run_id, no_progress_s)
         if candidate.kind == kind
     ]
+    if kind is DrainKind.SERVER:
+        with suppress(ValueError):  # of what is no URL
+            name = normal_url(name)
     matching = [candidate for candidate in candidates if name in candidate.names]
     if len(matching) == 1:
         return matching[0]

@@ -126,7 +126,7 @@ class Builder:
 
     def key(self, context: Mapping[str, BuildEntry]) -> str:
         """The name under which the store keeps what a task's context builds: it changes with the context, the bases, and the settings and files of
-        builds. ImageRefused if a base or a file is missing."""
+        builds. ImageRefused if a base is missing, SandboxError if a file is."""
         _, stages = recipe.read(_dockerfile(context))
         hasher = hashlib.sha256(_RULES + context_digest(context))
         if _IGNORE in context:  # versions that did not read it made another image
@@ -159,8 +159,9 @@ class Builder:
             ) from error
 
     async def built(self, context: Mapping[str, BuildEntry]) -> Image:
-        """The image of a task's build context, built unless the store has it. ImageRefused if the context is at fault."""
-        name = self.key(context)
+        """The image of a task's build context, built unless the store has it. ImageRefused if the context is at fault, SandboxError if
+        this machine is."""
+        name = await anyio.to_thread.run_sync(self.key, context)
         try:
             return self._store.find(name)
         except UnknownImage:

@@ -107,8 +107,9 @@ def _before(renderer: Renderer, ids: list[int], stop: str | None) -> tuple[list[
         low, high = (low, middle) if stop in renderer.decode(ids[-middle:]) else (middle + 1, high)
     start = len(ids) - low
     marks = renderer.markers
-    if ids[start] == marks.call_close and marks.call_open in ids[:start]:
-        return ids[: start + 1], ""
+    is_open = [each == marks.call_open for each in ids[:start] if each in (marks.call_open, marks.call_close)]
+    if is_open and is_open[-1] and marks.call_close in ids[start:]:
+        return ids[: ids.index(marks.call_close, start) + 1], ""
     return ids[:start], _without(renderer.decode(ids[start:]), stop)
 
 

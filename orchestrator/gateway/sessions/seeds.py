@@ -11,8 +11,9 @@ from orchestrator.gateway.sessions.session import Session
 def seed_of(session: Session, request: CompletionRequest, state: Ids, seed: int) -> int:
     """The seed, below 2^31, of a call that samples after `state` (int32[n]), from the session's `seed`.
 
-    Calls at once have different seeds, and none depends on when another ends. Programs may put random metadata into their bodies, so a body
-    counts only where another request samples after the same state. A repeated request has another seed, a retry of an aborted one the same.
+    Calls at once have different seeds, and none depends on when another ends. A scaffold's calls have numbers, so their order does not matter
+    either. Programs may put random metadata into their bodies, so a body counts only where an earlier request samples after the same state. A
+    repeated request has another seed; a retry of an aborted one has the same, if no other one samples after its state in between.
     """
     parts = [str(seed), request.agent, sha256(ids_to_bytes(state)).hex()]
     if request.number is not None:

@@ -265,7 +265,8 @@ async def test_a_window_too_small_for_the_longest_groups_is_warned_of_once(
             await detector.look()
     found = [line["warning"] for line in logs if line["event"] == "window.idles_the_trainer"]
     assert len(found) == warnings and all(
-        "begin a new run with a larger queue.capacity or a larger queue.window_fraction" in line
+        "begin a new run with a larger queue.capacity and queue.max_staleness or a larger queue.window_fraction"
+        in line
         for line in found
     )
 

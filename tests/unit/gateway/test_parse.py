@@ -118,6 +118,8 @@ def test_a_stop_string_is_not_part_of_the_message(renderer: QwenRenderer, ids_of
         (f"so\n{LS}\n{LS}\n\n Observation: x", "Observation:", "ok", 2),
         (f"so\n{LS}\n", "\n", "ok", 1),
         (f"so\n{LS}", "</tool_call>", "ok", 1),
+        (f"so\n{LS}", "\n</tool_call>", "ok", 1),
+        (f"so\n{LS}", "}\n</tool_call>", "ok", 1),
         (f"so\n{LS}\nObservation:", "</tool_call>\nObs", "ok", 1),
         ("so\n<tool_call>", "<tool_call>", "ok", 0),
         ("so\n<think>", "think>", "ok", 0),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes.base import File, ImageRefused
+from sandboxes.base import File, SandboxError
 from sandboxes.images.build import Builder
 from sandboxes.images.settings import ImageSettings
 from sandboxes.images.store import ImageStore
@@ -62,6 +62,6 @@ def test_the_name_of_a_built_image_follows_the_content_of_a_directory_that_its_b
 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(
-        ImageRefused, match=rf"^sandbox\.images\.build_files: a: {tmp_path}/no does not exist$"
+        SandboxError, match=rf"^sandbox\.images\.build_files: a: {tmp_path}/no does not exist$"
     ):
         key(tmp_path, a=tmp_path / "no")
