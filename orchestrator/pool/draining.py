@@ -171,7 +171,7 @@ async def find(
         if candidate.kind == kind
     ]
     if kind is DrainKind.SERVER:
-        with suppress(ValueError):  # of what is no URL
+        with suppress(ValueError):  # it is not a URL
             name = normal_url(name)
     matching = [candidate for candidate in candidates if name in candidate.names]
     if len(matching) == 1:

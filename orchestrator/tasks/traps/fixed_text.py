@@ -47,10 +47,12 @@ class FixedText:
         self._wrappers = {
             source_of(n.named_children[0]) for n in assigned if WRAPPER in source_of(n.named_children[1])
         }
+        moves = [(n, words(n)) for n in self._nodes if n.type == "command"]
         went = [
-            (n, found[1])
-            for n in self._nodes
-            if n.type == "command" and len(found := words(n)) > 1 and plain(found[0]) in ("cd", "pushd")
+            (n, found[-1] if plain(found[0]) == "popd" else found[1])
+            for n, found in moves
+            if found
+            and (plain(found[0]) == "popd" or (plain(found[0]) in ("cd", "pushd") and len(found) > 1))
         ]
         self._went = sorted(went, key=lambda pair: pair[0].end_byte)
 

@@ -54,14 +54,18 @@ class Sides:
 
     def _has_outputs(self, node: Node) -> bool:
         return any(
-            all((self._source(side) or "").startswith("$(") for side in sides)
+            all(re.match(r"\$\((?!.*/tests/)", self._source(side) or "", re.DOTALL) for side in sides)
             for _, *sides in _compared(node)
         )
 
     @cached_property
     def _known(self) -> frozenset[str | None]:
         """The files and programs of the agent's that the script compares with something else, too."""
-        found = {file for file, nodes in self._text.compared.items() if nodes}
+        found = {
+            posixpath.normpath(file.removeprefix("/app/"))
+            for file, nodes in self._text.compared.items()
+            if nodes
+        }
         for node, _ in self._text.conditions:
             for _, left, right in _compared(node):
                 own = [self._text.carries(left), self._text.carries(right)]

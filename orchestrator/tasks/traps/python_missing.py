@@ -1,6 +1,7 @@
 """Python that checks what the agent left only if it is there: without it, the checks are skipped."""
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Final
@@ -18,6 +19,7 @@ _ORDERED: Final = frozenset({"sorted", "list", "tuple", "set"})
 _NOT_FOUND: Final = frozenset(
     {"FileNotFoundError", "OSError", "IOError", "EnvironmentError", "Exception", "BaseException"}
 )
+_NO_PATH: Final = re.compile(r"://|\s")  # a URL, a sentence
 _NEVER: Final = (ast.NotIn, ast.NotEq, ast.IsNot)
 
 
@@ -108,7 +110,9 @@ class Missing:
             case ast.Continue():
                 loop: ast.AST = node
                 while not isinstance(loop, ast.For | ast.While):
-                    loop = self._parents[loop]
+                    if (around := self._parents.get(loop)) is None:
+                        return None  # outside a loop: no program
+                    loop = around
                 turn = [n for n in ast.walk(loop) if isinstance(n, ast.stmt) and n.lineno > node.lineno]
                 known = any(isinstance(n, ast.AugAssign) for n in turn) or not _checks(turn)
                 return None if known or self._compares_outside(loop) else loop
@@ -133,8 +137,9 @@ class Missing:
         if self._names.called(call.func).rpartition(".")[2] in ("Path", "join", "str"):
             return
         for place in places:
-            if self._names.in_work_directory(place):
-                yield call, self._names.path(place) or ""
+            path = self._names.path(place) or ""
+            if self._names.in_work_directory(place) and not _NO_PATH.search(path):
+                yield call, path
 
     @cached_property
     def _uses(self) -> list[tuple[ast.Call, str]]:

@@ -225,7 +225,9 @@ class Silence:
         for node in self._nodes:
             if node.type == "case_statement" and self._text.carries(node.named_children[0]):
                 found.append(set())
-            given = words(node) if node.type == "command" and not self._text.wrapped(node) else []
+            given = words(node) if node.type == "command" else []
+            if given and plain(given[0]) not in _DIFFERS and self._text.wrapped(node):
+                continue
             if not given or _substituted(node) is not None:
                 continue
             name = self._text.name(given[0])
@@ -233,7 +235,7 @@ class Silence:
                 continue  # its body is read where it stands
             if name in _DECIDES:
                 own = set(self._own(node, name, given[1:]))
-                fed = bool(own) or self._text.stdin(node) is not None
+                fed = bool(own) or name in _DIFFERS or self._text.stdin(node) is not None
                 if fed and self._decides(node, name, given[1:]):
                     found.append(own)
             elif name not in DATA | NAMED | LAUNCHERS.keys() or name in ("source", "."):
@@ -256,7 +258,8 @@ class Silence:
         """Whether the exit status of a command is used: by a list, an `if`, `$?` or `set -e`."""
         after = next_of(statement_of(node))
         types = {a.type for a in above(node)} & {"list", "if_statement", "elif_clause", "negated_command"}
-        return bool(types) or self._ends_at_errors or (after is not None and "$?" in source_of(after))
+        used = bool(types) or self._ends_at_errors or _is_last(node)
+        return used or (after is not None and "$?" in source_of(after))
 
     def _holds_silence(self, node: Node) -> bool:
         """Whether a condition, or the value of a variable, has the output of a command that is required to be silent."""
@@ -285,3 +288,10 @@ def _is_compared(node: Node) -> bool:
 
 def _substituted(node: Node) -> Node | None:
     return next((a for a in above(node) if a.type == "command_substitution"), None)
+
+
+def _is_last(node: Node) -> bool:
+    """Whether a command is the last one of a function, so that its status is the function's."""
+    statement = statement_of(node)
+    around = statement.parent
+    return around is not None and around.type == "compound_statement" and next_of(statement) is None

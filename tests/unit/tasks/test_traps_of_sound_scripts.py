@@ -1,0 +1,50 @@
+"""Sound test scripts of usual forms: the check of traps is quiet about them."""
+
+import pytest
+
+from orchestrator.tasks.traps.python import python_traps
+from orchestrator.tasks.traps.shell import shell_traps
+
+REWARD = "/logs/verifier/reward.txt"
+RUN = 'python3 -I "$PENSTOCK_UNTRUSTED" 10 python3 /app/main.py'
+PAID = f"then echo 1 > {REWARD}; else echo 0 > {REWARD}; fi\n"
+FORBIDDEN = f'if grep -q "eval(" /app/main.py; then echo 0 > {REWARD}; exit; fi\n'
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"{FORBIDDEN}{RUN} < /dev/null > /tmp/o\nif cmp -s /tmp/o /tests/want; {PAID}",
+        f"{FORBIDDEN}{RUN} < /dev/null > /tmp/o\nif diff -q /tmp/o /tests/want; {PAID}",
+        f"{FORBIDDEN}if diff <({RUN} < /dev/null) /tests/want; {PAID}",
+        f"a=$({RUN} 1 < /dev/null)\nb=$({RUN} 2 < /dev/null)\nok=1\n"
+        f'[ "$a" = "$b" ] || ok=0\ndiff <(echo "$a") /tests/want || ok=0\necho $ok > {REWARD}\n',
+        f"check() {{ grep -q DEBUG /app/a && return 1; cmp -s /app/a /tests/a; }}\nif check; {PAID}",
+        "n=$(wc -l < /app/a)\n"
+        f'if [ "$n" -gt 100 ]; then echo 0 > {REWARD}; exit; fi\nif cmp -s /app/a /tests/a; {PAID}',
+        f"a=$({RUN} 3 < /dev/null)\n"
+        f'b=$(python3 -I "$PENSTOCK_UNTRUSTED" 10 python3 /tests/ref.py 3 < /dev/null)\nif [ "$a" = "$b" ]; {PAID}',
+        f'if [ "$(cat /app/a)" = "$(cat /app/backup/a)" ] && cmp -s /app/a /tests/a; {PAID}',
+        "pushd /tests; python3 -I check.py; popd; touch done\n",
+    ],
+)
+def test_a_sound_shell_script_is_quiet(script: str) -> None:
+    assert [(trap.rule, trap.text) for trap in shell_traps("tests/test.sh", script, frozenset())] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'import os\nif not os.path.exists("/app/x"):\n    continue\nassert open("/app/x").read() == "1"\n',
+        "import subprocess\nimport pytest\n\ndef test():\n    try:\n"
+        '        c = subprocess.run(["docker", "ps"], capture_output=True)\n'
+        '        if c.returncode:\n            pytest.skip("not usable here")\n'
+        '    except FileNotFoundError:\n        pytest.skip("no docker")\n'
+        '    assert open("/app/out").read() == open("/tests/want").read()\n',
+        "import requests\nimport pytest\n\ndef test():\n    for _ in range(30):\n        try:\n"
+        '            r = requests.get("http://10.0.0.2:8000/health")\n        except Exception:\n            continue\n'
+        '        assert r.status_code == 200\n        break\n    else:\n        pytest.fail("it never answered")\n',
+    ],
+)
+def test_a_sound_python_test_is_quiet(source: str) -> None:
+    assert [(trap.rule, trap.text) for trap in python_traps("tests/test_it.py", source, frozenset())] == []
