@@ -11,6 +11,8 @@ from typing import Final
 from orchestrator.tasks.dockerfile import Instruction, expand, logical_lines, split
 
 _FLAGS: Final = re.compile(r"(?:--\S+\s+)+")
+_FROM: Final = re.compile(r"--from=(\S+)")
+_ONBUILD: Final = re.compile(r"(?:ONBUILD\s+)+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,33 @@ class Copied:
 
 def copied(line: int, logical: str) -> Copied | None:
     """One line of a Dockerfile; None for other instructions, files of another stage, and lines that no build accepts."""
+    found = copied_from(line, logical)
+    return found[1] if found is not None and not found[0] else None
+
+
+def copied_from(line: int, logical: str) -> tuple[str, Copied] | None:
+    """Like `copied`, also for files of another stage or image. The text is its name, in lower case; empty for files of the folder."""
     name, *others = logical.split(None, 1)
     if name.upper() not in ("COPY", "ADD") or not others:
         return None
-    flags = _FLAGS.match(others[0])
-    if flags is not None and "--from=" in flags[0]:
-        return None
-    rest = others[0] if flags is None else others[0][flags.end() :]
+    flags, rest = without_flags(others[0])
+    named = _FROM.search(flags)
     *sources, target = _words(line, name, rest) or [""]
     # An empty word is refused by a build. It would stand for the whole folder here.
     given = tuple(posixpath.normpath(f"/{each}").lstrip("/") for each in sources if each)
-    return Copied(given, target) if given and target else None
+    origin = "" if named is None else named[1].strip("\"'").lower()
+    return (origin, Copied(given, target)) if given and target else None
+
+
+def triggered(logical: str) -> str:
+    """The instruction of an ONBUILD, which runs in the stages that begin with this one; any other line as it is."""
+    return _ONBUILD.sub("", logical, count=1)
+
+
+def without_flags(rest: str) -> tuple[str, str]:
+    """(the flags, what follows them) of the text behind an instruction's name."""
+    flags = _FLAGS.match(rest)
+    return ("", rest) if flags is None else (flags[0], rest[flags.end() :])
 
 
 def copies(text: str) -> Iterator[Copied]:

@@ -3,12 +3,14 @@ without WORKDIR."""
 
 import json
 import posixpath
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
-from orchestrator.tasks.copies import Copied, copied
+from orchestrator.tasks.carried import carried, overlap, together
+from orchestrator.tasks.copies import Copied, copied_from, triggered, without_flags
 from orchestrator.tasks.dockerfile import (
     Instruction,
     arguments_of,
@@ -20,6 +22,8 @@ from orchestrator.tasks.dockerfile import (
     stage_of,
     variables_in,
 )
+
+_MOUNT: Final = re.compile(r"--mount=(\S+)")
 
 
 class _Unknown(Exception):
@@ -45,11 +49,21 @@ class Volume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """Files of another stage: what a COPY takes from it, or a RUN that mounts it. `target`: as in `LastStage.copies`."""
+
+    stage: "LastStage"
+    sources: tuple[str, ...]
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LastStage:
     """`work`: WORKDIR, an absolute path; None: that of the base image; `work_at`: its instruction. `user`: the instruction that counts and its
     user, without a group; None in its place: a variable of the base image. `entrypoint`: the instruction that counts. `astray`: the first COPY or ADD
     to a relative place above any WORKDIR. `copies`: each COPY and ADD of files of the context, with its target as an absolute path; None: not
-    known."""
+    known. `brought`: files of other stages. `mounted`: files of the context that a RUN sees. `carried`: paths whose files a RUN may copy. These four
+    also count the instructions of ONBUILD."""
 
     work: str | None = None
     work_at: Instruction | None = None
@@ -58,6 +72,9 @@ class LastStage:
     volumes: tuple[Volume, ...] = ()
     astray: Instruction | None = None
     copies: tuple[tuple[Copied, str | None], ...] = ()
+    brought: tuple[Brought, ...] = ()
+    mounted: tuple[tuple[Copied, str | None], ...] = ()
+    carried: tuple[str, ...] = ()
 
 
 def last_stage(text: str) -> LastStage:
@@ -66,14 +83,24 @@ def last_stage(text: str) -> LastStage:
     arguments = arguments_of(lines)
     variables = _Variables()
     stages: dict[str, tuple[LastStage, _Variables]] = {"scratch": (LastStage(work="/"), _Variables())}
-    here, alias = LastStage(), ""
-    for line, logical in lines:
-        name, *rest = logical.split(None, 1)
+    origins: dict[str, LastStage] = {}
+    here, alias, number = LastStage(), "", -1
+    for line, written in lines:
+        logical = triggered(written)
+        is_own = logical == written
+        name, *rest = logical.split(None, 1) or [""]
         instruction = Instruction(
             line=line, name=name.upper(), rest="".join(rest), words=(), flags={}, is_json=False
         )
         match instruction.name:
+            case "COPY" | "ADD" if (found := copied_from(line, logical)) is not None:
+                here = _with_files(here, instruction, variables, origins, found, is_own=is_own)
+            case "RUN":
+                here = _with_run(here, instruction, origins)
+            case _ if not is_own:
+                pass
             case "FROM":
+                number += 1
                 base, alias = stage_of(logical, arguments)
                 here, known = stages.get(base, (LastStage(), _Variables()))
                 variables = _Variables(known)
@@ -86,11 +113,6 @@ def last_stage(text: str) -> LastStage:
                 here = replace(here, user=(instruction, None if user is None else user.partition(":")[0]))
             case "ENTRYPOINT":
                 here = replace(here, entrypoint=instruction)
-            case "COPY" | "ADD" if (taken := copied(line, logical)) is not None:
-                target = _entered(instruction, here.work, variables, taken.target)
-                here = replace(here, copies=(*here.copies, (taken, target)))
-                if here.work_at is None and here.astray is None and not taken.target.startswith(("/", "$")):
-                    here = replace(here, astray=instruction)  # as far as no variable hides it
             case "VOLUME":
                 more = tuple(
                     Volume(instruction=instruction, path=_entered(instruction, "/", variables, word))
@@ -98,7 +120,62 @@ def last_stage(text: str) -> LastStage:
                 )
                 here = replace(here, volumes=(*here.volumes, *more))
         stages[alias] = (here, variables)
+        origins[alias or str(number)] = origins[str(number)] = here
     return here
+
+
+def _with_files(
+    here: LastStage,
+    instruction: Instruction,
+    variables: _Variables,
+    origins: Mapping[str, LastStage],
+    found: tuple[str, Copied],
+    *,
+    is_own: bool,
+) -> LastStage:
+    """The stage after a COPY or ADD. `is_own`: not by ONBUILD, whose relative target counts from the WORKDIR of another stage."""
+    origin, taken = found
+    target = _entered(instruction, here.work if is_own else None, variables, taken.target)
+    if "$" in origin:  # its name depends on the build: files of any stage
+        return replace(here, mounted=(*here.mounted, (Copied((origin,), taken.target), None)))
+    if origin:
+        more = _brought(origins, origin, tuple(f"/{source}" for source in taken.sources), target)
+        return replace(here, brought=(*here.brought, *more))
+    here = replace(here, copies=(*here.copies, (taken, target)))
+    if is_own and not (here.work_at or here.astray) and not taken.target.startswith(("/", "$")):
+        here = replace(here, astray=instruction)  # as far as no variable hides it
+    return here
+
+
+def _with_run(here: LastStage, instruction: Instruction, origins: Mapping[str, LastStage]) -> LastStage:
+    """The stage after a RUN."""
+    flags, command = without_flags(instruction.rest)
+    paths = carried(command, here.work)
+    here = replace(here, carried=together(here.carried, paths))
+    for mount in _MOUNT.findall(flags) if paths else ():
+        given = {key: value for key, _, value in (part.partition("=") for part in mount.split(","))}
+        place = given.get("target") or given.get("dst") or given.get("destination")
+        if given.get("type", "bind") != "bind" or not place:
+            continue
+        source = posixpath.normpath(f"/{given.get('source') or given.get('src') or ''}")
+        place = posixpath.normpath(posixpath.join(here.work or "/", place))
+        if origin := given.get("from"):
+            if any(overlap(place, path) for path in paths):
+                here = replace(
+                    here, brought=(*here.brought, *_brought(origins, origin.lower(), (source,), None))
+                )
+        else:
+            here = replace(here, mounted=(*here.mounted, (Copied((source.lstrip("/"),), place), place)))
+    return here
+
+
+def _brought(
+    origins: Mapping[str, LastStage], origin: str, sources: tuple[str, ...], target: str | None
+) -> tuple[Brought, ...]:
+    """Nothing for files of an image."""
+    if origin not in origins:
+        return ()
+    return (Brought(stage=origins[origin], sources=sources, target=target),)
 
 
 def workdir_of(text: str) -> str | None:

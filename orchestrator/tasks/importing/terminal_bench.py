@@ -29,7 +29,7 @@ import tomlkit
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.compose import document
-from orchestrator.tasks.copies import copied
+from orchestrator.tasks.copies import copied, triggered
 from orchestrator.tasks.dockerfile import logical_lines
 from orchestrator.tasks.importing import compose
 from orchestrator.tasks.importing.harbor import with_marks
@@ -325,7 +325,7 @@ def _copy_context(directory: Path, staging: Path, service: compose.Service, limi
 
 def _check_copies(dockerfile: str, hidden: tuple[str, ...]) -> None:
     for line, logical in logical_lines(dockerfile):
-        found = copied(line, logical)
+        found = copied(line, triggered(logical))
         for source in found.sources if found is not None else ():
             if (first := source.partition("/")[0]) in hidden:
                 raise ValueError(

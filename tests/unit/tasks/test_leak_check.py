@@ -180,6 +180,20 @@ def of_image(dockerfile: str, more: dict[str, str], links: dict[str, str]) -> Bu
             {},
         ),
         (f"{IMAGE}RUN --mount=type=bind,source=p.diff,target=/x/p wc /x/p\n", {}),
+        # Of a stage that has the file, another one is taken; and what a program moves is another one.
+        (
+            f"FROM debian:12 AS b\nCOPY . /x\nRUN cd /x && cp n m && make\n{IMAGE}COPY --from=b /x/n /srv/w/n\n",
+            {},
+        ),
+        (f"FROM debian:12 AS p.diff\nRUN true\n{IMAGE}COPY --from=other:1 /p.diff /srv/w/\n", {}),
+        (
+            f"{IMAGE}COPY p.diff /tmp/\nRUN apt-get install -y git && cp n /tmp/ && git apply -R /tmp/p.diff\n",
+            {},
+        ),
+        (
+            f"FROM debian:12 AS b\nCOPY p.diff /x/\n{IMAGE}COPY --from=b /x /tmp/x\nRUN git apply -R /tmp/x/p.diff\n",
+            {},
+        ),
         (f"{IMAGE}COPY Makefile .\nRUN true\n", {"Makefile": "all:"}),
         (f"{IMAGE}COPY . .\nRUN true\n", {".dockerignore": "# ours\n*.diff\n"}),
         (f"{IMAGE}COPY . .\nRUN true\n", {"Dockerfile.dockerignore": "*\n!Makefile\n"}),
@@ -211,6 +225,38 @@ COPIED = f"{IMAGE}COPY . .\nRUN true\n"
         # The last stage begins with the one that copies the file.
         (f"FROM debian:12 AS b\nCOPY p.diff /x/\nRUN true\nFROM b\n{APPLIED}", {}, {}, {}),
         (f"{IMAGE}ARG OF=p\nCOPY $OF.diff .\nRUN true\n", {}, {}, {}),
+        # From another stage, by name or number, also through a third one, or after a program that moves it there.
+        *(
+            (f"FROM debian:12 AS B\nCOPY {taken}\n{more}{IMAGE}{last}\nRUN true\n", {}, {}, {})
+            for taken, more, last in (
+                ("p.diff /x/", "", "COPY --from=b /x /srv/w"),
+                (". /x", "", "COPY --from=0 /x/p.* ."),
+                ("p.diff /x/q", "", "ADD --chown=1:1 --from=B /x/q ."),
+                ("p.diff .", "", "COPY --from=b /x ."),
+                ("p.diff /x/", "ARG OF=b\n", "COPY --from=$OF /x ."),
+                ("p.diff /x/", "FROM debian:12 AS c\nCOPY --from=b /x /y\n", "COPY --from=c /y ."),
+                ("p.diff /x/", "FROM b AS c\n", "COPY --from=1 /x ."),
+                ("p.diff /x/", "RUN mkdir /y && cp -r /x /y\n", "COPY --from=b /y ."),
+                ("p.diff /x/", "", "RUN --mount=from=b,source=/x,target=/m cp /m/p.diff ."),
+                ("p.diff /x/", "", "COPY --from=b /x /tmp/x\nRUN mv /tmp/x/p.diff ."),
+            )
+        ),
+        (f"FROM debian:12 AS b\nONBUILD COPY p.diff /x/\nRUN true\nFROM b\n{APPLIED}", {}, {}, {}),
+        # A program of RUN brings it out of a place that the image does not keep.
+        *(
+            (f"{IMAGE}COPY p.diff /tmp/a/\nRUN {command}\n", {}, {}, {})
+            for command in (
+                "cp /tmp/a/p.diff .",
+                "cp -r /tmp/a .",
+                "cd /tmp && mv a/* /srv/w",
+                "find /tmp/a -name '*.diff' -exec cp {} /srv/w \\;",
+                "mkdir -p /y; install -m 644 /tmp/a/p.diff /y/",
+                '["ln", "/tmp/a/p.diff", "/srv/w/p"]',
+                "<<END\ncp /tmp/a/p.diff .\nEND",
+            )
+        ),
+        (f"{IMAGE}RUN --mount=type=bind,target=/m cp -r /m/. /srv/w\n", {}, {}, {}),
+        (f"{IMAGE}RUN --mount=type=bind,source=p.diff,target=/m cp /m /srv/w/\n", {}, {}, {}),
         (f"{IMAGE}COPY a .\nRUN true\n", {}, {"a": "p.diff"}, {}),
         # Another image may have the files.
         (f"{IMAGE}RUN true\n", {"docker-compose.yaml": "services: {db: {build: .}}"}, {}, {}),

@@ -1,0 +1,66 @@
+"""Paths that a RUN of a Dockerfile may copy, move or link to another place of the image, read without a build."""
+
+import posixpath
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+_COMMANDS: Final = re.compile(r"&&|\|\||[;\n]")
+_CARRIES: Final = re.compile(
+    r"(?:^|[\s(/\"'`])(?:cp|mv|ln|rsync)(?=[\s\"'])"
+    r"|(?:^|[|(`{]|\b(?:sudo|then|do|exec|xargs))\s*(?:[^\s|(`{]*/)?install(?=\s)"  # not that of a package manager
+)
+_ENTERS: Final = re.compile(r"(?:\bcd|\bpushd|\s-C)\s+([^\s;&|)]+)")
+_SCRIPT: Final = re.compile(r"(?:\S*sh(?:\s+-\S+)*\s+)?<<")
+"""A here-document that is the program: its text is not read here."""
+_MOST: Final = 200
+"""Paths of one RUN and of a stage. Instead of more of them it is "/", so that the work for a Dockerfile is bounded."""
+_BETWEEN: Final = re.compile(r"[\s\"',()\[\]]+")
+_OPEN: Final = re.compile(r"[*?\[\]{}\\$`~]")
+"""In names that stand for others."""
+
+
+def carried(command: str, work: str | None) -> tuple[str, ...]:
+    """Absolute paths whose files a RUN may bring to another place; "/" where only a shell can tell them. `command`: without the flags of RUN;
+    `work`: its directory, None: that of the base image."""
+    return together(tuple(islice(_carried(command, work), 10 * _MOST)))
+
+
+def together(*paths: tuple[str, ...]) -> tuple[str, ...]:
+    """The paths of several, once each; "/" alone for too many."""
+    found = tuple(dict.fromkeys(path for each in paths for path in each))
+    return found if len(found) <= _MOST and all(len(each) < 10 * _MOST for each in paths) else ("/",)
+
+
+def _carried(command: str, work: str | None) -> Iterator[str]:
+    if _SCRIPT.match(command):
+        yield "/"
+        return
+    top = work or "/"
+    entered = (posixpath.join(top, found.strip("\"'")) for found in _ENTERS.findall(command))
+    places = tuple(dict.fromkeys((top, *entered)))
+    for each in _COMMANDS.split(command):
+        if not _CARRIES.search(each):
+            continue
+        words = [word for word in _BETWEEN.split(each) if word and not word.startswith("-")]
+        names_target = re.search(r"\s(?:-\w*t|--target-directory)\b", each) is not None
+        for word in words if names_target else words[:-1]:
+            yield from (fixed(posixpath.join(place, word)) for place in places)
+
+
+def fixed(path: str) -> str:
+    """An absolute path up to its first part that stands for several names."""
+    parts = posixpath.normpath(f"/{path}").lstrip("/").split("/")
+    end = next((at for at, part in enumerate(parts) if _OPEN.search(part)), len(parts))
+    return "/" + "/".join(parts[:end])
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether one of two absolute paths is, or lies below, the other."""
+    return lies_in(one, other) or lies_in(other, one)
+
+
+def lies_in(path: str, directory: str) -> bool:
+    """Whether a path is a directory or lies below it."""
+    return path == directory or path.startswith(f"{directory.rstrip('/')}/")
