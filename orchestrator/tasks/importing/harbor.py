@@ -154,15 +154,23 @@ def _task_directories(directory: Path, named: str | None = None) -> list[Path]:
     return found
 
 
-def with_marks(directory: Path, marks: Sequence[str]) -> list[Path]:
-    """The directories that hold one of these files, at any depth, in order; none below such a one, a link or a hidden one."""
-    found = []
+def with_marks(directory: Path, marks: Sequence[str], *, linked: bool = False) -> list[Path]:
+    """The directories that hold one of these files, at any depth, in order; none below such a one, a link or a hidden one. `linked`: also links in
+    `directory` itself that lead to such a one elsewhere."""
+    found: list[Path] = []
+    links: list[Path] = []
     for place, folders, names in os.walk(directory):
         if any(mark in names for mark in marks):
             found.append(Path(place))
             folders.clear()
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-    return found
+        if linked and Path(place) == directory:
+            links = [Path(place, name) for name in folders if os.path.islink(Path(place, name))]
+    here = {each.resolve() for each in found}
+    found += [
+        link for link in links if link.resolve() not in here and any((link / mark).exists() for mark in marks)
+    ]
+    return sorted(found)
 
 
 def _each(

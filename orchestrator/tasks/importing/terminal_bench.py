@@ -131,12 +131,12 @@ _PARSERS: Final = {"pytest": TEST_SCRIPT, "swebench": SWEBENCH_SCRIPT}
 
 
 def from_directory(directory: Path, limits: BundleLimits) -> Iterator[Found]:
-    """The tasks of a directory, at any depth. ValueError if there are none."""
+    """The tasks of a directory, at any depth, and those to which its own links lead. ValueError if there are none."""
     if not directory.exists():
         raise ValueError(f"{directory} does not exist: give a directory of tasks")
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a directory: unpack an archive first, and give its folder")
-    found = with_marks(directory, (FILE,))
+    found = with_marks(directory, (FILE,), linked=True)
     if not found:
         raise ValueError(f"{directory} holds no task: each is a folder with {FILE} and {RUN}")
     for each in found:

@@ -257,6 +257,22 @@ def test_tasks_are_found_at_any_depth_but_not_below_a_task_or_a_hidden_folder(tm
     assert found.outcomes == dict.fromkeys(("two", "three"), "unchanged")
 
 
+def test_links_of_the_folder_itself_to_tasks_elsewhere_are_tasks(tmp_path: Path) -> None:
+    for place in ("set/sum", "all/two", "all/deep/three"):
+        write(tmp_path / place, TERMINAL_BENCH)
+    for name, to in {
+        "two": "all/two",
+        "same": "set/sum",
+        "more": "all",
+        "loop": "set",
+        "gone": "none",
+    }.items():
+        (tmp_path / "set" / name).symlink_to(tmp_path / to)
+    found = imported("terminal-bench", tmp_path / "set", tmp_path / "to")
+    assert found.outcomes == dict.fromkeys(("sum", "two"), "imported")
+    assert load(tmp_path / "to" / "two").files["environment/Dockerfile"].data
+
+
 def test_a_source_without_tasks_is_refused_as_a_whole(tmp_path: Path) -> None:
     archive = tmp_path / "tasks.zip"
     archive.write_bytes(b"PK\3\4")
