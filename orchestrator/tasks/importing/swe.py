@@ -11,10 +11,11 @@ image is without it, so it needs `--repositories`.
 """
 
 import os
+import posixpath
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import tomlkit
@@ -29,6 +30,8 @@ from orchestrator.tasks.importing.swe_rows import Placed, Row, read_rows
 from sandboxes.base import WORK
 
 WORKDIR: Final = "/testbed"
+_MOST_LINKS: Final = 40
+"""That lead to one file, as in Linux."""
 _VET: Final = "run `penstock tasks vet` before you train on it"
 
 
@@ -111,7 +114,8 @@ def _of_image(
     old = [path for path in dict.fromkeys((*tests.paths, *files, *programs)) if path not in tests.new]
     kept = swe_base.configure(patch.paths)
     (staging / "tests" / swe_base.GIVEN).write_text(
-        swe_base.given(row.commit, old=old, new=tests.new, kept=kept), encoding="utf-8"
+        swe_base.given(row.commit, old=old, new=tests.new, kept=kept, changed=[*patch.paths, *tests.paths]),
+        encoding="utf-8",
     )
     return patch.text, swe_scripts.with_patch(command, files, options.test_s)
 
@@ -155,13 +159,15 @@ def _of_files(
     if not any(hidden.rglob("*")):
         raise ValueError("none of its tests' files is in the repository")
     others = {*patch.paths, *removed}
-    _place(base, hidden, [path for path in _programs(row, command, WORK) if path not in others])
+    links = _place(
+        base, hidden, [path for path in _programs(row, command, WORK) if path not in others], others
+    )
     if options.base is not None:
         (staging / "environment" / "Dockerfile").write_text(
             f"FROM {options.base}\nWORKDIR /app\nCOPY files/ /app/\n", encoding="utf-8"
         )
     kept = swe_base.configure(patch.paths)
-    given = swe_base.given(None, old=(), new=removed, kept=kept, base=base)
+    given = swe_base.given(None, old=(), new=removed, kept=kept, base=base, links=links)
     (staging / "tests" / swe_base.GIVEN).write_text(given, encoding="utf-8")
     if archive := swe_base.packed(base, [*kept, *removed]):
         (staging / "tests" / swe_base.PACKED).write_bytes(archive)
@@ -186,14 +192,36 @@ def _programs(row: Row, command: str, workdir: str) -> list[str]:
     )
 
 
-def _place(base: Path, hidden: Path, paths: Sequence[str]) -> None:
-    """Copy those of the files that `base` has and `hidden` has not; a link within `base` as what it leads to."""
+def _place(base: Path, hidden: Path, paths: Sequence[str], others: Collection[str]) -> dict[str, str]:
+    """Copy those of the files that `base` has and `hidden` has not; a link within `base` as what it leads to, each into the directory to which the
+    links above it lead. These links, with their targets. `others`: files and links that stay the agent's."""
     inside = base.resolve()
+    links: dict[str, str] = {}
     for path in paths:
-        found, to = base / path, hidden / path
-        if os.path.isfile(found) and found.resolve().is_relative_to(inside) and not os.path.lexists(to):
+        real, above = _followed(base, path)
+        found, to = base / real, hidden / real
+        if not os.path.isfile(found) or not found.resolve().is_relative_to(inside):
+            continue
+        if real in others or any(link in others for link in above):
+            continue
+        links |= above
+        if not os.path.lexists(to):
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(found, to)
+    return links
+
+
+def _followed(base: Path, path: str) -> tuple[str, dict[str, str]]:
+    """A path without the links above it, and those links with their targets. It may lead out of `base`."""
+    links: dict[str, str] = {}
+    for _ in range(_MOST_LINKS):
+        above = [str(each) for each in reversed(PurePosixPath(path).parents)]
+        link = next((each for each in above if (base / each).is_symlink()), None)
+        if link is None or path.startswith(("/", "..")):
+            break
+        links[link] = os.readlink(base / link)
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(link), links[link], path[len(link) + 1 :]))
+    return path, links
 
 
 def _test_files(row: Row) -> list[str]:

@@ -9,8 +9,9 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Final
 
 CONFIGURES: Final = (
@@ -26,8 +27,8 @@ GIVEN: Final = "base.json"
 PACKED: Final = "base.tar.gz"
 
 RESTORE: Final = '''\
-"""Files of the base commit, for /tests/test.sh: `restore.py DIRECTORY` writes them below DIRECTORY/files, and into DIRECTORY/removed
-the paths that the agent may have made or changed, each with a NUL."""
+"""Files of the base commit, for /tests/test.sh: `restore.py DIRECTORY` writes them below DIRECTORY/files, links to directories through which
+the test command reaches some below DIRECTORY/links, and into DIRECTORY/removed the paths that the agent may have made or changed, each with a NUL."""
 
 import hashlib
 import json
@@ -94,6 +95,21 @@ def write(path, mode, data):
     os.chmod(path, 0o755 if mode == b"100755" else 0o644)
 
 
+def followed(path, files, given):
+    """A path without the links of the commit above it, and those links with their targets."""
+    links = {}
+    for _ in range(40):
+        parts = path.split("/")
+        above = ("/".join(parts[:n]) for n in range(1, len(parts)))
+        link = next((p for p in above if files.get(p, (b"",))[0] == b"120000" and p not in given["changed"]), None)
+        if link is None:
+            break
+        if link not in links:
+            links[link] = os.fsdecode(objects([files[link][1]])[files[link][1]])
+        path = os.path.normpath(os.path.join(os.path.dirname(link), links[link], path[len(link) + 1 :]))
+    return path, links
+
+
 def plugs(path):
     """Whether a distribution's directory adds a plugin to pytest. One behind a link counts as one that does."""
     if not re.search(r"\\.(dist|egg)-info$", path, re.IGNORECASE):
@@ -112,18 +128,24 @@ def below(top):
 
 
 def main():
-    to = os.path.join(sys.argv[1], "files")
+    to, linked = (os.path.join(sys.argv[1], name) for name in ("files", "links"))
     os.mkdir(to)
+    os.mkdir(linked)
     with open("/tests/base.json", encoding="utf-8") as file:
         given = json.load(file)
     pattern, kept, old, directories = re.compile(given["configures"]), set(given["kept"]), set(given["old"]), None
-    plugins = given["plugins"]
+    plugins, links = given["plugins"], given["links"]
 
     def configures(path):
         return pattern.fullmatch(os.path.basename(path)) and path not in kept
 
     if given["commit"]:
         files, directories = tree(given["commit"])
+        for path in sorted(old):
+            real, above = followed(path, files, given)
+            if above and real in files and real not in given["changed"]:
+                old.add(real)
+                links.update(above)
         wanted = {path for path in files if path in old or configures(path)}
         for _ in range(2):  # the second time, the files that links of the first lead to
             found = objects(sorted({files[path][1] for path in wanted}))
@@ -140,7 +162,9 @@ def main():
     elif os.path.exists("/tests/base.tar.gz"):
         with tarfile.open("/tests/base.tar.gz") as archive:
             archive.extractall(to)
-    placed = below(to) | below("/tests/files") | set(given["new"])
+    for path, target in links.items():
+        write(os.path.join(linked, path), b"120000", target)
+    placed = below(to) | below("/tests/files") | set(given["new"]) | set(links)
     removed = placed | {os.path.join(os.path.dirname(path), "__pycache__") for path in placed}
     for at, inner, names in os.walk("."):
         place = os.path.relpath(at, ".") if at != "." else ""
@@ -181,15 +205,20 @@ def given(
     new: Sequence[str],
     kept: Sequence[str],
     base: Path | None = None,
+    changed: Collection[str] = (),
+    links: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """base.json. `commit`: of the repository in the work directory, None for files that lie in base.tar.gz; `old`: files that come from the commit;
-    `new`: files that it does not have; `kept`: files that configure, and stay the agent's; `base`: a directory with the commit's files."""
+    `new`: files that it does not have; `kept`: files that configure, and stay the agent's; `base`: a directory with the commit's files;
+    `changed`: by the solution or the tests' patch; `links`: to directories, with their targets, through which the test command reaches a file."""
     there = [] if base is None else list(base.rglob("*"))
     found = {
         "commit": commit,
         "old": list(old),
         "new": list(new),
         "kept": list(kept),
+        "changed": list(changed),
+        "links": dict(links),
         "configures": CONFIGURES,
         "declares": _DECLARES,
         "packages": [

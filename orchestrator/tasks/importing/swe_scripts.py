@@ -40,13 +40,14 @@ held 60 true || exit 1 # no verdict where nothing can run; from here on, what fa
 """
 _RESTORE: Final = f"""\
 made=$(mktemp -d)
-place() {{ # the files of a directory, whatever the agent left there
-  tar -C "$1" -chf - . | held 120 tar -xf - --no-overwrite-dir --no-same-owner
+place() {{ # the files of a directory, whatever the agent left there; with an empty $2 links as links
+  tar -C "$1" "-c${{2-h}}f" - . | held 120 tar -xf - --no-overwrite-dir --no-same-owner
   [ "${{PIPESTATUS[1]}}" -eq 0 ] || lost
 }}
 python3 -I -X utf8 /tests/{swe_base.SCRIPT} "$made" || lost
 mapfile -d '' -t removed < "$made/removed"
 [ ${{#removed[@]}} -eq 0 ] || held 60 rm -rf -- "${{removed[@]}}" || lost
+place "$made/links" ''
 """
 _FILES: Final = """\
 place "$made/files"

@@ -262,6 +262,38 @@ def test_the_programs_that_a_test_command_names_and_tests_in_the_form_of_unittes
     assert judged(tmp_path / "to" / NAME, work) == "1"
 
 
+@pytest.mark.parametrize("form", ["image", "files"])
+def test_a_program_that_the_test_command_reaches_through_a_linked_directory_is_that_of_the_base(
+    tmp_path: Path, clones: Path, form: str
+) -> None:
+    work = clones / "people" / "calculator"
+    run = '#!/bin/bash\n. "$(dirname "$0")/lib.sh"\n'
+    write(
+        work, {"sub/scripts/run.sh": run, "sub/scripts/lib.sh": 'python3 check.py "$@"\n', "README": "none"}
+    )
+    (work / "sub/scripts/run.sh").chmod(0o755)
+    (work / "bin").symlink_to("sub/bin")
+    (work / "sub/bin").symlink_to("scripts")
+    git(work, "add", "-A")
+    git(work, "commit", "-q", "-m", "with a linked directory")
+    named = row(git(work, "rev-parse", "HEAD"), image="a:1", test_cmd="./bin/run.sh")
+    source = rows(tmp_path / "rows.jsonl", named)
+    more = ("--repositories", str(clones)) if form == "files" else ()
+    assert imported("swe", source, tmp_path / "to", *more).code == 0
+    fake = "#!/bin/bash\n" + "".join(
+        f"echo PASSED test_calc.py::{name}\n" for name in ("test_add", "test_twice")
+    )
+    write(work, {"sub/scripts/run.sh": fake})
+    assert judged(tmp_path / "to" / NAME, work) == "0"
+    (work / "bin").unlink()
+    write(work, {"bin/run.sh": fake})
+    (work / "bin/run.sh").chmod(0o755)
+    assert judged(tmp_path / "to" / NAME, work) == "0"
+    _fixes(work)
+    assert judged(tmp_path / "to" / NAME, work) == "1"
+    assert (work / "bin").is_symlink() and (work / "sub/scripts/run.sh").read_text() == run
+
+
 def test_a_program_of_the_test_command_that_the_fix_changes_stays_the_agents_and_the_report_says_so(
     tmp_path: Path, clones: Path
 ) -> None:
