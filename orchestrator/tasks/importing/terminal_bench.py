@@ -7,7 +7,7 @@
 | category, difficulty, tags, author … | `[metadata]` |
 | Dockerfile, and what lies next to it | environment/ |
 | image, working_dir, environment of the compose file | `[environment]` docker_image, workdir, env |
-| run-tests.sh, tests/ | tests/, with a test.sh that runs a copy of them. Reward 1: exit status 0, a passed and no failed test in the summary |
+| run-tests.sh, tests/ | tests/, with a test.sh that runs them; a copy if they edit themselves. Reward 1: exit status 0, a passed and no failed test |
 | `parser_name: swebench` | reward 1: PASSED is the last result between that parser's lines |
 | deploy.resources.limits of the compose file | `[environment]` cpus, memory_mb |
 | solution.sh, or the commands of solution.yaml | solution/solve.sh |
@@ -36,6 +36,9 @@ from orchestrator.tasks.importing.harbor import with_marks
 from orchestrator.tasks.importing.report import Found
 from orchestrator.tasks.keys import resembles
 from orchestrator.tasks.read_directory import REPOSITORY
+from orchestrator.tasks.traps.programs_of_tests import Language, Programs
+from orchestrator.tasks.traps.rules import Rule
+from orchestrator.tasks.traps.shell import shell_traps
 from sandboxes.text_files import text_of
 
 FILE: Final = "task.yaml"
@@ -73,9 +76,7 @@ TEST_SCRIPT: Final = """\
 # The older form's verdict: the script must succeed, and pytest's summary must name a passed test and no failed one. Where a later command
 # hides pytest's exit status, the summary alone tells that pytest has run. Logs of passed tests, above the summary, count only without a summary.
 ran=$(mktemp) plain=$(mktemp)
-# The older form lets tests edit their own files, and /tests is read-only: TEST_DIR is a copy, which a program of the agent's cannot reach either.
-TEST_DIR=$(mktemp -d) && cp -a /tests/. "$TEST_DIR" && chmod -R u+w "$TEST_DIR" || exit 1
-export TEST_DIR
+export TEST_DIR=/tests
 bash "$TEST_DIR/run-tests.sh" > "$ran" 2>&1
 code=$?
 tail -c 100000 "$ran"
@@ -105,9 +106,7 @@ SWEBENCH_SCRIPT: Final = """\
 #!/bin/bash
 # The older form's verdict with parser_name: swebench: the last result between the parser's lines must be PASSED.
 ran=$(mktemp)
-# The older form lets tests edit their own files, and /tests is read-only: TEST_DIR is a copy, which a program of the agent's cannot reach either.
-TEST_DIR=$(mktemp -d) && cp -a /tests/. "$TEST_DIR" && chmod -R u+w "$TEST_DIR" || exit 1
-export TEST_DIR
+export TEST_DIR=/tests
 bash "$TEST_DIR/run-tests.sh" > "$ran" 2>&1
 tail -c 100000 "$ran"
 mkdir -p /logs/verifier
@@ -126,6 +125,15 @@ else
   echo 0 > /logs/verifier/reward.txt
 fi
 exit 0
+"""
+_IN_PLACE: Final = "export TEST_DIR=/tests\n"
+_IN_A_COPY: Final = """\
+# The older form lets tests edit their own files, and /tests is read-only: TEST_DIR is a copy. A program of the agent's that runs through
+# $PENSTOCK_UNTRUSTED cannot reach it either. Owners are not kept: not each root may change them. The cp of BusyBox has no --preserve.
+TEST_DIR=$(mktemp -d) || exit 1
+cp -R --preserve=mode,timestamps,links /tests/. "$TEST_DIR" 2> /dev/null || cp -R /tests/. "$TEST_DIR" || exit 1
+chmod -R u+w "$TEST_DIR" && chmod 700 "$TEST_DIR" || exit 1
+export TEST_DIR
 """
 _PARSERS: Final = {"pytest": TEST_SCRIPT, "swebench": SWEBENCH_SCRIPT}
 
@@ -270,7 +278,33 @@ def _copy_tests(directory: Path, staging: Path, script: str, limits: BundleLimit
             raise ValueError(f"tests/{name} has a name that the Harbor form needs: give it another one")
     _text(directory, RUN)
     shutil.copyfile(directory / RUN, staging / "tests" / RUN)
+    if _edit_themselves(staging):
+        script = in_a_copy(script)
     (staging / "tests" / "test.sh").write_text(script, encoding="utf-8")
+
+
+def in_a_copy(script: str) -> str:
+    """A test.sh that runs a copy of the tests, which they may edit."""
+    return script.replace(_IN_PLACE, _IN_A_COPY)
+
+
+def _edit_themselves(staging: Path) -> bool:
+    """Whether a script of the tests writes below /tests or $TEST_DIR, as far as PT128 sees it."""
+    files = [each for each in (staging / "tests").rglob("*") if each.is_file() and not each.is_symlink()]
+    tests = {
+        str(each.relative_to(staging)): each.read_bytes()
+        for each in files
+        if each.stat().st_size <= MOST_TEXT_BYTES
+    }
+    programs = Programs(tests)
+    return any(
+        trap.rule is Rule.READ_ONLY
+        for path, body in tests.items()
+        if programs.language(path) is Language.SHELL
+        for trap in shell_traps(
+            path, body.decode(errors="replace"), frozenset(), variables={"TEST_DIR": "/tests"}
+        )
+    )
 
 
 def _write_solution(directory: Path, staging: Path) -> None:

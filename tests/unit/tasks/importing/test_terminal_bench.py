@@ -1,6 +1,7 @@
 """`penstock tasks import terminal-bench`: terminal tasks of the older form."""
 
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tasks.harbor import Task, load
-from orchestrator.tasks.importing.terminal_bench import SWEBENCH_SCRIPT, TEST_SCRIPT
+from orchestrator.tasks.importing.terminal_bench import SWEBENCH_SCRIPT, TEST_SCRIPT, in_a_copy
 from orchestrator.tasks.traps import traps_of
 from tests.import_sets import TERMINAL_BENCH, committed, write
 from tests.unit.tasks.importing.rig import Reported, imported, refused
@@ -292,7 +293,7 @@ def graded(tests: Path, script: str) -> str:
     """The reward of an imported test.sh, for the tests in a directory."""
     temporary = tests.with_name(f"{tests.name}-tmp")
     temporary.mkdir(exist_ok=True)
-    text = script.replace("/tests/", f"{tests}/").replace("/logs/", f"{tests}/logs/")
+    text = re.sub(r"/tests\b", str(tests), script).replace("/logs/", f"{tests}/logs/")
     done = subprocess.run(
         ["bash", "-c", text],
         env={**os.environ, "TMPDIR": str(temporary)},
@@ -337,6 +338,7 @@ def test_tests_may_edit_their_own_files_and_a_copy_gets_the_edit(tmp_path: Path,
     edits = f"""\
 sed -i s/@Disabled// "$TEST_DIR/second" || exit 1
 echo more > "$(dirname "$0")/new" && [ -x "$TEST_DIR/run" ] && [ -f "$TEST_DIR/new" ] || exit 1
+[ "$(stat -c %a "$TEST_DIR")" = 700 ] || exit 1
 {STARTS}
 grep -q @Disabled "$TEST_DIR/second" && echo "FAILED second" || echo "PASSED "
 {ENDS}
@@ -344,8 +346,31 @@ grep -q @Disabled "$TEST_DIR/second" && echo "FAILED second" || echo "PASSED "
     write(tmp_path, {"run-tests.sh": edits, "second": "@Disabled\n", "run": "", "logs/x": ""})
     (tmp_path / "second").chmod(0o444)
     (tmp_path / "run").chmod(0o555)
-    assert graded(tmp_path, script) == "1"
+    tmp_path.chmod(0o755)
+    assert graded(tmp_path, in_a_copy(script)) == "1"
     assert (tmp_path / "second").read_text() == "@Disabled\n" and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "copied"),
+    [
+        ({}, False),
+        ({"tests/cases.sh": 'cp "$TEST_DIR/a" /app; echo x > /app/b'}, False),
+        ({"run-tests.sh": 'sed -i s/@Disabled// "$TEST_DIR/second"\n'}, True),
+        ({"run-tests.sh": 'cd "$(dirname "$0")"; echo x > a\n'}, True),
+        ({"tests/deep/cases.sh": "find /tests -name '*.java' -exec sed -i s/@Disabled// {} +"}, True),
+    ],
+)
+@pytest.mark.parametrize("parser", ["pytest", "swebench"])
+def test_only_tests_that_edit_their_own_files_run_in_a_copy(
+    tmp_path: Path, files: dict[str, str], copied: bool, parser: str
+) -> None:
+    """A copy is writable, and a program of the agent's that a test runs directly could edit it."""
+    text = str(TERMINAL_BENCH["task.yaml"]).replace("parser_name: pytest", f"parser_name: {parser}")
+    assert one(tmp_path, {**files, "task.yaml": text}).outcomes == {"sum": "imported"}
+    script = task(tmp_path).files["tests/test.sh"].data.decode()
+    assert ("mktemp -d" in script, "export TEST_DIR=/tests\n" in script) == (copied, not copied)
+    assert not [trap for trap in traps_of(task(tmp_path)) if trap.file == "tests/test.sh"]
 
 
 def test_only_the_summary_of_pytest_counts_where_it_has_one(tmp_path: Path) -> None:
