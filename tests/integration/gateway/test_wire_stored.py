@@ -182,6 +182,7 @@ async def test_the_id_of_a_retry_names_its_own_answer_after_a_restart_however_th
 ) -> None:
     proxy, (rollout, session) = rig.proxy, await rig.open()
     released, retried, ids = anyio.Event(), anyio.Event(), list[str]()
+    await eventually(lambda: rig.gateway.pool.servers[0].ready)  # else its canary is held
     if aborted:
         proxy.stops, proxy.held["/abort_request"] = [4], released
     else:
