@@ -1,4 +1,4 @@
-"""Writes the tables of keys into publish-tasks.md (task.toml, compose files): `.venv/bin/python ops/guides/task_keys.py`. A test compares them."""
+"""Writes the tables of keys into task-keys.md (task.toml, compose files): `.venv/bin/python ops/guides/task_keys.py`. A test compares them."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Final
 from orchestrator.tasks.compose import keys as compose
 from orchestrator.tasks.keys import KEYS, Key, Treatment, shown
 
-PAGE: Final = Path(__file__).resolve().with_name("publish-tasks.md")
+PAGE: Final = Path(__file__).resolve().with_name("task-keys.md")
 BEGIN: Final = "| key | treatment | details |\n|---|---|---|\n"
 _TABLE: Final = re.compile(re.escape(BEGIN) + r"(?:\|.*\n)+")
 COMPOSE: Final = "| key of a compose file | treatment | details |\n|---|---|---|\n"
@@ -21,7 +21,7 @@ def rows() -> Iterator[str]:
     for name, key in KEYS.items():
         yield f"| `{shown(name)}` | {key.treatment} | {_details(key)} |\n"
     yield "| `[task]`, other texts, numbers and dates in it | no effect | refused where the name is close to that of another key |\n"
-    yield "| `[metadata]`, anything in it | no effect | honoured: `name`, `domain`, `difficulty` as above, where they are of that kind |\n"
+    yield "| `[metadata]`, anything in it | no effect | honoured: `name`, `domain`, `difficulty`, where they are of that kind |\n"
 
 
 def _details(key: Key) -> str:

@@ -245,9 +245,7 @@ def check(
     if as_json:
         return
     if traps:
-        typer.echo(
-            f"{tables.counted(len(traps), 'warning')}: ops/guides/publish-tasks.md, Traps and their safe form"
-        )
+        typer.echo(f"{tables.counted(len(traps), 'warning')}: ops/guides/traps.md")
     builds = f", {'builds' if len(tasks) == 1 else 'build'} and {'needs' if len(tasks) == 1 else 'need'} no network to be graded"
     typer.echo(
         f"{tables.counted(len(tasks), 'task')} {'is' if len(tasks) == 1 else 'are'} well-formed{builds if build else ''}"

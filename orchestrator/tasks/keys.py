@@ -70,7 +70,7 @@ def _refused(says: str, *asks_nothing: Any) -> Key:
     return Key(treatment=Treatment.REFUSED, says=says, asks_nothing=asks_nothing)
 
 
-_USER: Final = "a name or a uid, see Users below"
+_USER: Final = "a name or a uid: task-directory.md, Users"
 _SHARED: Final = "the steps of a task share its network: write it in [agent] or [verifier]"
 _GRANTED: Final = "refused unless the run grants it (`sandbox.egress`)"
 
@@ -207,7 +207,7 @@ _STEP_NETWORK: Final = {
 }
 _STEPS: Final[Mapping[str, Key]] = {
     "steps": _tables(
-        "several instructions for one sandbox, one after the other, each with tests of its own: below",
+        "several instructions for one sandbox, one after the other, each with tests of its own: task-directory.md, Several steps",
         "name",
         must=values.steps,
     ),

@@ -1,6 +1,6 @@
 """Traps of task authors: parts of a task's tests that can give a reward without the work, by file and line.
 
-The check reads and never runs. It sees text, not meaning: ops/guides/publish-tasks.md lists its limits, and `orchestrator.probing` tries the rest.
+The check reads and never runs. It sees text, not meaning: ops/guides/traps.md lists its limits, and `orchestrator.probing` tries the rest.
 """
 
 import re

@@ -16,7 +16,7 @@ from sandboxes.bubblewrap import BubblewrapProvider
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("probes"), pytest.mark.timeout(200)]
 
-GUIDE = Path(__file__).resolve().parents[3] / "ops" / "guides" / "publish-tasks.md"
+GUIDE = Path(__file__).resolve().parents[3] / "ops" / "guides" / "task-directory.md"
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from sandboxes.bubblewrap import BubblewrapProvider
 
 pytestmark = pytest.mark.anyio
 
-GUIDE = Path(__file__).parents[3] / "ops/guides/publish-tasks.md"
+GUIDE = Path(__file__).parents[3] / "ops/guides/write-tests.md"
 
 
 async def of_tests(script: str, timeout_s: float = 60.0) -> str | None:

@@ -34,7 +34,7 @@ from sandboxes.local import LocalProvider
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("tasks")]
 
-GUIDE = Path(__file__).parents[3] / "ops/guides/publish-tasks.md"
+GUIDE = Path(__file__).parents[3] / "ops/guides/write-tests.md"
 PROVIDER = BubblewrapProvider()
 V = "/logs/verifier"
 REPORT = '{"tests": [], "summary": {"passed": 3}}'

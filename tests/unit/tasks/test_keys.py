@@ -15,7 +15,7 @@ from orchestrator.tasks.resources import granted
 from orchestrator.tasks.settings import parse_settings
 from sandboxes.base import File, Limits
 
-GUIDE = Path(__file__).resolve().parents[3] / "ops" / "guides" / "publish-tasks.md"
+GUIDE = Path(__file__).resolve().parents[3] / "ops" / "guides" / "task-keys.md"
 FILES = {"instruction.md": b"do it", "tests/test.sh": b"echo 1 > /logs/verifier/reward.txt"}
 
 
