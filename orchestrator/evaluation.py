@@ -47,7 +47,7 @@ from orchestrator.queries.evaluations import (
 from orchestrator.queries.silence import Patience
 from orchestrator.settings.config import effective
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.longest import longest_s
+from orchestrator.tasks.longest_silence import longest_s
 
 ANSWER_S = 120.0  # for the orchestrator to accept published tasks, and for a starting trainer to publish its first version
 SERVED_S = 30.0  # for a rollout server to reach the newest version

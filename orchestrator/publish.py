@@ -15,9 +15,9 @@ from scaffolds.reference import split_path
 
 from orchestrator.blobs.send import Progress, send_blobs
 from orchestrator.bus import subjects
-from orchestrator.bus.apart import apart
 from orchestrator.bus.base import Bus, BusError, Notice, Outgoing, StreamFull
 from orchestrator.bus.feed import in_background
+from orchestrator.bus.message_guard import apart
 from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, encode
 from orchestrator.contracts.ids import DOMAIN_RULE, is_domain, sha256

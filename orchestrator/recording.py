@@ -35,7 +35,7 @@ from orchestrator.publish import blobs_of, publish_tasks
 from orchestrator.queries.silence import Patience
 from orchestrator.queries.submitted import RecordingProgress, recording_progress
 from orchestrator.settings.config import FILE
-from orchestrator.tasks.longest import longest_s
+from orchestrator.tasks.longest_silence import longest_s
 from orchestrator.tasks.suite.record import Demonstration
 
 T = TypeVar("T")

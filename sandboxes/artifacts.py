@@ -29,7 +29,7 @@ from sandboxes.base import (
     digest_of,
 )
 from sandboxes.elsewhere import place_of, target_of
-from sandboxes.lost import Losses, named
+from sandboxes.lost_properties import Losses, named
 from sandboxes.machine import pass_on
 
 T = TypeVar("T")

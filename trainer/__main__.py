@@ -21,8 +21,8 @@ import anyio
 
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.numbers import INT4, INT8, option, real, whole
+from orchestrator.runtime.exception_groups import first_error
 from orchestrator.runtime.gc_tuning import collect_seldom, keep_loaded
-from orchestrator.runtime.groups import first_error
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.metrics import Target, measuring, served
 from orchestrator.runtime.streams import ending_signals, guard

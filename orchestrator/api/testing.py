@@ -44,7 +44,7 @@ from orchestrator.runner.rollout_runner import RunnerSettings, serve_rollouts
 from orchestrator.runner.verify_runner import serve_verifications
 from orchestrator.runner.worker import WorkerSettings
 from orchestrator.runtime import plugins
-from orchestrator.runtime.groups import first_error
+from orchestrator.runtime.exception_groups import first_error
 from orchestrator.runtime.log import quiet
 from orchestrator.scripted.reply import Reply, by_turn
 from orchestrator.scripted.server import LOGPROB, ScriptedServer

@@ -12,8 +12,8 @@ from typing import Final
 import anyio
 
 from orchestrator.bus import subjects
-from orchestrator.bus.apart import apart
 from orchestrator.bus.base import Bus, BusError, Outgoing, StreamFull
+from orchestrator.bus.message_guard import apart
 from orchestrator.runtime.log import get
 from orchestrator.tasks.message import Part
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 import anyio
 
 from orchestrator.bus.base import Delivery
-from orchestrator.runtime.groups import first_error
+from orchestrator.runtime.exception_groups import first_error
 
 
 class Feed:

@@ -11,7 +11,7 @@ import typer
 
 from orchestrator.cli import tables
 from orchestrator.cli.options import HERE, JsonOption, SetOption, path
-from orchestrator.cli.recorded import RecordedConfig, differences, print_notes, recorded
+from orchestrator.cli.run_config import RecordedConfig, differences, print_notes, recorded
 from orchestrator.contracts.quote import cut
 from orchestrator.deploy.home import Home
 from orchestrator.runtime.environment import named

@@ -64,7 +64,7 @@ def evaluate(
         raise ConfigurationError(
             "--suite names no held-out tasks: penstock eval --suite suite/heldout --policy 7"
         )
-    from orchestrator.cli.recorded import print_notes, recorded
+    from orchestrator.cli.run_config import print_notes, recorded
     from orchestrator.evaluation import EvaluationRequest
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.sources import admissible, each, together

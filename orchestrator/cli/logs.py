@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator.cli import interrupt, log_lines
-from orchestrator.cli.complete import processes
 from orchestrator.cli.log_lines import LEVELS, Line, Wanted
 from orchestrator.cli.options import HERE, ID, ConfigOption, JsonOption
+from orchestrator.cli.shell_completion import processes
 from orchestrator.cli.tables import looked_at
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.quote import quoted

@@ -17,7 +17,6 @@ from orchestrator.cli import (
     import_tasks,
     logs,
     metrics,
-    pool,
     processes,
     prune,
     rescore,
@@ -28,6 +27,7 @@ from orchestrator.cli import (
     sft,
     show,
     size,
+    sql,
     status,
     tail,
     tasks,
@@ -36,16 +36,16 @@ from orchestrator.cli import (
     version,
     vet,
 )
+from orchestrator.cli.arguments import checked
 from orchestrator.cli.driver_errors import as_sentences
 from orchestrator.cli.examples import attach
-from orchestrator.cli.given import checked
 from orchestrator.cli.option_names import with_option
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import ArgumentError, PenstockError
 from orchestrator.contracts.quote import quoted, readable
+from orchestrator.runtime.exception_groups import first_error
 from orchestrator.runtime.gc_tuning import collect_seldom
-from orchestrator.runtime.groups import first_error
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.streams import ReaderGone, guard
 
@@ -70,7 +70,7 @@ version.register(app)
 processes.register(app)
 runs.register(app)
 status.register(app)
-pool.register(app)
+sql.register(app)
 logs.register(app)
 tail.register(app)
 top.register(app)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from orchestrator.cli import complete
+from orchestrator.cli import shell_completion
 from orchestrator.cli.bar import busy
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.deploy.home import Home
@@ -31,7 +31,9 @@ def rescore(
     domains: Annotated[
         list[str] | None,
         typer.Option(
-            "--domain", help="Only groups of this domain. Repeatable.", autocompletion=complete.domains
+            "--domain",
+            help="Only groups of this domain. Repeatable.",
+            autocompletion=shell_completion.domains,
         ),
     ] = None,
     tasks: Annotated[
@@ -49,7 +51,7 @@ def rescore(
     as_json: JsonOption = False,
 ) -> None:
     """Score again the rollouts that are in no batch yet: penstock rescore --domain coding --tests suite/corrected -c runs/first"""
-    from orchestrator.cli.recorded import recorded
+    from orchestrator.cli.run_config import recorded
     from orchestrator.pool.rescore import Chosen
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.sources import read

@@ -204,7 +204,7 @@ def doctor(
 
 def _warnings(directory: Path) -> list[tuple[str, str]]:
     """Sandbox requirements of a run that this machine lacks, and keys without effect, as sentences with their subject."""
-    from orchestrator.cli.recorded import recorded
+    from orchestrator.cli.run_config import recorded
     from orchestrator.contracts.errors import ConfigurationError
     from orchestrator.deploy.no_effect import no_effect
     from orchestrator.deploy.preflight import sandbox_shortages

@@ -15,7 +15,7 @@ from scaffolds import programs
 from scaffolds.base import Manifest
 from scaffolds.find import find, known
 
-from orchestrator.cli import complete, scaffold_new, tables, terminal
+from orchestrator.cli import scaffold_new, shell_completion, tables, terminal
 from orchestrator.cli.bar import busy
 from orchestrator.cli.options import JsonOption, path
 from orchestrator.contracts.choices import LogLevel
@@ -88,7 +88,8 @@ def _program(name: str, manifest: Manifest) -> str:
 @app.command()
 def install(
     names: Annotated[
-        list[str], typer.Argument(help="Scaffolds, by name or path.", autocompletion=complete.scaffolds)
+        list[str],
+        typer.Argument(help="Scaffolds, by name or path.", autocompletion=shell_completion.scaffolds),
     ],
     accept_licence: Annotated[
         bool, typer.Option("--accept-licence", help="You have read and accept the program's own terms.")
@@ -118,7 +119,7 @@ def check(
         str,
         typer.Argument(
             help="A registered name, a directory with scaffold.toml, or module:Class.",
-            autocompletion=complete.scaffolds,
+            autocompletion=shell_completion.scaffolds,
         ),
     ],
     only: Annotated[str, typer.Option(help="Comma-separated questions (default: all).")] = "",

@@ -83,7 +83,7 @@ async def read_run(config: Config) -> StatusReport:
     from orchestrator.pool.stall_causes import eased, stall_causes, stuck
     from orchestrator.queries.batches import failed_batches
     from orchestrator.queries.installation import reported_servers
-    from orchestrator.queries.signal import no_signal, without_verdict
+    from orchestrator.queries.training_signal import no_signal, without_verdict
     from orchestrator.roles.dispatcher import queue_settings
 
     limit = config.watchdog.no_progress_s

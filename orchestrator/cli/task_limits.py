@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def counting(config: Path | None, overrides: tuple[str, ...] = ()) -> "tuple[SandboxSection, BundleLimits]":
     """The sandboxes and the limits. Prints which keys of the file do not count, because the run keeps others. ValueError for overrides without a
     run."""
-    from orchestrator.cli.recorded import print_notes, recorded
+    from orchestrator.cli.run_config import print_notes, recorded
     from orchestrator.tasks.bundle import BundleLimits
 
     if config is None:

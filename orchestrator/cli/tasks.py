@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from orchestrator.cli import complete, tables
+from orchestrator.cli import shell_completion, tables
 from orchestrator.cli.answers import Answers
 from orchestrator.cli.bar import busy, progress, publishing
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
@@ -64,7 +64,8 @@ def publish(
     scaffold: Annotated[
         str | None,
         typer.Option(
-            help="Scaffold for all of them (default: the run's shares).", autocompletion=complete.scaffolds
+            help="Scaffold for all of them (default: the run's shares).",
+            autocompletion=shell_completion.scaffolds,
         ),
     ] = None,
     group_size: Annotated[
@@ -74,7 +75,7 @@ def publish(
         str | None,
         typer.Option(
             help="Domain for all of them (default: [metadata].domain, or that of its category in tasks.domains, else general).",
-            autocompletion=complete.domains,
+            autocompletion=shell_completion.domains,
         ),
     ] = None,
     timeout_s: Annotated[
@@ -91,7 +92,7 @@ def publish(
 ) -> None:
     """Publish tasks and wait until each is accepted: penstock tasks publish suite/train"""
     from orchestrator.bus.nats import NatsBus
-    from orchestrator.cli.recorded import print_notes, recorded
+    from orchestrator.cli.run_config import print_notes, recorded
     from orchestrator.publish import (
         Answer,
         PublishOptions,

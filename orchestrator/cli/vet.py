@@ -56,7 +56,7 @@ def vet(
     as_json: JsonOption = False,
 ) -> None:
     """Run the controls of tasks in sandboxes: the solution earns 1, nothing earns 0, no probe earns anything: penstock tasks vet suite/train"""
-    from orchestrator.cli.recorded import print_notes, recorded
+    from orchestrator.cli.run_config import print_notes, recorded
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.vetting.page import page
     from orchestrator.vetting.records import sources_of

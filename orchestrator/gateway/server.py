@@ -52,7 +52,6 @@ from orchestrator.gateway.servers.weight_sync import WeightSyncer
 from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.pool.chat_format import check_chat_format_of
-from orchestrator.pool.confirm import settled_messages
 from orchestrator.pool.dead_letters import keep_unsendable
 from orchestrator.pool.drain_requests import Orders
 from orchestrator.pool.engine import Role
@@ -60,6 +59,7 @@ from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.server_leases import ServerRows
+from orchestrator.pool.settled import settled_messages
 from orchestrator.pool.transact import transact
 from orchestrator.runtime.descriptors import raise_descriptor_limit
 from orchestrator.runtime.failpoints import boundary_sync

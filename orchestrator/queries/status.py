@@ -20,7 +20,7 @@ from orchestrator.pool.stall_causes import (
     stuck,
 )
 from orchestrator.pool.tables import queue
-from orchestrator.queries.signal import no_signal, without_verdict
+from orchestrator.queries.training_signal import no_signal, without_verdict
 from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.breaker import BreakerSettings, halts
 from orchestrator.settings.config import Config

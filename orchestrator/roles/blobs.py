@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
-from orchestrator.bus.apart import apart
 from orchestrator.bus.base import Delivery, Notice
+from orchestrator.bus.message_guard import apart
 from orchestrator.pool import blobs
 from orchestrator.pool.transact import transact
 from orchestrator.roles.consume import Outcome, consume

@@ -11,8 +11,8 @@ from orchestrator.contracts.events import ArtifactFile, RolloutFinished, ToolCal
 from orchestrator.contracts.limits import LONGEST_SYSTEM
 from orchestrator.contracts.quote import cut_to
 from orchestrator.gateway_client import Seal
-from orchestrator.pool.confirm import MessageKey, MessageKind
 from orchestrator.pool.leases import Lease
+from orchestrator.pool.settled import MessageKey, MessageKind
 from orchestrator.rewards.speed import agent_seconds
 from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.gateways import KnownGateway

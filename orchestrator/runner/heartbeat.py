@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus.journal import Journal
 from orchestrator.pool import leases
-from orchestrator.pool.confirm import MessageKey
+from orchestrator.pool.settled import MessageKey
 from orchestrator.pool.transact import transact
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get

@@ -30,10 +30,10 @@ from orchestrator.contracts.limits import LONGEST_KEPT_LOG, LONGEST_REASON
 from orchestrator.contracts.no_verdict import NoVerdict
 from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import FailureClass
-from orchestrator.pool.confirm import MessageKey, MessageKind
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.results import artifacts_of, ungradable_of
 from orchestrator.pool.sanitize import clean
+from orchestrator.pool.settled import MessageKey, MessageKind
 from orchestrator.pool.transact import transact
 from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.grade import MAX_TESTS, GradedWork, why_failed

@@ -22,12 +22,12 @@ from orchestrator.bus.feed import in_background
 from orchestrator.bus.journal import Journal
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ServiceError
-from orchestrator.pool.confirm import settled_messages
 from orchestrator.pool.drain_requests import Orders
 from orchestrator.pool.engine import Role
 from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.opened import opened
 from orchestrator.pool.runs import get_run
+from orchestrator.pool.settled import settled_messages
 from orchestrator.runner.cleanup import remove_leftovers
 from orchestrator.runner.heartbeat import Heart
 from orchestrator.runner.metrics import WorkerMetrics

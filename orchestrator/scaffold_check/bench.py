@@ -22,7 +22,7 @@ from orchestrator.pool.engine import Role
 from orchestrator.pool.opened import opened
 from orchestrator.pool.steps import StoredStep, trajectories
 from orchestrator.pool.submissions import NewGroup, accept
-from orchestrator.queries.played import PlayedStep, played_attempt, rollout_of, state_of
+from orchestrator.queries.scaffold_check import PlayedStep, played_attempt, rollout_of, state_of
 from orchestrator.roles.context import Flow
 from orchestrator.roles.dispatcher import dispatcher
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts

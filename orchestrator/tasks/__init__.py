@@ -12,7 +12,7 @@ work_dir · volumes · downloads                  its work directory and directo
 artifacts · artifact_modes · artifact_blobs     the changes that an attempt left, and how they travel
 collected                                       other files of the agent's sandbox that go to the tests
 verdict · untrusted · held/                     the contract with `tests/test.sh`, and the program that confines the agent's programs
-validate_results · longest                      checks of results from any sender; how long an attempt may record nothing
+validate_results · longest_silence              checks of results from any sender; how long an attempt may record nothing
 leak_check · kept_in_image · carried            environments that hold the answer are refused
 needles · word_filter · git_objects             fast search for many texts, and in git repositories
 compose/                                        compose files: side services

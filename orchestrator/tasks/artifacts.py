@@ -30,7 +30,7 @@ from orchestrator.tasks.artifact_modes import GONE, directory_at, gone_at, is_ch
 from orchestrator.tasks.environment import Environment
 from sandboxes.base import WORK, AnyFile, ArtifactLimits, Artifacts, File, Lost, RefusedReason
 from sandboxes.elsewhere import place_of
-from sandboxes.lost import NAMED
+from sandboxes.lost_properties import NAMED
 
 INLINE_BYTES = 400_000  # 533 KB in base64: the result still fits the smallest maximum message of a server
 MEMORY_BYTES = 4 << 20

@@ -11,7 +11,7 @@ from orchestrator.contracts.vetting import Level
 from orchestrator.probing import SMALL, Left, probed
 from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runtime import plugins
-from orchestrator.runtime.groups import first_error
+from orchestrator.runtime.exception_groups import first_error
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
 from orchestrator.settings.providers import tables

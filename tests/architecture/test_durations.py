@@ -63,7 +63,7 @@ EXEMPT = {
     "orchestrator/cli/dead.py:ANSWER_S": PEOPLE,
     "orchestrator/cli/drain.py:POLL_INTERVAL_S": PEOPLE,
     "orchestrator/cli/logs.py:POLL_INTERVAL_S": PEOPLE,
-    "orchestrator/cli/pool.py:TIMEOUT_S": PEOPLE,
+    "orchestrator/cli/sql.py:TIMEOUT_S": PEOPLE,
     "orchestrator/cli/reading.py:AGAIN_S": PEOPLE,
     "orchestrator/cli/reading.py:STATEMENT_S": PEOPLE,
     "orchestrator/queries/attempt_pages.py:STATEMENT_S": PEOPLE,

@@ -17,7 +17,7 @@ EXCEPTIONS = {
     "orchestrator/pool/engine.py": "defines them",
     "orchestrator/pool/opened.py": "checks the revision for everything that is not here",
     "orchestrator/pool/reader_login.py": "makes and tries the login of a reader, on any revision",
-    "orchestrator/cli/pool.py": "`penstock sql` runs a person's own statement, also to read the revision",
+    "orchestrator/cli/sql.py": "`penstock sql` runs a person's own statement, also to read the revision",
     "orchestrator/deploy/stack.py": "migrates the database, then checks it",
     "orchestrator/deploy/cluster/doctor/__init__.py": "describes a database, also one that cannot be used",
     "orchestrator/deploy/cluster/doctor/postgres.py": "reports the revision as one of several checks",

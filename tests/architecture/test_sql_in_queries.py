@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("orchestrator", "trainer", "agents", "sandboxes")
 ROOMS = ("orchestrator/pool/", "orchestrator/queries/", "orchestrator/audit/")
 EXCEPTIONS = {
-    "orchestrator/cli/pool.py": "`penstock sql` runs a person's own statement on a raw connection, and looks up table names to correct a wrong one",
+    "orchestrator/cli/sql.py": "`penstock sql` runs a person's own statement on a raw connection, and looks up table names to correct a wrong one",
     "orchestrator/cli/show.py": "names, in an error, the statement of `penstock sql` that lists what exists; it runs none",
     "orchestrator/deploy/embedded/postgres.py": "the ready check of an embedded server, which has no data pool yet",
     "orchestrator/deploy/embedded/service_sources.py": "asks any PostgreSQL server for its data directory, before it is known to be ours",

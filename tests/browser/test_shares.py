@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Browser, expect
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.queries.signal import LEAST
+from orchestrator.queries.training_signal import LEAST
 from tests import builders
 from tests.browser.alone import looking
 from tests.browser.visitor import LARGE, PHONE

@@ -29,7 +29,7 @@ from ops.lab.chaos.prepare import make_policy, set_clocks, write_run
 from ops.lab.chaos.results import FaultOutcome
 from ops.lab.chaos.scenario import ChaosRun, Results, leaves
 from orchestrator.bus.base import BusError
-from orchestrator.cli.given import checked
+from orchestrator.cli.arguments import checked
 from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.numbers import whole

@@ -18,7 +18,7 @@ from ops.lab.demo import policy, rollout_servers
 from ops.lab.demo.keep import keep
 from ops.lab.demo.prepare import SCAFFOLDS, prune, write_run
 from orchestrator.bus.base import BusError
-from orchestrator.cli.given import checked
+from orchestrator.cli.arguments import checked
 from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.deploy.cluster.topology import ServerEngine

@@ -41,7 +41,7 @@ from orchestrator.gateway.sessions.id_buffer import IdBuffer
 from orchestrator.gateway.sessions.node import Node, Placement
 from orchestrator.gateway.sessions.rebuild import TOOLS
 from orchestrator.gateway.sessions.session import Session
-from orchestrator.pool.confirm import MessageKey, MessageKind
+from orchestrator.pool.settled import MessageKey, MessageKind
 from orchestrator.pool.steps import canonical
 from orchestrator.runtime.log import get
 from orchestrator.trajectory.routes import (

@@ -6,8 +6,8 @@ import anyio
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus import subjects
-from orchestrator.bus.apart import apart
 from orchestrator.bus.base import Bus, Delivery
+from orchestrator.bus.message_guard import apart
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import PolicyPublished, decode
 from orchestrator.contracts.quote import quoted

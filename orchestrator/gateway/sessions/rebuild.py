@@ -14,8 +14,8 @@ from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.sessions.forest import Forest
 from orchestrator.gateway.sessions.id_buffer import IdBuffer
 from orchestrator.gateway.sessions.node import Node
-from orchestrator.pool.confirm import MessageKey, MessageKind
 from orchestrator.pool.rebuilt_steps import RebuiltStep, rebuilt_steps
+from orchestrator.pool.settled import MessageKey, MessageKind
 from orchestrator.pool.transact import transact
 
 TOOLS = "tools"  # the role under which a branch records the tools that its prompt shows

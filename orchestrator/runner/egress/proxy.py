@@ -27,7 +27,7 @@ from orchestrator.runner.egress.addresses import is_ours, not_public, parsed
 from orchestrator.runner.egress.client_hello import NotTls
 from orchestrator.runner.egress.heads import Malformed, Request
 from orchestrator.runner.egress.metrics import EgressMetrics
-from orchestrator.runtime.groups import first_error
+from orchestrator.runtime.exception_groups import first_error
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
 from orchestrator.settings.timeouts import timeouts

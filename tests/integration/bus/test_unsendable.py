@@ -3,9 +3,9 @@
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.pool.confirm import MessageKey, MessageKind, settled
 from orchestrator.pool.dead_letters import dead_messages, keep_unsendable
 from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.settled import MessageKey, MessageKind, settled
 from tests import builders
 from tests.integration.pool.rig import running, small
 

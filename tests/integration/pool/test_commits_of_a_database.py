@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
-from orchestrator.cli.pool import query
+from orchestrator.cli.sql import query
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.deploy.stack import migrate
 from orchestrator.pool import reader_login as reader_login_module

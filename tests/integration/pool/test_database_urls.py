@@ -10,7 +10,7 @@ import anyio
 import pytest
 from sqlalchemy import text
 
-from orchestrator.cli.pool import query
+from orchestrator.cli.sql import query
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.deploy.embedded.configured import ask_postgres
 from orchestrator.deploy.embedded.postgres import EmbeddedPostgres

@@ -27,7 +27,6 @@ from orchestrator.contracts.states import RolloutState
 from orchestrator.pool import batches, leases, transitions
 from orchestrator.pool import engine as engine_module
 from orchestrator.pool.batches import NewVersion
-from orchestrator.pool.confirm import MessageKey, MessageKind, settled
 from orchestrator.pool.engine import (
     FIRST,
     MIGRATIONS,
@@ -39,6 +38,7 @@ from orchestrator.pool.engine import (
     bare_engine,
     open_engine,
 )
+from orchestrator.pool.settled import MessageKey, MessageKind, settled
 from orchestrator.pool.tables import metadata, rollout_servers, sessions
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.cli import status
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries import spending
-from orchestrator.queries.signal import LEAST, NEWEST, no_signal
+from orchestrator.queries.training_signal import LEAST, NEWEST, no_signal
 from tests import builders
 from tests.integration.pool.rig import ended, flow_of, record, report, rollouts_of, small, take, verify
 from tests.integration.web.rig import configured, dashboard

@@ -12,11 +12,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from orchestrator.contracts.events import VerdictReached
 from orchestrator.contracts.states import FailureClass, RolloutState
 from orchestrator.pool import leases, results
-from orchestrator.pool.confirm import MessageKey, MessageKind, settled
 from orchestrator.pool.ingest import Fate, decode_step, ingest
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.sessions import current_lease
+from orchestrator.pool.settled import MessageKey, MessageKind, settled
 from tests import builders
 from tests.integration.pool.rig import OWNER, ended, flow_of, report, rollout_row, rollouts_of, running, small
 

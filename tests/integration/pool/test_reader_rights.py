@@ -13,7 +13,7 @@ from alembic import command
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.cli.pool import query
+from orchestrator.cli.sql import query
 from orchestrator.pool import reader_login as reader_login_module
 from orchestrator.pool.address import address_of
 from orchestrator.pool.engine import REVISION, Role, open_engine

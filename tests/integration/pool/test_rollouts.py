@@ -13,8 +13,8 @@ from orchestrator.pool import leases, results, run_end
 from orchestrator.pool import (
     transitions as history,
 )
-from orchestrator.pool.confirm import MessageKey, MessageKind, settled
 from orchestrator.pool.leases import Lease
+from orchestrator.pool.settled import MessageKey, MessageKind, settled
 from orchestrator.pool.tables import (
     attempts,
     counters,

@@ -10,7 +10,7 @@ from orchestrator.contracts.states import Purpose
 from orchestrator.pool.dispatch import dispatch_other
 from orchestrator.queries.silence import STUCK_S, Patience, silent_s
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.longest import longest_s
+from orchestrator.tasks.longest_silence import longest_s
 from tests import builders
 from tests.integration.pool.rig import record, running, small, take
 

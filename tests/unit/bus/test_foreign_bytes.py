@@ -10,10 +10,10 @@ import pytest
 from nats.protocol.parser import Parser
 
 from orchestrator.bus import suspects
-from orchestrator.bus.apart import apart
 from orchestrator.bus.base import BusError, Delivery, Outgoing
 from orchestrator.bus.client import BadAnswer, NatsClient, answered
 from orchestrator.bus.dead_letters import dead_letter
+from orchestrator.bus.message_guard import apart
 from orchestrator.bus.pull import deliveries_of
 from orchestrator.bus.suspects import Suspects
 from orchestrator.bus.wire import check_size, wire_headers

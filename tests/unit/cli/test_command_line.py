@@ -13,7 +13,7 @@ import pytest
 from scaffolds.scaffold_toml import from_toml
 
 from orchestrator.cli import main
-from orchestrator.cli.pool import Answer
+from orchestrator.cli.sql import Answer
 from orchestrator.deploy.cluster.reading import load as load_topology
 from orchestrator.deploy.cluster.workload import read as read_workload
 from orchestrator.deploy.home import write_template
@@ -286,7 +286,7 @@ def test_a_row_that_is_too_wide_for_a_table_stands_upright(
     async def answered(*_: object, **__: object) -> Answer:
         return Answer(columns=[f"a_long_column_{n}" for n in range(9)], rows=[tuple(range(9))])
 
-    monkeypatch.setattr("orchestrator.cli.pool.query", answered)
+    monkeypatch.setattr("orchestrator.cli.sql.query", answered)
     monkeypatch.setattr("orchestrator.cli.tables.looked_at", lambda: True)
     monkeypatch.setenv("DATABASE_URL", "postgresql://127.0.0.1:1/x")
     monkeypatch.setenv("NATS_URL", "nats://127.0.0.1:1")

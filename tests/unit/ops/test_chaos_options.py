@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from ops import tiers
 from ops.lab.chaos.main import main
-from orchestrator.cli.given import checked
+from orchestrator.cli.arguments import checked
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FUNCTION = re.search(r"^chaos\(\) \{\n(?:.*\n)*?\}$", (REPOSITORY / "ops/test").read_text(), re.M)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.cli.main import app
-from orchestrator.cli.pool import MOST_ROWS, MOST_SECONDS, Answer, query
+from orchestrator.cli.sql import MOST_ROWS, MOST_SECONDS, Answer, query
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from orchestrator.cli import main
-from orchestrator.cli.given import _check_number
+from orchestrator.cli.arguments import _check_number
 from orchestrator.cli.log_lines import since
 from orchestrator.deploy.cluster.reading import EXAMPLES
 
@@ -189,4 +189,4 @@ def test_every_command_and_group_checks_its_options() -> None:
         below = getattr(command, "commands", {}).values()
         return {type(command).__module__, *(name for each in below for name in classes(each))}
 
-    assert all(classes(each) == {"orchestrator.cli.given"} for each in ROOT.commands.values())
+    assert all(classes(each) == {"orchestrator.cli.arguments"} for each in ROOT.commands.values())
