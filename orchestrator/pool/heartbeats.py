@@ -139,7 +139,7 @@ async def write_heartbeat(
         "loops": loop_reports(dog, time.monotonic()),
         "code": own_code(),
     }
-    new = insert(processes).values(run_id=run_id, host=socket.gethostname(), process=dog.board.process, **row)
+    new = insert(processes).values(run_id=run_id, host=socket.gethostname(), process=dog.loops.process, **row)
     same = (processes.c.pid == os.getpid()) & ~processes.c.stopped
     started = case((same, processes.c.started), else_=func.clock_timestamp())
     upsert = new.on_conflict_do_update(
@@ -160,7 +160,7 @@ async def write_end(connection: AsyncConnection, run_id: int, dog: Watchdog) -> 
         .where(
             processes.c.run_id == run_id,
             processes.c.host == socket.gethostname(),
-            processes.c.process == dog.board.process,
+            processes.c.process == dog.loops.process,
             processes.c.pid == os.getpid(),
         )
         .values(stopped=True, last_seen=func.clock_timestamp(), loops=[], draining=None, holds=None)
@@ -181,7 +181,7 @@ def loop_reports(dog: Watchdog, now: float) -> Any:
                 ended=clean(loop.ended),
                 restarts=loop.restarts,
             )
-            for loop in dog.board.loops().values()
+            for loop in dog.loops.loops().values()
         ]
     )
 

@@ -1,6 +1,6 @@
 """The state of every long-lived loop of a process, and its current dependency. The loops report it; the watchdog and heartbeats read it.
 
-    with track_loop("relay") as loop:                    # a name on this process's board; an end without cancellation is an alarm
+    with track_loop("relay") as loop:                    # a name on this process's registry; an end without cancellation is an alarm
         while True:
             loop.busy("page of the outbox")          # progress: it has started an item
             with waiting_for("nats"):                 # deep inside, where no loop is known by name
@@ -109,26 +109,26 @@ class LoopRegistry:
             loop.since += seconds
 
 
-_board: ContextVar[LoopRegistry | None] = ContextVar("board", default=None)
+_registry: ContextVar[LoopRegistry | None] = ContextVar("loop_registry", default=None)
 _loop: ContextVar[Loop | None] = ContextVar("loop", default=None)
 
 
 @contextmanager
 def loop_registry(process: str) -> Iterator[LoopRegistry]:
-    """A board for every task that is started in the block."""
+    """A registry for every task that is started in the block."""
     registry = LoopRegistry(process)
-    token = _board.set(registry)
+    token = _registry.set(registry)
     try:
         yield registry
     finally:
-        _board.reset(token)
+        _registry.reset(token)
 
 
 @contextmanager
 def track_loop(name: str, *, forever: bool = True) -> Iterator[Loop]:
     """A loop of this process while the body runs. If it ends by an error, or (`forever`) returns without being cancelled, it stays on the
-    board as ended, even if a caller swallows the error."""
-    registry, loop = _board.get(), Loop(name=name)
+    registry as ended, even if a caller swallows the error."""
+    registry, loop = _registry.get(), Loop(name=name)
     number = registry.put(loop) if registry is not None else -1
     token = _loop.set(loop)
     try:
@@ -147,9 +147,9 @@ def track_loop(name: str, *, forever: bool = True) -> Iterator[Loop]:
 
 @contextmanager
 def reporting(name: str) -> Iterator[Loop]:
-    """A line on the board for the joint work of several tasks, or for retries of a loop that continues with other work. It is updated only
+    """An entry of the registry for the joint work of several tasks, or for retries of a loop that continues with other work. It is updated only
     by explicit calls. It starts at rest."""
-    registry, loop = _board.get(), Loop(name=name, resting=True)
+    registry, loop = _registry.get(), Loop(name=name, resting=True)
     number = registry.put(loop) if registry is not None else -1
     try:
         yield loop
@@ -170,7 +170,7 @@ def waiting_for(dependency: str) -> Iterator[None]:
 
 
 def current() -> Loop:
-    """The current loop; outside any loop, one that is on no board."""
+    """The current loop; outside any loop, one that is in no registry."""
     return _loop.get() or Loop(name="")
 
 

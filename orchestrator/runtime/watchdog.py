@@ -126,9 +126,9 @@ class Watchdog:
     """Monitors the event loop in which it is created. `run` is its thread; `look` is one check, for tests and for the thread."""
 
     def __init__(
-        self, board: LoopRegistry, settings: WatchdogSettings, end: Callable[[int], None] = os._exit
+        self, loops: LoopRegistry, settings: WatchdogSettings, end: Callable[[int], None] = os._exit
     ) -> None:
-        self.board = board
+        self.loops = loops
         self.settings = settings
         self._end = end
         self._event_loop = asyncio.get_running_loop()
@@ -139,7 +139,7 @@ class Watchdog:
         self._answered = True  # whether the event loop ran the last callback
         self._requested_at = self._looked
         self._blocked_s = 0.0
-        self._metrics = _Metrics(board.process)
+        self._metrics = _Metrics(loops.process)
         self.registry = self._metrics.registry
         self._lost = 0  # log lines in the counter
 
@@ -161,7 +161,7 @@ class Watchdog:
         elapsed_s, self._looked = now - self._looked, now
         stopped_s = elapsed_s - self.settings.poll_interval_s - LONGEST_POLL_INTERVAL_S
         if stopped_s > 0:  # the whole process or machine was stopped: its loops did not hang
-            self.board.skip(stopped_s)
+            self.loops.skip(stopped_s)
             elapsed_s -= stopped_s
         self._look_at_event_loop(elapsed_s)
         self._look_at_loops(now)
@@ -195,7 +195,7 @@ class Watchdog:
         if self._blocked_s >= self.settings.hangs_s:
             log.error(
                 "watchdog.process_hangs",
-                process=self.board.process,
+                process=self.loops.process,
                 seconds=round(self._blocked_s, 1),
                 consequence="the process ends, so that another one is started",
                 stack=self._stack(),
@@ -215,9 +215,9 @@ class Watchdog:
     def _look_at_loops(self, now: float) -> None:
         ages: dict[tuple[str, ...], float] = {}  # the worst of the loops with one name
         stuck: dict[tuple[str, ...], float] = {}
-        loops = self.board.loops()
+        loops = self.loops.loops()
         for number, loop in loops.items():
-            labels = (self.board.process, loop.name, loop.waits_for)
+            labels = (self.loops.process, loop.name, loop.waits_for)
             seconds = loop.stuck_for(now, self.settings.no_progress_s)
             ages[labels] = max(ages.get(labels, 0.0), now - loop.since)
             stuck[labels] = max(stuck.get(labels, 0.0), 1.0 if seconds else 0.0)
@@ -232,8 +232,8 @@ class Watchdog:
 
     def _restart(self, loop: Loop) -> None:
         if loop.restart is not None and not loop.ended:
-            self._metrics.restarts.labels(self.board.process, loop.name).inc()
-            log.warning("watchdog.restart", process=self.board.process, loop=loop.name)
+            self._metrics.restarts.labels(self.loops.process, loop.name).inc()
+            log.warning("watchdog.restart", process=self.loops.process, loop=loop.name)
             self._event_loop.call_soon_threadsafe(loop.restart)
 
     # --- alarms -----------------------------------------------------------------------------------------------
@@ -248,12 +248,12 @@ class Watchdog:
         if alarm is not None and now - alarm.reported_at < self.settings.no_progress_s:
             return False
         self._alarms[key] = _Alarm(event, now, {k: v for k, v in fields.items() if k in ("loop", "item")})
-        log.error(event, process=self.board.process, **fields)
+        log.error(event, process=self.loops.process, **fields)
         return True
 
     def _over(self, key: int) -> None:
         alarm = self._alarms.pop(key)
-        log.info(f"{alarm.name}.over", process=self.board.process, **alarm.fields)
+        log.info(f"{alarm.name}.over", process=self.loops.process, **alarm.fields)
 
 
 def log_fields(loop: Loop, seconds: float) -> dict[str, object]:
@@ -277,9 +277,9 @@ def on_watch() -> Watchdog | None:
 
 @contextmanager
 def watching(process: str, settings: WatchdogSettings) -> Iterator[Watchdog]:
-    """A board and a watchdog for the current event loop, and for every loop that is started inside."""
-    with loop_registry(process) as board:
-        watchdog = Watchdog(board, settings)
+    """A registry of loops and a watchdog for the current event loop, and for every loop that is started inside."""
+    with loop_registry(process) as loops:
+        watchdog = Watchdog(loops, settings)
         token = _dog.set(watchdog)
         thread = threading.Thread(
             target=copy_context().run, args=(watchdog.run,), name="watchdog", daemon=True

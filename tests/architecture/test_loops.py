@@ -42,7 +42,9 @@ REQUEST = "one request or connection of a client, which waits for it and may end
 START = "before a process is ready; it gives up with one sentence"
 CLIENTS = "waits for clients, which need not come"
 SIGNAL = "waits for a signal, which need not come"
-OUTERMOST = "`penstock up`: it has no board; what it starts is watched, and it is watched by who started it"
+OUTERMOST = (
+    "`penstock up`: it has no registry; what it starts is watched, and it is watched by who started it"
+)
 PERSON = "a person waits for it, at a command"
 ROLE = "a role of its own, which `restartable` begins by another name"
 INSIDE = {

@@ -288,10 +288,10 @@ async def test_refusals_are_a_metric_while_the_run_has_their_counter(engine: Asy
 
 async def test_a_process_says_in_its_row_what_its_loops_do(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, small())
-    with loop_registry("runner") as board, track_loop("heartbeat") as mine:
+    with loop_registry("runner") as registry, track_loop("heartbeat") as mine:
         mine.busy("rollout 3\x00", on="postgres")
         mine.since -= 70
-        dog = Watchdog(board, WatchdogSettings())
+        dog = Watchdog(registry, WatchdogSettings())
         for _ in range(2):
             async with engine.begin() as connection:
                 await write_heartbeat(connection, run.run_id, dog)

@@ -240,13 +240,13 @@ async def test_the_oldest_unconfirmed_message_is_named_with_the_service_that_it_
     bus, pool = CountingBus(), DataPool()
     await bus.ensure_streams()
     pool.back.set()
-    with loop_registry("runner") as board:
+    with loop_registry("runner") as registry:
         async with Journal.open(tmp_path) as journal, anyio.create_task_group() as tasks:
             courier = Courier(journal, bus, confirm=pool.confirm, confirm_every_s=0.005)
             tasks.start_soon(courier.run)
             await courier.send(message(7))
             await until_answers(pool, 2)
-            (line,) = [loop for loop in board.loops().values() if loop.name == "journal"]
+            (line,) = [loop for loop in registry.loops().values() if loop.name == "journal"]
             assert (line.item, line.waits_for) == ("1:1:7:step", "the orchestrator's ingest")
             since = line.since
             await until_answers(pool, 2)

@@ -17,9 +17,9 @@ pytestmark = pytest.mark.anyio
 CLOSED_PORT = "nats://127.0.0.1:9"
 
 
-async def until_works(board: LoopRegistry, name: str) -> Loop:
+async def until_works(registry: LoopRegistry, name: str) -> Loop:
     def at_work() -> list[Loop]:
-        return [loop for loop in board.loops().values() if loop.name == name and not loop.resting]
+        return [loop for loop in registry.loops().values() if loop.name == name and not loop.resting]
 
     return (await eventually(at_work, every_s=0.002))[0]
 
@@ -29,19 +29,19 @@ async def test_a_connection_that_does_not_come_back_is_work_that_waits_for_nats(
     link._current = Connection(
         client=cast(NatsClient, SimpleNamespace(is_closed=False)), js=None, max_payload=0
     )
-    with loop_registry("test") as board:
+    with loop_registry("test") as registry:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             await anyio.wait_all_tasks_blocked()
-            (resting,) = board.loops().values()
+            (resting,) = registry.loops().values()
             assert resting.name == "bus.link" and resting.resting
             link._current.lose()
-            loop = await until_works(board, "bus.link")
+            loop = await until_works(registry, "bus.link")
             assert (loop.item, loop.waits_for) == ("a connection", "nats")
             since = loop.since
             await stays_true_for(0.3, lambda: loop.since == since)  # several failed tries are not progress
             tasks.cancel_scope.cancel()
-        assert board.loops() == {}
+        assert registry.loops() == {}
 
 
 async def test_who_hangs_while_it_fills_a_lost_stream_again_is_named_with_the_stream() -> None:
@@ -55,15 +55,15 @@ async def test_who_hangs_while_it_fills_a_lost_stream_again_is_named_with_the_st
 
     watch = StreamWatch(look, None)
     watch.on_stream_new(hangs)
-    with loop_registry("test") as board:
+    with loop_registry("test") as registry:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.run)
             watch.ask()
             await anyio.wait_all_tasks_blocked()
-            assert all(loop.resting for loop in board.loops().values())
+            assert all(loop.resting for loop in registry.loops().values())
             seen["WORK"] = Sighting("another", 0, made=False)
             watch.ask()
-            loop = await until_works(board, "bus.streams")
+            loop = await until_works(registry, "bus.streams")
             await anyio.wait_all_tasks_blocked()
             assert loop.item == "what stream WORK lost"
             tasks.cancel_scope.cancel()

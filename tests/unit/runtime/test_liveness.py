@@ -66,7 +66,7 @@ async def test_tasks_that_a_loop_starts_wait_on_its_behalf() -> None:
 
 
 async def test_a_cancelled_loop_leaves_the_board_and_one_that_ended_by_itself_stays() -> None:
-    with loop_registry("test") as board:
+    with loop_registry("test") as registry:
 
         async def serve(name: str) -> None:
             with track_loop(name):
@@ -85,19 +85,19 @@ async def test_a_cancelled_loop_leaves_the_board_and_one_that_ended_by_itself_st
                 tasks.start_soon(swallow, name)
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
-        ended = {loop.name: loop.ended for loop in board.loops().values()}
+        ended = {loop.name: loop.ended for loop in registry.loops().values()}
         assert ended == {"failed": "ValueError: what no one", "returned": "it returned"}
-        assert all(loop.stuck_for(time.monotonic(), LIMIT_S) > 0 for loop in board.loops().values())
+        assert all(loop.stuck_for(time.monotonic(), LIMIT_S) > 0 for loop in registry.loops().values())
 
 
 async def test_a_loop_that_is_not_forever_may_return_but_not_fail() -> None:
-    with loop_registry("test") as board:
+    with loop_registry("test") as registry:
         with track_loop("slot", forever=False):
             pass
-        assert board.loops() == {}
+        assert registry.loops() == {}
         with pytest.raises(KeyError), track_loop("slot", forever=False):
             raise KeyError("rollout")
-        assert [loop.ended for loop in board.loops().values()] == ["KeyError: 'rollout'"]
+        assert [loop.ended for loop in registry.loops().values()] == ["KeyError: 'rollout'"]
 
 
 async def test_a_restartable_loop_starts_again_on_request_and_ends_when_it_is_cancelled() -> None:
@@ -109,33 +109,33 @@ async def test_a_restartable_loop_starts_again_on_request_and_ends_when_it_is_ca
         current().busy("item")
         await anyio.sleep_forever()
 
-    with loop_registry("test") as board:
+    with loop_registry("test") as registry:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(restartable, "loop", work)
             for times in (1, 2, 3):
                 await anyio.wait_all_tasks_blocked()
-                (loop,) = board.loops().values()
+                (loop,) = registry.loops().values()
                 assert (starts, loop.restarts, loop.item, loop.ended) == (times, times - 1, "item", "")
                 assert loop.restart is not None
                 loop.restart()
             await anyio.wait_all_tasks_blocked()
             tasks.cancel_scope.cancel()
-        assert board.loops() == {} and starts == 4
+        assert registry.loops() == {} and starts == 4
 
 
 async def test_a_restartable_loop_that_fails_says_so_and_raises() -> None:
     async def work() -> None:
         raise ValueError("no")
 
-    with loop_registry("test") as board:
+    with loop_registry("test") as registry:
         with pytest.raises(ValueError, match="no"):
             await restartable("loop", work)
-        assert [loop.ended for loop in board.loops().values()] == ["ValueError: no"]
+        assert [loop.ended for loop in registry.loops().values()] == ["ValueError: no"]
 
 
 async def test_a_line_without_a_loop_of_its_own_is_updated_by_hand() -> None:
-    with loop_registry("test") as board, track_loop("courier") as loop, reporting("journal") as line:
-        assert current() is loop and line in board.loops().values() and line.resting
+    with loop_registry("test") as registry, track_loop("courier") as loop, reporting("journal") as line:
+        assert current() is loop and line in registry.loops().values() and line.resting
         line.busy("a message", on="nats")
         since = line.since
         with waiting_for("postgres"):

@@ -43,8 +43,8 @@ def fresh_loggers() -> Iterator[None]:
 def dog(**settings: float) -> Iterator[tuple[Watchdog, list[int]]]:
     """A watchdog without its thread, and the exit statuses with which it would have ended the process."""
     ends: list[int] = []
-    with loop_registry("test") as board:
-        yield Watchdog(board, WatchdogSettings(**settings), end=ends.append), ends  # type: ignore[arg-type]
+    with loop_registry("test") as loops:
+        yield Watchdog(loops, WatchdogSettings(**settings), end=ends.append), ends  # type: ignore[arg-type]
 
 
 def value(dog: Watchdog, name: str, **labels: str) -> float | None:
@@ -101,7 +101,7 @@ async def test_a_stuck_loop_that_is_safe_to_restart_is_restarted() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(restartable, "steps", work)
             await anyio.wait_all_tasks_blocked()
-            (loop,) = watchdog.board.loops().values()
+            (loop,) = watchdog.loops.loops().values()
             loop.busy("messages")
             loop.since -= 61
             watchdog.look()
@@ -177,7 +177,7 @@ async def test_while_postgres_is_away_it_is_named_in_log_and_metrics() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(work)
             await eventually(lambda: any(line["event"] == "pool.retry" for line in logs))
-            (loop,) = watchdog.board.loops().values()
+            (loop,) = watchdog.loops.loops().values()
             loop.since -= 61
             watchdog.look()
             tasks.cancel_scope.cancel()
