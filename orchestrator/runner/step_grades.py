@@ -14,6 +14,7 @@ from orchestrator.tasks.key_values import REWARD
 from orchestrator.tasks.multi_step import TaskStep
 from orchestrator.tasks.network import access, of_tests
 from orchestrator.tasks.resources import granted
+from orchestrator.tasks.work_dir import begins_in
 from sandboxes.base import AnyFile
 
 
@@ -28,9 +29,15 @@ def work_of(
     blobs, by path."""
     task = step.task
     left = [file for file in artifacts if file.kind is not Left.ANSWER]
+    seen = task.seen_by_tests(left, environment)
+    if any(
+        file.path not in stored for file in seen if file.parts
+    ):  # of a WORKDIR that the tests do not share
+        begins = begins_in(environment)
+        stored = {**stored, **{f"{begins}/{path}": file for path, file in stored.items()}}
     return GradedWork(
         answer=answer,
-        artifacts=task.seen_by_tests(left, environment),
+        artifacts=seen,
         stored=stored,
         tests=(tests := task.tests_bundle).files,
         tests_links=tests.links,

@@ -177,7 +177,8 @@ def _of_agent(
             with suppress(ValueError):  # the part about the tests' environment names it
                 tests = _tests_environment(step, sandbox, provider)
                 seen = WORK if tests.build is None else begins_in(tests)
-                yield from displaced(declared, begins if built else WORK, seen)
+                beyond = built and tests.build is not None and writes_elsewhere(provider)
+                yield from displaced(declared, begins if built else WORK, seen, elsewhere=beyond)
 
 
 def _provider(sandbox: SandboxSection) -> AnyProvider:

@@ -8,6 +8,8 @@ import stat
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.ids import b64
 from orchestrator.contracts.states import Left
@@ -16,6 +18,7 @@ from sandboxes.elsewhere import lies_elsewhere
 GONE: Final = stat.S_IFCHR
 _NO_IMAGE: Final = "lies outside of the work directory, where the environment of the tests has no image,"
 TYPES: Final = (0, stat.S_IFLNK, stat.S_IFDIR, GONE)
+_OF_KIND: Final = {Left.LINK: stat.S_IFLNK, Left.DIRECTORY: stat.S_IFDIR}
 
 
 def link_at(path: str, target: str) -> ArtifactFile:
@@ -31,6 +34,16 @@ def directory_at(path: str, mode: int) -> ArtifactFile:
 def gone_at(path: str) -> ArtifactFile:
     """Something of the image that the agent deleted."""
     return ArtifactFile(path=path, body="", mode=GONE, kind=Left.COLLECTED)
+
+
+def at_path(file: ArtifactFile, path: str) -> ArtifactFile:
+    """A change of the work directory as one at an absolute path outside of it. What stayed behind keeps its name."""
+    if file.kind is Left.BEHIND:
+        return file
+    if file.deleted:
+        return replace(gone_at(path), step=file.step)
+    mode = _OF_KIND.get(file.kind, 0) | (file.mode & 0o777)
+    return replace(file, path=path, kind=Left.COLLECTED, mode=mode)
 
 
 def is_change(file: ArtifactFile) -> bool:

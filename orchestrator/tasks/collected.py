@@ -18,7 +18,7 @@ from orchestrator.contracts.ids import unb64
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Left
 from orchestrator.tasks import key_values as values
-from orchestrator.tasks.artifact_modes import is_change, type_of
+from orchestrator.tasks.artifact_modes import at_path, is_change, type_of
 from orchestrator.tasks.artifacts import noted
 from sandboxes.base import WORK, AnyFile
 from sandboxes.elsewhere import leads_elsewhere, place_of
@@ -139,28 +139,43 @@ def _artifact_flaws(table: Any) -> Iterator[str]:
 
 
 def only_declared(
-    left: Sequence[ArtifactFile], declared: tuple[ArtifactSource, ...], begins: str | None, *, built: bool
+    left: Sequence[ArtifactFile],
+    declared: tuple[ArtifactSource, ...],
+    begins: str | None,
+    *,
+    built: bool,
+    of_tests: str | None = None,
 ) -> list[ArtifactFile]:
     """The files of an attempt that the tests of the mode `separate` get: the declared ones. `begins`: where the agent's programs begin, None: not
-    known; `built`: in an image."""
+    known; `built`: in an image. `of_tests`: the WORKDIR of the tests: a file that they would find in it, and not at its own path, is named by that
+    path."""
     roots = [
         (root, artifact)
         for artifact in declared
         if (root := _in_work(artifact, begins, built=built)) is not None
     ]
     beyond = [(artifact.source, artifact) for artifact in declared if artifact.lies_elsewhere]
-    return [
-        _without_ways_out(file)
-        for file in left
-        for path in [noted(file)]
-        if (file.kind is Left.COLLECTED and not is_change(file))
-        or any(path.startswith(f"{place}/") for place in COLLECTED)
-        or any(
-            path == root or root == "." or path.startswith(f"{root}/")
+    found = []
+    for file in left:
+        path = noted(file)
+        naming = [
+            artifact
             for root, artifact in (beyond if path.startswith("/") else roots)
+            if path == root or root == "." or path.startswith(f"{root}/")
             if not artifact.excludes("" if path == root else posixpath.relpath(path, root))
-        )
-    ]
+        ]
+        inside = begins if built and not path.startswith("/") else None
+        if inside and any(crosses(each.source, inside, of_tests) for each in naming):
+            found.append(_without_ways_out(at_path(file, f"{inside}/{path}")))
+            continue
+        if naming or _is_collected(file, path):
+            found.append(_without_ways_out(file))
+    return found
+
+
+def _is_collected(file: ArtifactFile, path: str) -> bool:
+    own = file.kind is Left.COLLECTED and not is_change(file)
+    return own or any(path.startswith(f"{place}/") for place in COLLECTED)
 
 
 def _without_ways_out(file: ArtifactFile) -> ArtifactFile:
@@ -218,9 +233,12 @@ def places(
             )
 
 
-def displaced(declared: tuple[ArtifactSource, ...], work: str | None, of_tests: str | None) -> Iterator[str]:
+def displaced(
+    declared: tuple[ArtifactSource, ...], work: str | None, of_tests: str | None, *, elsewhere: bool = False
+) -> Iterator[str]:
     """Sentences about artifacts that tests with another work directory, `of_tests`, would find elsewhere than at their own path. `work`: the agent's.
-    Each environment shows its work directory at its own path and as `/app`. None: not known."""
+    Each environment shows its work directory at its own path and as `/app`. None: not known. `elsewhere`: both have images, whose other places
+    programs may write: most such artifacts lie there for the tests (`crosses`)."""
     if work is None or work == of_tests:
         return
     theirs = "which its Dockerfile does not name" if of_tests is None else of_tests
@@ -234,6 +252,8 @@ def displaced(declared: tuple[ArtifactSource, ...], work: str | None, of_tests: 
                 "give the tests another WORKDIR"
             )
         elif inside is not None and not _finds(source, inside, of_tests):
+            if elsewhere and crosses(source, work, of_tests):
+                continue
             instead = (
                 f", or write {quoted(at_app)} there and in the tests: both show their WORKDIR at {WORK}"
                 if _finds(at_app, inside, of_tests)
@@ -243,6 +263,14 @@ def displaced(declared: tuple[ArtifactSource, ...], work: str | None, of_tests: 
                 f"task.toml: artifacts has {quoted(source)}, in the agent's WORKDIR {work}: the tests would find it in their WORKDIR, {theirs}; "
                 f"give both the same{instead}"
             )
+
+
+def crosses(source: str, work: str, of_tests: str | None) -> bool:
+    """Whether an artifact of the agent's WORKDIR `work` lies outside of that of the tests, where an image may have data: they get it there."""
+    place, inside = place_of(source), _relative(source, work)
+    if not place or inside is None or _finds(source, inside, of_tests):
+        return False
+    return of_tests is None or (_relative(of_tests, place) is None and _relative(place, of_tests) is None)
 
 
 def _relative(path: str, directory: str) -> str | None:

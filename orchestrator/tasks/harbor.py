@@ -349,7 +349,10 @@ class Task:
         if not self.settings.verifier.is_separate:
             return left
         built = environment.build is not None
-        return only_declared(left, self.settings.artifacts, begins_in(environment), built=built)
+        of_tests = begins_in(self.verification(None, containers=True)) if built else None
+        return only_declared(
+            left, self.settings.artifacts, begins_in(environment), built=built, of_tests=of_tests
+        )
 
     @property
     def tests_bundle(self) -> Bundle:

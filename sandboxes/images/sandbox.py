@@ -152,7 +152,7 @@ class ImageSandbox(BubblewrapSandbox):
         if place and posixpath.normpath(inside) == inside:
             return place, inside.removeprefix(f"{place}/").split("/")
         try:
-            return super().locate(inside)
+            return super().locate(self._in_work(inside))
         except ValueError as error:
             if not lies_elsewhere(inside):
                 raise
@@ -160,6 +160,12 @@ class ImageSandbox(BubblewrapSandbox):
                 f"{inside!r} cannot be placed: on the image {self.image.digest[:12]} nothing can be written there, because it serves programs from it"
                 " or reaches it by a link (ops/guides/images.md)"
             ) from error
+
+    def _in_work(self, inside: str) -> str:
+        """A path of data elsewhere, as a caller names it who does not know the image, by the name of the work directory if it is there."""
+        if lies_elsewhere(inside) and inside.startswith(f"{self.work}/"):
+            return WORK + inside.removeprefix(self.work)
+        return inside
 
     def _place_of(self, inside: str) -> str:
         """The place that holds `inside`; "" for none."""

@@ -20,6 +20,7 @@ from orchestrator.queries.files import FileKind
 from orchestrator.queries.files import files as left_files
 from orchestrator.runner.grade import Grade
 from orchestrator.settings.sandbox import SandboxSection
+from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.artifact_blobs import carried
 from orchestrator.tasks.artifacts import limits_of
 from orchestrator.tasks.environment import build_context
@@ -41,6 +42,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.tier("images")]
 DOCKERFILE = b"FROM small\nRUN true\n"
 OTHER = b"FROM other\nRUN true\n"
 VOLUMES = b"FROM volumes\nRUN true\n"
+WORKING = b"FROM small\nWORKDIR /workspace\nRUN true\n"
+INHERITING = b"FROM working\nRUN true\n"
 ROOTS = "/root"
 SOLUTION = f"""set -e
 echo answer > /data/out.csv
@@ -71,9 +74,17 @@ class Lab:
     section: SandboxSection
     root: Path
 
+    def has(self, task: Task, folder: str, image: str) -> None:
+        """Let an image of the store stand for the one that a folder of a task makes, so that nothing is built."""
+        key = Builder(self.store, self.settings).key(build_context(task.bundle.below(folder)))
+        self.store.name(key, self.store.find(image))
+
+    @property
+    def settings(self) -> ImageSettings:
+        return ImageSettings(directory=str(self.store.directory))
+
     def provider(self, layering: Layering | None = None) -> BubblewrapProvider:
-        settings = ImageSettings(directory=str(self.store.directory))
-        return BubblewrapProvider(self.root / "boxes", images=settings, layering=layering)
+        return BubblewrapProvider(self.root / "boxes", images=self.settings, layering=layering)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +118,14 @@ def lab() -> Iterator[Lab]:
         rootfs.copy(root, target)
         return Description(volumes=("/opt/tool/data", "/usr/share/x", "/var/lib/thing"))
 
+    def working(target: Unpacker) -> Description:
+        rootfs.copy(directory / "plain", target)
+        return Description(work="/workspace")
+
+    at_work = store.write(working, source="working", name="working")
     images = {
+        WORKING: at_work,
+        INHERITING: at_work,
         DOCKERFILE: store.add(root, name="small"),
         OTHER: store.add(directory / "plain", name="other"),
         VOLUMES: store.write(declared, source="volumes", name="volumes"),
@@ -287,6 +305,24 @@ async def test_tests_with_an_image_of_their_own_get_the_declared_changes_at_thei
     _, grade = await tried(lab, files(solution, "", toml, **{"tests/Dockerfile": OTHER}))
     assert grade.reward == 0.0 and grade.reason is not None
     assert "/data/out/l' is a symbolic link out of the work directory" in grade.reason
+
+
+@pytest.mark.parametrize("tests_of", [OTHER, WORKING, INHERITING])
+async def test_tests_with_another_work_directory_get_files_of_the_agents_at_their_paths(
+    lab: Lab, tests_of: bytes
+) -> None:
+    toml = f'artifacts = ["/workspace/out", "/workspace/closed"]\n{SEPARATE}'
+    solution = (
+        "mkdir -p out/a closed && echo 1 > out/a/x && echo no > b && chmod 700 closed && chmod 755 out/a/x"
+    )
+    tests = """[ "$(cat /workspace/out/a/x)" = 1 ] && [ -x /workspace/out/a/x ] && [ ! -e /workspace/b ] \\
+&& [ "$(stat -c %a /workspace/closed)" = 700 ] && reward=1"""
+    given = files(solution, tests, toml, WORKING, **{"tests/Dockerfile": tests_of})
+    task = Task.from_files(given)
+    check_admissible(task, lab.section)
+    lab.has(task, "tests/", {OTHER: "other"}.get(tests_of, "working"))
+    _, grade = await tried(lab, given)
+    assert grade.reward == 1.0, grade
 
 
 async def test_a_link_that_leads_to_files_of_the_tests_stays_behind_by_name(lab: Lab) -> None:

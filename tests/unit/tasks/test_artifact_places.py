@@ -1,18 +1,24 @@
 """Where artifacts of a task can lie: in the work directory of its image or of the sandbox's own system, and in two places outside of it."""
 
 import re
+import stat
 from collections.abc import Mapping
 from contextlib import nullcontext
 
 import pytest
 
 from orchestrator.contracts.events import ArtifactFile
+from orchestrator.contracts.states import Left
+from orchestrator.runner.step_grades import work_of
 from orchestrator.settings.providers import ImagesSection
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
+from orchestrator.tasks.artifact_modes import GONE, type_of
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.last_stage import workdir_of
+from orchestrator.tasks.multi_step import steps_of
 from orchestrator.tasks.work_dir import begins_in
+from sandboxes.base import File
 
 IMAGES = SandboxSection(images=ImagesSection(directory="/srv/images"))
 SEPARATE = '[verifier]\nenvironment_mode = "separate"\n'
@@ -99,10 +105,10 @@ def test_an_artifact_that_cannot_be_collected_is_refused_with_the_places_that_ca
 @pytest.mark.parametrize(
     ("source", "tests", "says"),
     [
-        ("/srv/w/out.txt", "WORKDIR /judge", "in the agent's WORKDIR /srv/w: the tests would find it in their WORKDIR, /judge; give both"),
-        ("/srv/w", "RUN true", "their WORKDIR, which its Dockerfile does not name; give both the same, or write '/app' there"),
-        ("/srv/w/./a/out.txt", "WORKDIR /", "their WORKDIR, /app; give both the same, or write '/app/a/out.txt' there"),
-        ("/srv/w/out.txt", "WORKDIR /srv\nWORKDIR w", ""),
+        ("/usr/src/w/out.txt", "WORKDIR /judge", "in the agent's WORKDIR /usr/src/w: the tests would find it in their WORKDIR, /judge; give both"),
+        ("/usr/src/w", "RUN true", "their WORKDIR, which its Dockerfile does not name; give both the same, or write '/app' there"),
+        ("/usr/src/w/./a/out.txt", "WORKDIR /", "their WORKDIR, /app; give both the same, or write '/app/a/out.txt' there"),
+        ("/usr/src/w/out.txt", "WORKDIR /usr/src\nWORKDIR w", ""),
         ("/app/out.txt", "WORKDIR /judge", ""),
         ("out.txt", "WORKDIR /judge", ""),
         ("/data/x", "WORKDIR /judge", ""),
@@ -116,12 +122,67 @@ def test_an_artifact_that_the_tests_would_find_at_another_path_is_refused(
 ) -> None:
     own = {"tests/Dockerfile": f"FROM debian:12\n{tests}\nRUN true\n".encode()}
     toml = f'artifacts = ["{source}"]\n{SEPARATE}'
-    task = a_task(toml, "FROM debian:12\nRUN true\nWORKDIR /srv/w", own)
+    task = a_task(toml, "FROM debian:12\nRUN true\nWORKDIR /usr/src/w", own)
     if not says:
         check_admissible(task, IMAGES)
         return
     with pytest.raises(ValueError, match=re.escape(says)):
         check_admissible(task, IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("work", "source", "tests", "at"),
+    [
+        ("/srv/w", "/srv/w/out.txt", "WORKDIR /judge", ["/srv/w/out.txt"]),
+        ("/workspace", "/workspace", "RUN true", ["/workspace/out.txt", "/workspace/sub/out.txt"]),
+        ("/root", "/root/./sub", "WORKDIR /app", ["/root/sub/a.log", "/root/sub/out.txt"]),
+        ("/srv/w", "/srv/w/out.txt", "WORKDIR /srv/w", ["out.txt"]),
+        ("/srv/w", "out.txt", "WORKDIR /judge", ["out.txt"]),
+        ("/srv/w", "/srv/w/out.txt", "WORKDIR /srv", None),
+        ("/srv/w", "/srv/w/out.txt", "WORKDIR /srv/w/sub", None),
+    ],
+)
+def test_an_artifact_of_another_work_directory_keeps_its_path_where_images_have_data(
+    work: str, source: str, tests: str, at: list[str] | None
+) -> None:
+    own = {"tests/Dockerfile": f"FROM debian:12\n{tests}\nRUN true\n".encode()}
+    toml = f'artifacts = ["{source}"]\n{SEPARATE}'
+    task = a_task(toml, f"FROM debian:12\nRUN true\nWORKDIR {work}", own)
+    if at is None:
+        with pytest.raises(ValueError, match=f"in the agent's WORKDIR {work}: the tests would find it in"):
+            check_admissible(task, IMAGES)
+        return
+    check_admissible(task, IMAGES)
+    assert set(at) <= set(seen(task))
+    with pytest.raises(ValueError, match="their WORKDIR") if at[0].startswith("/") else nullcontext():
+        check_admissible(task, SandboxSection(provider="container"))  # writes its WORKDIR alone
+
+
+def test_all_kinds_of_changes_of_another_work_directory_keep_their_paths() -> None:
+    own = {"tests/Dockerfile": b"FROM debian:12\nWORKDIR /judge\nRUN true\n"}
+    task = a_task(f'artifacts = ["/srv/w"]\n{SEPARATE}', "FROM debian:12\nRUN true\nWORKDIR /srv/w", own)
+    left = [
+        ArtifactFile(path="gone", body=None, step=1),
+        ArtifactFile(path="run", body="YQ==", mode=0o755),
+        ArtifactFile(path="large", body=None, parts=["0" * 64], size=7),
+        ArtifactFile(path="folder", body="", mode=0o700, kind=Left.DIRECTORY),
+        ArtifactFile(path="system", body="L3Vzci9iaW4=", mode=0o777, kind=Left.LINK),
+        ArtifactFile(path="within", body="cnVu", mode=0o777, kind=Left.LINK),
+        ArtifactFile(path="pipe", body=None, kind=Left.BEHIND, why="is no file"),
+    ]
+    found = {file.path: file for file in task.seen_by_tests(left, task.environment((), containers=True))}
+    assert (type_of(found["/srv/w/gone"]), found["/srv/w/gone"].step) == (GONE, 1)
+    assert found["/srv/w/run"] == ArtifactFile(
+        path="/srv/w/run", body="YQ==", mode=0o755, kind=Left.COLLECTED
+    )
+    assert (found["/srv/w/large"].parts, found["/srv/w/large"].size) == (["0" * 64], 7)
+    assert found["/srv/w/folder"].mode == stat.S_IFDIR | 0o700
+    # A link could lead to files of the tests' own image.
+    behind = {path for path, file in found.items() if file.kind is Left.BEHIND}
+    assert behind == {"/srv/w/system", "/srv/w/within", "pipe"} and found["pipe"] == left[-1]
+    large = File(b"content")
+    work = work_of(steps_of(task)[0], "", left, task.environment((), containers=True), {"large": large})
+    assert work.stored["/srv/w/large"] is large
 
 
 @pytest.mark.parametrize(
