@@ -10,8 +10,8 @@ from orchestrator.tasks.collected import MAIN
 from orchestrator.tasks.compose.document import given
 from sandboxes.base import ServiceState, SideService
 
-TAKEN: Final = ("agent", "gateway", "localhost", MAIN, "sandbox")
-"""Names that the agent's sandbox or something in it has."""
+TAKEN: Final = ("localhost", MAIN, "sandbox")
+"""Names by which the agent's sandbox is reached, or reaches itself. The gateway has none: a socket leads to it."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 PLACE: Final = re.compile(r"/[\w./-]{1,500}", re.ASCII)
 

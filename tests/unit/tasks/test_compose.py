@@ -19,6 +19,7 @@ from orchestrator.tasks.compose.services import Composed, read_services
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.keys import Treatment
 from sandboxes.base import File, ServiceHealth, ServiceState, SideService
+from sandboxes.container.services import hosts_line
 
 FILES = {"instruction.md": b"do it", "tests/test.sh": b"echo 1 > /logs/verifier/reward.txt", "task.toml": b""}
 NAMES = (
@@ -290,7 +291,7 @@ def test_a_key_of_a_service_that_would_not_hold_is_refused_by_its_name(written: 
         ("services: {'a b': {image: c}}", "'a b' cannot be the name of a service"),
         ("services: {a: {}}", "service a: it has neither image nor build: name one"),
         ("services: {a: {image: 'b c'}}", "service a: image must be the name of an image, got 'b c'"),
-        ("services: {agent: {image: a}}", "service agent: the name is taken by the agent's sandbox"),
+        ("services: {sandbox: {image: a}}", "service sandbox: the name is taken by the agent's sandbox"),
         ("services: {Localhost: {image: a}}", "service Localhost: the name is taken"),
         ("services: {a: {image: b, hostname: c}, C: {image: b}}", "the services a and C have the same name c"),
         ("services: {a: {image: b, depends_on: [c]}, c: {image: b, depends_on: [d]}, d: {image: b, depends_on: [a]}}",
@@ -323,6 +324,13 @@ def test_a_file_that_would_not_mean_what_it_says_is_refused(compose: str, senten
     with pytest.raises(ValueError, match=re.escape(sentence)) as refused:
         check_admissible(task(compose), CONTAINER)
     assert "environment/docker-compose.yaml" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_services_may_have_the_names_of_parts_that_no_sandbox_reaches_by_name() -> None:
+    written = "services: {gateway: {image: nginx, networks: {default: {aliases: [agent]}}}, api: {image: a, hostname: runner}}"
+    made = task(written)
+    check_admissible(made, CONTAINER)
+    assert hosts_line(made.composed.services) == "127.0.0.1 main gateway agent api runner\n"
 
 
 @pytest.mark.parametrize("name", ["docker-compose.yml", "compose.yaml", "compose.yml"])
