@@ -10,7 +10,6 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from orchestrator.tasks.bundle import Bundle
@@ -22,6 +21,7 @@ from orchestrator.tasks.environment import DOCKERFILE, IGNORES
 from orchestrator.tasks.last_stage import LastStage, last_stage
 from orchestrator.tasks.sizes import dockerfile_text
 from sandboxes.base import HOME, PLACED
+from sandboxes.docker_patterns import IgnoreFile
 
 FOLDER: Final = "environment/"
 _OWN: Final = ("/tmp", "/logs", HOME, *PLACED)
@@ -64,7 +64,7 @@ class KeptInImage:
     """The files of one task. `table`: its `[environment]`."""
 
     def __init__(self, bundle: Bundle, table: Mapping[str, Any]) -> None:
-        self._ignored: Sequence[tuple[str, bool]] = ()
+        self._ignored = IgnoreFile("")
         self._lines: tuple[_Line, ...] | None = None
         self._reached: frozenset[str] = frozenset()
         self._own: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class KeptInImage:
                 place for place in _OWN if place != work and (work == "/" or not lies_in(place, work))
             )
         self._lines = self._leading(stage)
-        self._ignored = tuple(_patterns(bundle))
+        self._ignored = IgnoreFile(_patterns(bundle))
         self._reached = frozenset(
             posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
             for path, target in bundle.links.items()
@@ -102,7 +102,7 @@ class KeptInImage:
             return True
         if any(above in self._reached for above in _with_parents(path)):
             return True  # COPY of a link takes the file to which it leads
-        return not self._is_ignored(inside) and any(line.keeps(inside) for line in self._lines)
+        return not self._ignored.leaves_out(inside) and any(line.keeps(inside) for line in self._lines)
 
     def _leading(self, last: LastStage) -> tuple[_Line, ...] | None:
         """The lines of all stages that may bring a file to the agent; None for too many of them."""
@@ -136,45 +136,14 @@ class KeptInImage:
     def _is_hidden(self, target: str | None) -> bool:
         return target is not None and any(lies_in(target, place) for place in self._own)
 
-    def _is_ignored(self, inside: str) -> bool:
-        found = False
-        for pattern, leaves_out in self._ignored:
-            parts = pattern.split("/")
-            if _UNREAD.search(pattern) or any("**" in part and part != "**" for part in parts):
-                found = found and leaves_out  # a form that is not read here leaves out nothing
-            elif any(_matches(parts, above.split("/")) for above in _with_parents(inside)):
-                found = leaves_out
-        return found
 
-
-def _patterns(bundle: Bundle) -> Iterator[tuple[str, bool]]:
-    """The patterns of the ignore file, in order, and whether each leaves files out or takes them back. Which of several counts depends on the
-    builder: they leave out nothing."""
+def _patterns(bundle: Bundle) -> str:
+    """The text of the ignore file. Which of several counts depends on the builder: they leave out nothing."""
     names = [name for name in (*IGNORES, *_OTHER_IGNORES) if f"{FOLDER}{name}" in bundle.files]
     if len(names) != 1 or names[0] in _OTHER_IGNORES:
-        return
-    lines = bundle.files[f"{FOLDER}{names[0]}"].data.decode(errors="replace").split("\n")
-    for line in lines if len(lines) <= _MOST_PATTERNS else ():
-        bare = line.strip()
-        if bare and not bare.startswith("#"):
-            pattern = posixpath.normpath(f"/{bare.removeprefix('!').strip()}").lstrip("/")
-            if pattern:
-                yield pattern, not bare.startswith("!")
-
-
-def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether a pattern matches a whole path; `**` stands for any number of directories."""
-    reached = {0}
-    for part in parts:
-        for at, each in enumerate(pattern):
-            if each == "**" and at in reached:
-                reached.add(at + 1)
-        reached = {
-            at if pattern[at] == "**" else at + 1
-            for at in reached
-            if at < len(pattern) and (pattern[at] == "**" or fnmatchcase(part, pattern[at]))
-        }
-    return len(pattern) in reached or (len(pattern) - 1 in reached and pattern[-1] == "**")
+        return ""
+    text = bundle.files[f"{FOLDER}{names[0]}"].data.decode(errors="replace")
+    return text if text.count("\n") < _MOST_PATTERNS else ""
 
 
 def _with_parents(path: str) -> Iterator[str]:

@@ -31,7 +31,7 @@ from orchestrator.tasks.compose.together import (
     networks_of,
     volumes_of,
 )
-from orchestrator.tasks.environment import DOCKERFILE, build_context
+from orchestrator.tasks.environment import DOCKERFILE, IGNORES, build_context
 from orchestrator.tasks.reserved import PREFIX
 from orchestrator.tasks.sizes import check_variables
 from sandboxes import text_files
@@ -242,7 +242,12 @@ def _built(value: Any, context: Bundle, at: str) -> tuple[str, Mapping[str, Any]
         raise ValueError(f"{at}build needs {path}, which does not exist in the task: add it")
     folder = posixpath.join("environment", folder)
     found = build_context(bundle, dockerfile, folder)
-    return posixpath.join(folder, dockerfile), {**found, DOCKERFILE: found[dockerfile]}
+    if dockerfile == DOCKERFILE:
+        return posixpath.join(folder, dockerfile), found
+    own = found.get(f"{dockerfile}.dockerignore")  # only that of its own Dockerfile counts
+    others = {path: entry for path, entry in found.items() if path != IGNORES[1]}
+    named = {DOCKERFILE: found[dockerfile], **({} if own is None else {IGNORES[1]: own})}
+    return posixpath.join(folder, dockerfile), {**others, **named}
 
 
 def _folder(build: Any, name: str) -> str:

@@ -46,6 +46,8 @@ RUN: Final = "run-tests.sh"
 AGENT_S: Final = 360.0
 TEST_S: Final = 60.0
 MOST_TEXT_BYTES: Final = 1 << 20
+_IGNORE: Final = ".dockerignore"
+"""After the name of a Dockerfile: counts for its build alone."""
 _SOLUTIONS: Final = ("solution.sh", "solution.yaml")
 _HIDDEN: Final = (FILE, compose.FILE, RUN, *_SOLUTIONS, "tests", REPOSITORY)
 """Files that the build's folder does not get."""
@@ -355,6 +357,10 @@ def _copy_context(directory: Path, staging: Path, service: compose.Service, limi
                 f"{compose.FILE}: build.dockerfile names {dockerfile}, next to another Dockerfile: remove that"
             )
         (target / dockerfile).rename(target / "Dockerfile")
+        ignore, own = target / f"Dockerfile{_IGNORE}", target / f"{dockerfile}{_IGNORE}"
+        ignore.unlink(missing_ok=True)  # of a Dockerfile that is not there
+        if own.is_file():
+            own.rename(ignore)
 
 
 def _check_copies(dockerfile: str, hidden: tuple[str, ...]) -> None:

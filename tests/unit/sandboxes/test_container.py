@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from sandboxes import seccomp
-from sandboxes.base import File, Folder, Limits, Link, SandboxError, SandboxSpec, SideService
+from sandboxes.base import (
+    BuildEntry,
+    File,
+    Folder,
+    ImageRefused,
+    Limits,
+    Link,
+    SandboxError,
+    SandboxSpec,
+    SideService,
+)
 from sandboxes.container.engine import ContainerEngine, ContainerRun, Mount, ServiceRun, profile
 from sandboxes.container.image import image_name, made
 from sandboxes.container.provider import ContainerProvider
@@ -242,6 +252,40 @@ elif sys.argv[1:3] == ["image", "inspect"] and sys.argv[-1] not in known:
         names.append(await made(ContainerEngine(settings), {"Dockerfile": File(b"FROM x")}, 60.0))
     plain, one, two, *again = names
     assert again == [one, plain] and built.read_text().split() == [plain, one, two]
+
+
+@pytest.mark.parametrize("name", [".dockerignore", "Dockerfile.dockerignore"])
+async def test_an_engine_gets_a_build_context_without_what_its_ignore_file_leaves_out(
+    root: Path, name: str
+) -> None:
+    shim = engine(
+        root,
+        f"""import io, tarfile
+if sys.argv[1] == "build":
+    with tarfile.open(fileobj=io.BytesIO(sys.stdin.buffer.read())) as archive:
+        open({str(root / "sent")!r}, "w").write(json.dumps(archive.getnames()))
+elif sys.argv[1:3] == ["image", "inspect"]:
+    sys.exit(1)
+""",
+    )
+    container = ContainerEngine(ContainerSettings(engine=str(shim)))
+    context: dict[str, BuildEntry] = {
+        "Dockerfile": File(b"FROM x\nCOPY . .\n"),
+        name: File(b"*\n!kept\nkept/*.log\n"),
+        "kept/a": File(b"1"),
+        "kept/b.log": File(b"2"),
+        "link": Link("kept/a"),
+        "secret/c": File(b"3"),
+        "empty": Folder(),
+    }
+    if name != ".dockerignore":
+        context[".dockerignore"] = File(b"kept\n")  # the other one counts
+    await made(container, context, 60.0)
+    assert json.loads((root / "sent").read_text()) == sorted(["Dockerfile", name, "kept/a"])
+    with pytest.raises(
+        ImageRefused, match=r"^environment/Dockerfile: the pattern 'a\*\*b' of its .*ignore is not read"
+    ):
+        await made(container, {**context, name: File(b"a**b\n")}, 60.0)
 
 
 async def test_an_engine_that_is_missing_and_an_image_that_was_not_named_are_problems(root: Path) -> None:

@@ -119,6 +119,20 @@ def test_a_whole_file_is_read_with_each_service_after_those_that_it_waits_for() 
     assert api.health == ServiceHealth(argv=("curl", "-f", "http://localhost"), interval_s=90.0, retries=5)
 
 
+def test_the_ignore_file_of_a_services_own_dockerfile_counts_for_it_alone() -> None:
+    others = {
+        "environment/api/Own.dockerignore": b"own\n",
+        "environment/api/Dockerfile": b"FROM other\n",
+        "environment/api/Dockerfile.dockerignore": b"other\n",
+    }
+    _, api = read(WHOLE, **API, **others).services
+    assert api.build["Dockerfile.dockerignore"] == File(b"own\n")
+    plain = read("services: {api: {build: api}}", **others).services[0]
+    assert plain.build["Dockerfile.dockerignore"] == File(b"other\n")
+    del others["environment/api/Own.dockerignore"]
+    assert "Dockerfile.dockerignore" not in read(WHOLE, **API, **others).services[1].build
+
+
 def test_aliases_and_merged_mappings_stand_for_what_they_name() -> None:
     found = read("""
         x-base: &base {environment: {MODE: "1", LEVEL: "2"}, user: 999}

@@ -106,6 +106,22 @@ def test_git_of_a_task_that_is_a_repository_is_not_in_its_environment(tmp_path: 
     assert not any(".git" in path for path in task(tmp_path).bundle.paths)
 
 
+def test_the_ignore_file_of_the_named_dockerfile_keeps_its_meaning(tmp_path: Path) -> None:
+    files: dict[str, str | bytes | None] = {
+        COMPOSE: "services: {client: {build: {context: ., dockerfile: docker/Own}}}\n",
+        "Dockerfile": None,
+        "docker/Own": "FROM debian:12\nCOPY . /app\n",
+        ".dockerignore": "general\n",
+        "Dockerfile.dockerignore": "of another one\n",
+    }
+    assert one(tmp_path / "a", files).outcomes == {"sum": "imported"}
+    made = task(tmp_path / "a").files
+    assert made["environment/.dockerignore"].data == b"general\n"
+    assert "environment/Dockerfile.dockerignore" not in made
+    assert one(tmp_path / "b", {**files, "docker/Own.dockerignore": "own\n"}).outcomes == {"sum": "imported"}
+    assert task(tmp_path / "b").files["environment/Dockerfile.dockerignore"].data == b"own\n"
+
+
 def test_an_image_by_name_replaces_the_dockerfile(tmp_path: Path) -> None:
     compose = "services: {client: {image: 'example.org/sum:1', command: sleep infinity}}\n"
     found = one(tmp_path, {"docker-compose.yaml": compose, "Dockerfile": None})
