@@ -1,5 +1,6 @@
 """Paths that a RUN of a Dockerfile may copy, move or link to another place of the image, read without a build."""
 
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -16,9 +17,13 @@ _SCRIPT: Final = re.compile(r"(?:\S*sh(?:\s+-\S+)*\s+)?<<")
 """A here-document that is the program: its text is not read here."""
 _MOST: Final = 200
 """Paths of one RUN and of a stage. Instead of more of them it is "/", so that the work for a Dockerfile is bounded."""
-_BETWEEN: Final = re.compile(r"[\s\"',()\[\]]+")
-_OPEN: Final = re.compile(r"[*?\[\]{}\\$`~]")
-"""In names that stand for others."""
+_BETWEEN: Final = re.compile(r"[\s\"']+")
+_QUOTED: Final = re.compile(r"\"[^\"]*\"|'[^']*'")
+_SPACE: Final = re.compile(r"\s")
+_OPEN: Final = re.compile(r"[*?\[\]{}()\\$`~]")
+"""In names that stand for others in a shell."""
+_WILD: Final = re.compile(r"[*?\[\\$]")
+"""In sources of COPY."""
 
 
 def carried(command: str, work: str | None) -> tuple[str, ...]:
@@ -37,6 +42,7 @@ def _carried(command: str, work: str | None) -> Iterator[str]:
     if _SCRIPT.match(command):
         yield "/"
         return
+    command = _QUOTED.sub(_joined, _written_out(command))
     top = work or "/"
     entered = (posixpath.join(top, found.strip("\"'")) for found in _ENTERS.findall(command))
     places = tuple(dict.fromkeys((top, *entered)))
@@ -49,10 +55,35 @@ def _carried(command: str, work: str | None) -> Iterator[str]:
             yield from (fixed(posixpath.join(place, word)) for place in places)
 
 
+def _written_out(command: str) -> str:
+    """The words of a list as a shell's line."""
+    try:
+        words = json.loads(command) if command.startswith("[") else None
+    except (ValueError, RecursionError):
+        words = None
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return command
+    return " ".join(f'"{word}"' for word in words)
+
+
+def _joined(quoted: re.Match[str]) -> str:
+    """A text in quotes: if it is a name and not a command, its spaces do not end it."""
+    return quoted[0] if _CARRIES.search(quoted[0]) else _SPACE.sub("?", quoted[0])
+
+
 def fixed(path: str) -> str:
-    """An absolute path up to its first part that stands for several names."""
+    """An absolute path up to its first part that stands for several names in a shell."""
+    return _up_to(path, _OPEN)
+
+
+def fixed_source(path: str) -> str:
+    """As `fixed`, for a source of COPY."""
+    return _up_to(path, _WILD)
+
+
+def _up_to(path: str, several: re.Pattern[str]) -> str:
     parts = posixpath.normpath(f"/{path}").lstrip("/").split("/")
-    end = next((at for at, part in enumerate(parts) if _OPEN.search(part)), len(parts))
+    end = next((at for at, part in enumerate(parts) if several.search(part)), len(parts))
     return "/" + "/".join(parts[:end])
 
 

@@ -5,13 +5,14 @@ import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Final
 
 from orchestrator.tasks.dockerfile import Instruction, expand, logical_lines, split
+from sandboxes.docker_patterns import names
 
 _FLAGS: Final = re.compile(r"(?:--\S+\s+)+")
 _FROM: Final = re.compile(r"--from=(\S+)")
+_WILD: Final = re.compile(r"[*?\[\\]")
 _ONBUILD: Final = re.compile(r"(?:ONBUILD\s+)+", re.IGNORECASE)
 
 
@@ -24,7 +25,7 @@ class Copied:
 
     def taken(self, path: str) -> str | None:
         """The file, or the directory above it, that a source names; None: the line does not take the file."""
-        found = (each for source in self.sources for each in _with_parents(path) if _names(source, each))
+        found = (each for source in self.sources for each in _with_parents(path) if names(source, each))
         return next(found, None)
 
 
@@ -46,6 +47,11 @@ def copied_from(line: int, logical: str) -> tuple[str, Copied] | None:
     given = tuple(posixpath.normpath(f"/{each}").lstrip("/") for each in sources if each)
     origin = "" if named is None else named[1].strip("\"'").lower()
     return (origin, Copied(given, target)) if given and target else None
+
+
+def literal(path: str) -> str:
+    """A source that names one path alone."""
+    return _WILD.sub(r"\\\g<0>", path)
 
 
 def triggered(logical: str) -> str:
@@ -80,11 +86,6 @@ def _words(line: int, name: str, rest: str) -> Sequence[str]:
         return [word if "$" in word else expand(here, word, {}) for word in split(here, rest)]
     except ValueError:
         return ()
-
-
-def _names(source: str, path: str) -> bool:
-    patterns, parts = source.split("/"), path.split("/")
-    return len(patterns) == len(parts) and all(map(fnmatchcase, parts, patterns))
 
 
 def _with_parents(path: str) -> Iterator[str]:

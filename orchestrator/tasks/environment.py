@@ -20,7 +20,6 @@ import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
@@ -64,6 +63,7 @@ from sandboxes.base import (
     SideService,
     StoredFile,
 )
+from sandboxes.docker_patterns import names
 from sandboxes.images import recipe
 from sandboxes.images.adapt import work_directory
 from sandboxes.users import refusal
@@ -448,13 +448,8 @@ class _Build:
         if not _WILD.search(plain):
             known = [path for path in (plain,) if path in entries or path in directories]
         else:
-            pattern = plain.split("/")
             self._count(instruction, searched=len(self._entries))
-            known = sorted(
-                path
-                for path in (*entries, *directories)
-                if len(parts := path.split("/")) == len(pattern) and all(map(fnmatchcase, parts, pattern))
-            )
+            known = sorted(path for path in (*entries, *directories) if names(plain, path))
         if not known:
             instruction.refuse(f"{source}: environment/{plain} does not exist in the task")
         followed = [self._followed(instruction, path) for path in known]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from orchestrator.tasks.bundle import Bundle
-from orchestrator.tasks.carried import fixed, lies_in, overlap
+from orchestrator.tasks.carried import fixed_source, lies_in, overlap
 from orchestrator.tasks.compose.services import COMPOSE
 from orchestrator.tasks.copies import Copied
 from orchestrator.tasks.dockerfile import logical_lines
@@ -21,7 +21,7 @@ from orchestrator.tasks.environment import DOCKERFILE, IGNORES
 from orchestrator.tasks.last_stage import LastStage, last_stage
 from orchestrator.tasks.sizes import dockerfile_text
 from sandboxes.base import HOME, PLACED
-from sandboxes.docker_patterns import IgnoreFile
+from sandboxes.docker_patterns import IgnoreFile, is_valid
 
 FOLDER: Final = "environment/"
 _OWN: Final = ("/tmp", "/logs", HOME, *PLACED)
@@ -34,8 +34,8 @@ _MOST_PATHS: Final = 2000
 """That are compared with a file's."""
 _MOST_FILES: Final = 1000
 """That are looked at for one task."""
-_UNREAD: Final = re.compile(r"[\[\\$]")
-"""In names for which Docker has rules that are not followed here."""
+_UNREAD: Final = re.compile(r"[\\$]|\*\*")
+"""In sources of COPY that a variable or quotes decide, or a builder's own rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Line:
     reached: tuple[str, ...] | None
 
     def keeps(self, inside: str) -> bool:
-        if any(_UNREAD.search(source) for source in self.copied.sources):
+        if any(_UNREAD.search(source) or not is_valid(source) for source in self.copied.sources):
             return True
         if (taken := self.copied.taken(inside)) is None:
             return False
@@ -88,9 +88,7 @@ class KeptInImage:
         self._lines = self._leading(stage)
         self._ignored = IgnoreFile(_patterns(bundle))
         self._reached = frozenset(
-            posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-            for path, target in bundle.links.items()
-            if path.startswith(FOLDER)
+            _reached(path, target) for path, target in bundle.links.items() if path.startswith(FOLDER)
         )
 
     def may_keep(self, path: str) -> bool:
@@ -122,7 +120,7 @@ class KeptInImage:
                 continue
             seen.add(id(brought))
             stage = brought.stage
-            reached = (*map(fixed, brought.sources), *stage.carried)
+            reached = (*map(fixed_source, brought.sources), *stage.carried)
             found += [_Line(copied, target, reached) for copied, target in (*stage.copies, *stage.mounted)]
             todo += [(each, _meets(each.target, reached)) for each in stage.brought]
             if len(seen) + len(found) > _MOST_PATTERNS:
@@ -135,6 +133,13 @@ class KeptInImage:
 
     def _is_hidden(self, target: str | None) -> bool:
         return target is not None and any(lies_in(target, place) for place in self._own)
+
+
+def _reached(path: str, target: str) -> str:
+    """Where a link leads for a builder: the root of an absolute target is that of the build's folder."""
+    if target.startswith("/"):
+        return FOLDER + posixpath.normpath(target).lstrip("/")
+    return posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
 
 
 def _patterns(bundle: Bundle) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.carried import carried, overlap, together
-from orchestrator.tasks.copies import Copied, copied_from, triggered, without_flags
+from orchestrator.tasks.copies import Copied, copied_from, literal, triggered, without_flags
 from orchestrator.tasks.dockerfile import (
     Instruction,
     arguments_of,
@@ -165,7 +165,9 @@ def _with_run(here: LastStage, instruction: Instruction, origins: Mapping[str, L
                     here, brought=(*here.brought, *_brought(origins, origin.lower(), (source,), None))
                 )
         else:
-            here = replace(here, mounted=(*here.mounted, (Copied((source.lstrip("/"),), place), place)))
+            here = replace(
+                here, mounted=(*here.mounted, (Copied((literal(source.lstrip("/")),), place), place))
+            )
     return here
 
 

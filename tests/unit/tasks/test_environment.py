@@ -108,6 +108,7 @@ def test_the_work_directory_begins_at_app_and_each_one_is_relative_to_the_last()
         ("COPY files/deep/ top.txt /app/d/", {"/app/d/c.md": b"c", "/app/d/top.txt": b"t"}),
         ("COPY files/*.txt .", {"/app/a.txt": b"a", "/app/b.txt": b"b"}),
         ("COPY files/[b-z].tx? kept", {"/app/kept": b"b"}),
+        ("COPY files/[^b].txt kept", {"/app/kept": b"a"}),
         ("COPY file* .", {"/app/a.txt": b"a", "/app/b.txt": b"b", "/app/deep/c.md": b"c"}),
         ('COPY ["run me.sh", "$HOME"]', {"/app/$HOME": b"#!/bin/sh\n"}),
         ('COPY "run me.sh" run', {"/app/run": b"#!/bin/sh\n"}),

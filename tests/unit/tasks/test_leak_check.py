@@ -195,6 +195,14 @@ def of_image(dockerfile: str, more: dict[str, str], links: dict[str, str]) -> Bu
             {},
         ),
         (f"{IMAGE}COPY Makefile .\nRUN true\n", {"Makefile": "all:"}),
+        # Names with signs that stand for others elsewhere.
+        (f"{IMAGE}COPY app/[[]id]/a.ts {{a,b}} .\nRUN true\n", {"app/[id]/a.ts": "1", "{a,b}": "2"}),
+        (f"{IMAGE}COPY [^p].* [x-z].diff .\nRUN true\n", {"a.b": "1"}),
+        (f"FROM debian:12 AS b\nCOPY . /x/\n{IMAGE}COPY --from=b /x/{{out}} /srv/w/\nRUN true\n", {}),
+        (
+            f"{IMAGE}COPY p.diff /tmp/a/\nRUN cp '/tmp/b/n (1)' /tmp/c,d/e[1] . && git apply -R /tmp/a/p.diff\n",
+            {},
+        ),
         (f"{IMAGE}COPY . .\nRUN true\n", {".dockerignore": "# ours\n*.diff\n"}),
         (f"{IMAGE}COPY . .\nRUN true\n", {"Dockerfile.dockerignore": "*\n!Makefile\n"}),
         (f"{IMAGE}COPY . .\nRUN true\n", {".dockerignore": "**/p.*\n[a\n"}),
@@ -258,6 +266,30 @@ COPIED = f"{IMAGE}COPY . .\nRUN true\n"
         (f"{IMAGE}RUN --mount=type=bind,target=/m cp -r /m/. /srv/w\n", {}, {}, {}),
         (f"{IMAGE}RUN --mount=type=bind,source=p.diff,target=/m cp /m /srv/w/\n", {}, {}, {}),
         (f"{IMAGE}COPY a .\nRUN true\n", {}, {"a": "p.diff"}, {}),
+        # The root of a link is that of the build's folder.
+        (f"{IMAGE}COPY a .\nRUN true\n", {"app/q": MENDED, "p.diff": "other"}, {"a": "/app/q"}, {}),
+        (f"{IMAGE}COPY a/q .\nRUN true\n", {"app/q": MENDED, "p.diff": "other"}, {"a": "/app/../app"}, {}),
+        # Names with signs that stand for others elsewhere.
+        *(
+            (f"{IMAGE}{lines}\n", {name: MENDED, "p.diff": "other"}, {}, {})
+            for name, lines in (
+                ("p[1].diff", "COPY p[[]1].diff .\nRUN true"),
+                ("{p}.diff", "COPY {p}.diff .\nRUN true"),
+                ("ab.diff", "COPY [^!]b.diff .\nRUN true"),
+                ("d/e/p.diff", "COPY **/p.diff .\nRUN true"),
+                ("p[1].diff", "RUN --mount=type=bind,source=p[1].diff,target=/m cp /m /srv/w/"),
+                ("p[1].diff", "COPY . /tmp/a/\nRUN cp '/tmp/a/p[1].diff' ."),
+                ("p(1).diff", "COPY . /tmp/a/\nRUN cp '/tmp/a/p(1).diff' ."),
+                ("p,1.diff", "COPY . /tmp/a/\nRUN cp /tmp/a/p,1.diff ."),
+                ("{p}.diff", "COPY . /tmp/a/\nRUN cp /tmp/a/{p}.diff ."),
+                ("p 1.diff", 'COPY . /tmp/a/\nRUN cp "/tmp/a/p 1.diff" .'),
+                ("p 1.diff", 'COPY . /tmp/a/\nRUN ["cp", "/tmp/a/p 1.diff", "."]'),
+                ("p,1.diff", 'COPY . /tmp/a/\nRUN ["cp", "/tmp/a/p,1.diff", "."]'),
+                ("q.diff", 'COPY . /tmp/a/\nRUN ["sh", "-c", "cd /tmp/a && cp q.diff /srv/w/"]'),
+                ("q.diff", "COPY . /tmp/a/\nRUN cp /tmp/a/{q,r}.diff ."),
+                ("q.diff", "COPY . /tmp/a/\nRUN cp $(ls -d /tmp/a/q.diff) ."),
+            )
+        ),
         # Another image may have the files.
         (f"{IMAGE}RUN true\n", {"docker-compose.yaml": "services: {db: {build: .}}"}, {}, {}),
         (f"{IMAGE}RUN true\n", {}, {}, {"docker_image": "debian:12"}),
