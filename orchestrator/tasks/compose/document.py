@@ -125,8 +125,12 @@ def build_of(value: Any, at: str) -> tuple[str, str]:
     build = {"context": value} if isinstance(value, str) else value
     if not isinstance(build, dict):
         raise ValueError(f"{at}build must be a folder or a mapping, got {quoted(value)}")
-    for key in build:
-        if key not in ("context", "dockerfile"):
+    for key, inner in build.items():
+        if key == "args" and inner:
+            raise ValueError(
+                f"{at}build.args is not honoured: write its values into the Dockerfile, as in ARG NAME=value"
+            )
+        if key not in ("context", "dockerfile", "args"):
             raise ValueError(f"{at}build.{key} is not honoured: write it into the Dockerfile")
     context = path_of("build.context", build.get("context", "."), at)
     return context, path_of("build.dockerfile", build.get("dockerfile", "Dockerfile"), at)

@@ -119,6 +119,13 @@ def test_a_whole_file_is_read_with_each_service_after_those_that_it_waits_for() 
     assert api.health == ServiceHealth(argv=("curl", "-f", "http://localhost"), interval_s=90.0, retries=5)
 
 
+def test_a_build_that_names_no_arguments_requests_nothing() -> None:
+    for none in ("{}", "[]", "null"):
+        build = f"{{context: api, dockerfile: Own, args: {none}}}"
+        made = task(f"services: {{main: {{build: {{args: {none}}}}}, api: {{build: {build}}}}}", **API)
+        check_admissible(made, CONTAINER)
+
+
 def test_the_ignore_file_of_a_services_own_dockerfile_counts_for_it_alone() -> None:
     others = {
         "environment/api/Own.dockerignore": b"own\n",
@@ -270,7 +277,9 @@ def test_a_file_with_main_alone_is_taken_by_every_provider(provider: str) -> Non
         ("depends_on: {a: {required: false}}", "service db: depends_on.a.required = False is not honoured"),
         ("networks: [back]", "the network 'back' is not among networks: add it there"),
         ("networks: {default: {ipv4_address: 10.0.0.1}}", "service db: networks.default.ipv4_address is not honoured"),
-        ("build: {context: api, args: {A: 1}}", "service db: build.args is not honoured"),
+        ("build: {context: api, args: {A: 1}}", "service db: build.args is not honoured: write its values into the Dockerfile"),
+        ("build: {context: api, args: [A=1]}", "service db: build.args is not honoured"),
+        ("build: {context: api, target: a}", "service db: build.target is not honoured: write it into the Dockerfile"),
         ("build: ../api", "service db: build.context: '../api' is not a plain relative path"),
         ("build: api", "service db: build needs environment/api/Dockerfile, which does not exist in the task"),
     ],
@@ -322,6 +331,7 @@ def test_a_key_of_a_service_that_would_not_hold_is_refused_by_its_name(written: 
         ("services: {a: {image: b}}\nservice: {}", "'service' is not honoured: write services"),
         ("services: {main: {image: ubuntu}}", "service main: image = 'ubuntu' is not honoured: write it into task.toml"),
         ("services: {main: {build: other}}", "service main: build = 'other' is not honoured: the agent's image is made by"),
+        ("services: {main: {build: {context: ., args: {A: 1}}}}", "service main: build.args is not honoured: write its values into"),
         ("services: {main: {command: serve}}", "service main: command = 'serve' is not honoured"),
         ("services: {main: {volumes: ['a:/b']}}", "service main: volumes has 'a:/b', which is not honoured"),
         ("services: {main: {deploy: {replicas: 2}}}", "service main: deploy = {'replicas': 2} is not honoured"),
