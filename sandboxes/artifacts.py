@@ -308,6 +308,24 @@ def together(found: Artifacts, more: Artifacts, at: str) -> Artifacts:
     )
 
 
+def renamed(found: Artifacts, name: Callable[[str], str]) -> Artifacts:
+    """A comparison with other paths."""
+
+    def under(entries: Mapping[str, T]) -> dict[str, T]:
+        return {name(path): entry for path, entry in entries.items()}
+
+    return replace(
+        found,
+        added=under(found.added),
+        modified=under(found.modified),
+        deleted=tuple(map(name, found.deleted)),
+        refused=tuple((name(path), reason) for path, reason in found.refused),
+        links=under(found.links),
+        directories=under(found.directories),
+        lost=tuple((name(path), lost) for path, lost in found.lost),
+    )
+
+
 def left_of(limits: ArtifactLimits, found: Artifacts) -> ArtifactLimits:
     """The rest of `limits` after `found`."""
     files = [*found.added.values(), *found.modified.values()]

@@ -31,6 +31,7 @@ from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.events import ArtifactFile
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.bundle import Bundle, BundleLimits, is_content, with_mode
+from orchestrator.tasks.carried import lies_in
 from orchestrator.tasks.collected import only_declared, written_elsewhere
 from orchestrator.tasks.compose.services import COMPOSE, NOTHING, Composed, read_services
 from orchestrator.tasks.environment import (
@@ -246,11 +247,13 @@ class Task:
         )
 
     def _writable(self, found: Environment) -> tuple[str, ...]:
-        """Paths that programs of an image may write because the task declares artifacts there."""
+        """Paths that programs of an image may write because the task declares artifacts there, outside of a known work directory."""
         if found.build is None:
             return ()
         steps = (artifact for step in self.settings.steps for artifact in step.artifacts)
-        return written_elsewhere((*self.settings.artifacts, *steps))
+        paths = written_elsewhere((*self.settings.artifacts, *steps))
+        work = begins_in(found) if paths else None
+        return paths if work is None else tuple(each for each in paths if not lies_in(each, work))
 
     @cached_property
     def composed(self) -> Composed:

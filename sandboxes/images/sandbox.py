@@ -21,7 +21,7 @@ from sandboxes.base import (
     SandboxSpec,
 )
 from sandboxes.bubblewrap_sandbox import BubblewrapSandbox
-from sandboxes.elsewhere import lies_elsewhere
+from sandboxes.elsewhere import lies_elsewhere, place_of
 from sandboxes.image_mount import ELSEWHERE, OF_WORK
 from sandboxes.images import changes, view
 from sandboxes.images.mounted import Layer, Layering, open_layer
@@ -242,12 +242,20 @@ class ImageSandbox(BubblewrapSandbox):
 
     def compare(self, limits: ArtifactLimits) -> Artifacts:
         found = self._compared("", self.image.work, self.directory / OF_WORK.upper, limits)
+        if any(self._in_work(path) != path or path == self.work for path in self.spec.writable):
+            found = artifacts.renamed(found, self._as_requested)
         for place in self.places:
             upper = self.directory / ELSEWHERE.upper / place.lstrip("/")
             if upper.is_dir():
                 more = self._compared(place, place, upper, artifacts.left_of(limits, found))
                 found = artifacts.together(found, more, place)
         return found
+
+    def _as_requested(self, path: str) -> str:
+        """The absolute path of a change of the work directory if the caller, who did not know that it is there, requested it by that path."""
+        full = f"{self.work}/{path}"
+        requested = any(f"{full}/".startswith(f"{each}/") for each in self.spec.writable if place_of(each))
+        return full if requested else path
 
     def _compared(self, at: str, lies_at: str, upper: Path, limits: ArtifactLimits) -> Artifacts:
         """The changes of the work directory, or of the place `at`."""

@@ -119,7 +119,7 @@ def lab() -> Iterator[Lab]:
         return Description(volumes=("/opt/tool/data", "/usr/share/x", "/var/lib/thing"))
 
     def working(target: Unpacker) -> Description:
-        rootfs.copy(directory / "plain", target)
+        rootfs.copy(root, target)
         return Description(work="/workspace")
 
     at_work = store.write(working, source="working", name="working")
@@ -300,9 +300,12 @@ async def test_tests_with_an_image_of_their_own_get_the_declared_changes_at_thei
     solution = "mkdir -p /data/out /srv/made; echo 1 > /data/out/a; echo 2 > /srv/made/x; echo no > /data/b; ln -s /data/kept /data/out/l"
     tests = "[ \"$(cat /data/out/a /srv/made/x | tr -d '\\n')\" = 12 ] && [ ! -e /data/b ] && [ ! -e /data/out/l ] && [ ! -e /data/kept ] && reward=1"
     given = files(solution, tests, toml, **{"tests/Dockerfile": OTHER})
+    lab.has(Task.from_files(given), "tests/", "other")
     _, grade = await tried(lab, given)
     assert grade.reward == 1.0, grade
-    _, grade = await tried(lab, files(solution, "", toml, **{"tests/Dockerfile": OTHER}))
+    given = files(solution, "", toml, **{"tests/Dockerfile": OTHER})
+    lab.has(Task.from_files(given), "tests/", "other")
+    _, grade = await tried(lab, given)
     assert grade.reward == 0.0 and grade.reason is not None
     assert "/data/out/l' is a symbolic link out of the work directory" in grade.reason
 
@@ -323,6 +326,26 @@ async def test_tests_with_another_work_directory_get_files_of_the_agents_at_thei
     lab.has(task, "tests/", {OTHER: "other"}.get(tests_of, "working"))
     _, grade = await tried(lab, given)
     assert grade.reward == 1.0, grade
+
+
+@pytest.mark.parametrize("tests_of", [b"", OTHER, WORKING, INHERITING])
+async def test_an_artifact_in_a_work_directory_that_only_the_base_image_names_reaches_the_tests(
+    lab: Lab, tests_of: bytes
+) -> None:
+    toml = 'artifacts = ["/workspace/out", "/workspace/tree", "/data/x"]\n'
+    solution = (
+        "mkdir -p out && echo 1 > out/x && echo 2 > /data/x && echo no > b && rm tree/a && echo 3 > tree/c"
+    )
+    tests = "[ \"$(cat /workspace/out/x /data/x /workspace/tree/c | tr -d '\\n')\" = 123 ] && [ ! -e /workspace/tree/a ] && reward=1"
+    own = {"tests/Dockerfile": tests_of} if tests_of else {}
+    given = files(solution, tests, toml + (SEPARATE if tests_of else ""), INHERITING, **own)
+    task = Task.from_files(given)
+    check_admissible(task, lab.section)
+    if tests_of:
+        lab.has(task, "tests/", {OTHER: "other"}.get(tests_of, "working"))
+    left, grade = await tried(lab, given)
+    assert grade.reward == 1.0, grade
+    assert {file.path for file in left} >= {"/workspace/out/x", "/workspace/tree/a", "/data/x", "b"}
 
 
 async def test_a_link_that_leads_to_files_of_the_tests_stays_behind_by_name(lab: Lab) -> None:
