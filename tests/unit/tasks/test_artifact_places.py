@@ -168,7 +168,7 @@ def test_all_kinds_of_changes_of_another_work_directory_keep_their_paths() -> No
         ArtifactFile(path="folder", body="", mode=0o700, kind=Left.DIRECTORY),
         ArtifactFile(path="system", body="L3Vzci9iaW4=", mode=0o777, kind=Left.LINK),
         ArtifactFile(path="within", body="cnVu", mode=0o777, kind=Left.LINK),
-        ArtifactFile(path="pipe", body=None, kind=Left.BEHIND, why="is no file"),
+        ArtifactFile(path="pipe", body=None, kind=Left.BEHIND, why="is a pipe"),
     ]
     found = {file.path: file for file in task.seen_by_tests(left, task.environment((), containers=True))}
     assert (type_of(found["/srv/w/gone"]), found["/srv/w/gone"].step) == (GONE, 1)
