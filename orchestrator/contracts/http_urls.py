@@ -22,6 +22,18 @@ def normal_url(url: str) -> str:
     return f"{parts.scheme}://{login}{at}{_place(parts)}"
 
 
+def one_spelling(url: str) -> str:
+    """`normal_url`, or the text itself if it is not a URL: for rows that older code wrote.
+
+    >>> one_spelling("HTTP://Host:80/v1/"), one_spelling("http://[")
+    ('http://host/v1', 'http://[')
+    """
+    try:
+        return normal_url(url)
+    except ValueError:
+        return url
+
+
 def _place(parts: SplitResult) -> str:
     """Host, port and path, in one spelling."""
     host = parts.hostname or ""

@@ -12,7 +12,6 @@ is meant to work. A process that died continues to drain when it comes back.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -20,7 +19,7 @@ from sqlalchemy import func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.http_urls import normal_url
+from orchestrator.contracts.http_urls import one_spelling
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import DrainKind
 from orchestrator.pool.drain_requests import SELF
@@ -107,11 +106,18 @@ async def drainables(connection: AsyncConnection, run_id: int, no_progress_s: fl
             rollout_servers.c.run_id == run_id, leased | rollout_servers.c.draining.is_not(None)
         )
     )
+    drains: dict[str, bool] = {}
+    for row in rows:  # older code wrote other spellings of a URL into rows of their own
+        url = one_spelling(row.url)
+        drains[url] = drains.get(url, False) or row.draining is not None
     servers = [
-        Drainable(kind=DrainKind.SERVER, id=row.url, draining=True, left=calls_left(gateways, row.url))
-        if row.draining
-        else Drainable(kind=DrainKind.SERVER, id=row.url, draining=False)
-        for row in rows
+        Drainable(
+            kind=DrainKind.SERVER,
+            id=url,
+            draining=draining,
+            left=calls_left(gateways, url) if draining else None,
+        )
+        for url, draining in drains.items()
     ]
     found = [_process(each, kind, living) for each in living if (kind := kind_of(each.process)) is not None]
     order = list(DrainKind)
@@ -142,7 +148,8 @@ def own_left(process: ProcessReport) -> int | None:
 
 def calls_left(gateways: Sequence[ProcessReport], url: str) -> int | None:
     """How many calls a draining rollout server still has. None: not every gateway has read the order yet."""
-    reported = [gateway.holds.get(url) for gateway in gateways]
+    # An older gateway reports the spelling of the row.
+    reported = [gateway.holds.get(one_spelling(url), gateway.holds.get(url)) for gateway in gateways]
     return None if None in reported else sum(n for n in reported if n is not None)
 
 
@@ -171,8 +178,7 @@ async def find(
         if candidate.kind == kind
     ]
     if kind is DrainKind.SERVER:
-        with suppress(ValueError):  # it is not a URL
-            name = normal_url(name)
+        name = one_spelling(name)
     matching = [candidate for candidate in candidates if name in candidate.names]
     if len(matching) == 1:
         return matching[0]
@@ -258,18 +264,22 @@ async def _ordered(connection: AsyncConnection, run_id: int, one: Drainable, dra
     """Write the order. False if another person changed it in the meantime. Reports about an earlier order no longer count."""
     draining_since = func.clock_timestamp() if drains else None
     if one.kind is DrainKind.SERVER:
-        of_url = (rollout_servers.c.run_id == run_id, rollout_servers.c.url == one.id)
+        of_run = rollout_servers.c.run_id == run_id
+        known = (await connection.scalars(select(rollout_servers.c.url).where(of_run))).all()
+        spellings = [url for url in known if one_spelling(url) == one.id]
         unchanged = (
             rollout_servers.c.draining.is_(None) if drains else rollout_servers.c.draining.is_not(None)
         )
         updated = await connection.execute(
-            update(rollout_servers).where(*of_url, unchanged).values(draining=draining_since)
+            update(rollout_servers)
+            .where(of_run, rollout_servers.c.url.in_(spellings), unchanged)
+            .values(draining=draining_since)
         )
         await connection.execute(
-            text("UPDATE processes SET holds = holds - CAST(:url AS text) WHERE run_id = :run"),
-            {"run": run_id, "url": one.id},
+            text("UPDATE processes SET holds = holds - CAST(:urls AS text[]) WHERE run_id = :run"),
+            {"run": run_id, "urls": [one.id, *spellings]},
         )
-        return updated.rowcount == 1
+        return updated.rowcount > 0
     updated = await connection.execute(
         update(processes)
         .where(

@@ -22,6 +22,7 @@ from sqlalchemy import case, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator.contracts.http_urls import one_spelling
 from orchestrator.pool.code_digest import digest_of
 from orchestrator.pool.drain_requests import Orders
 from orchestrator.pool.rows import from_wide_row
@@ -150,7 +151,8 @@ async def write_heartbeat(
         drained = select(rollout_servers.c.url).where(
             rollout_servers.c.run_id == run_id, rollout_servers.c.draining.is_not(None)
         )
-        orders.update(drains, (await connection.scalars(drained)).all() if orders.of_servers else ())
+        urls = (await connection.scalars(drained)).all() if orders.of_servers else ()
+        orders.update(drains, {one_spelling(url) for url in urls})
 
 
 async def write_end(connection: AsyncConnection, run_id: int, dog: Watchdog) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import exists, func, or_, select, update
+from sqlalchemy import ColumnElement, exists, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from orchestrator.contracts.http_urls import one_spelling
 from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import ServerState
 from orchestrator.pool.locks import lock_table
@@ -60,13 +61,14 @@ class ServerRows:
         async def work(connection: AsyncConnection) -> int | None:
             # Two runs may claim the server concurrently, and share no row.
             await lock_table(connection, "rollout_servers")
-            claimed = exists().where(
-                rollout_servers.c.url == url,
+            claimed = select(rollout_servers.c.url).where(
                 rollout_servers.c.run_id != self._run_id,
                 rollout_servers.c.lease_until > func.clock_timestamp(),
             )
-            if await connection.scalar(select(claimed)):
+            if any(one_spelling(other) == url for other in await connection.scalars(claimed)):
                 log.warning("server.of_another_run", server=url)
+                return None
+            if not await self._take_over(connection, url, free):
                 return None
             ownership = {"owner": self._owner, "lease_until": until}
             new = upsert(rollout_servers).values(run_id=self._run_id, url=url, lease_epoch=1, **ownership)
@@ -79,6 +81,19 @@ class ServerRows:
             return found
 
         return await transact(self._engine, work, at="server.lease.taken")
+
+    async def _take_over(self, connection: AsyncConnection, url: str, free: ColumnElement[bool]) -> bool:
+        """End the leases of the server's rows that older code wrote under other spellings of `url`. False while one of them is not `free`."""
+        leased = select(rollout_servers.c.server_id, rollout_servers.c.url, free.label("free")).where(
+            rollout_servers.c.run_id == self._run_id,
+            rollout_servers.c.url != url,
+            rollout_servers.c.lease_until.is_not(None),
+        )
+        others = [row for row in await connection.execute(leased) if one_spelling(row.url) == url]
+        if others and all(row.free for row in others):
+            of_others = rollout_servers.c.server_id.in_([row.server_id for row in others])
+            await connection.execute(update(rollout_servers).where(of_others).values(lease_until=None))
+        return all(row.free for row in others)
 
     async def renew(self, url: str, epoch: int) -> bool:
         """Extend the lease by another full TTL; False when another gateway has the lease by now."""
@@ -131,17 +146,16 @@ class ServerRows:
         return await self._update(url, epoch, values, at="server.row")
 
     async def read(self, url: str) -> ServerRow | None:
-        """The row, regardless of the owner."""
+        """The row, regardless of the owner; a live one of older code in another spelling of the URL comes first."""
 
         async def work(connection: AsyncConnection) -> ServerRow | None:
-            live = rollout_servers.c.lease_until > func.clock_timestamp()
-            found = (
-                await connection.execute(
-                    select(rollout_servers, live.label("live")).where(
-                        rollout_servers.c.run_id == self._run_id, rollout_servers.c.url == url
-                    )
-                )
-            ).first()
+            live = func.coalesce(rollout_servers.c.lease_until > func.clock_timestamp(), False)
+            rows = await connection.execute(
+                select(rollout_servers, live.label("live"))
+                .where(rollout_servers.c.run_id == self._run_id)
+                .order_by(live.desc(), rollout_servers.c.url != url)
+            )
+            found = next((row for row in rows if one_spelling(row.url) == url), None)
             if found is None:
                 return None
             return ServerRow(

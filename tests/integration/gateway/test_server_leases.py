@@ -6,14 +6,19 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.contracts.states import ServerState
+from orchestrator.contracts.states import DrainKind, ServerState
 from orchestrator.gateway.servers.client import RolloutServerClient
 from orchestrator.gateway.servers.lease import LeaseLost, ServerLease
 from orchestrator.gateway.servers.server import RolloutServer
+from orchestrator.pool.drain_requests import Orders
+from orchestrator.pool.draining import drainables
 from orchestrator.pool.engine import Role, open_engine
+from orchestrator.pool.heartbeats import write_heartbeat
 from orchestrator.pool.server_leases import ServerRows
+from orchestrator.runtime.watchdog import watching
 from orchestrator.settings.config import Config
 from tests.builders import make_run
+from tests.integration.runner.test_draining import WATCHDOG, order, until_state
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
@@ -121,3 +126,64 @@ async def test_a_restarted_gateway_gives_up_the_servers_that_it_no_longer_has(
     rows = {url: await again.read(url) for url in (URL, other, gone)}
     assert {url: row.live for url, row in rows.items() if row} == {URL: True, other: True, gone: False}
     assert await foreign.claim(gone, steal=False) == 2, "what is given up is free at once"
+
+
+async def wrote_before(engine: AsyncEngine, run_id: int, url: str, owner: str) -> None:
+    """A live lease and a drain order, as code that kept each spelling of a URL wrote them."""
+    async with engine.begin() as connection:
+        await connection.execute(
+            text(
+                """INSERT INTO rollout_servers (run_id, url, owner, lease_until, state, version, draining)
+                VALUES (:run, :url, :owner, now() + interval '1 hour', 'ready', 4, now())"""
+            ),
+            {"run": run_id, "url": url, "owner": owner},
+        )
+
+
+@pytest.mark.parametrize("of_own_run", [True, False])
+async def test_a_lease_that_older_code_wrote_in_another_spelling_is_a_lease_of_the_same_server(
+    engine: AsyncEngine, gateway: AsyncEngine, of_own_run: bool
+) -> None:
+    first, second = await run_named(engine, "one"), await run_named(engine, "two")
+    url = "http://host/v1"
+    await wrote_before(engine, first, "HTTP://Host:80/v1/", "older")
+    run = first if of_own_run else second
+    mine = ServerRows(gateway, run, owner="mine", ttl_s=30.0)
+    assert await mine.claim(url, steal=True) is None
+    followed = await ServerRows(gateway, first, owner="x", ttl_s=30.0).read(url)
+    assert followed is not None and (followed.owner, followed.version, followed.live) == ("older", 4, True)
+    await expire(engine)
+    assert (await mine.claim(url, steal=False) is None) is of_own_run
+    assert await mine.claim(url, steal=True) is not None
+    async with engine.connect() as connection:
+        left = await connection.scalar(
+            text("SELECT lease_until FROM rollout_servers WHERE url <> :url AND run_id = :run"),
+            {"url": url, "run": run},
+        )
+    assert left is None, "the gateway that has the server has taken the older row's lease over"
+
+
+async def test_a_drain_order_that_older_code_wrote_in_another_spelling_holds_and_can_be_taken_back(
+    engine: AsyncEngine, gateway: AsyncEngine
+) -> None:
+    run, url = await run_named(engine, "one"), "http://host/v1"
+    for spelling in ("HTTP://Host:80/v1/", "http://host/v1/"):
+        await wrote_before(engine, run, spelling, "mine")
+    assert await ServerRows(gateway, run, owner="mine", ttl_s=30.0).claim(url, steal=False) == 1
+    orders = Orders(of_servers=True)
+
+    async def beat() -> set[str]:
+        with watching("gateway", WATCHDOG) as dog:
+            async with gateway.begin() as connection:
+                await write_heartbeat(connection, run, dog, orders)
+                await write_heartbeat(connection, run, dog, orders)  # it reports the orders that it read
+        return set(orders.servers)
+
+    assert await beat() == {url}
+    found = await until_state(engine, run, DrainKind.SERVER, "drained")
+    assert found.id == url
+    assert (await order(engine, run, DrainKind.SERVER, "HTTP://HOST/v1", last=True)).draining
+    assert not (await order(engine, run, DrainKind.SERVER, f"{url}/", undo=True)).draining
+    assert await beat() == set()
+    async with engine.connect() as connection:
+        assert [one.draining for one in await drainables(connection, run, 60.0) if one.id == url] == [False]
