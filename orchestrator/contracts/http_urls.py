@@ -6,7 +6,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from orchestrator.contracts.quote import quoted
 
-_LONGEST: Final = 2_000  # characters
+_LONGEST: Final = 2_000  # bytes: a row of an index in PostgreSQL holds 2,704
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -58,11 +58,15 @@ def check_http_urls(urls: Iterable[str], what: str) -> None:
         try:
             parts = urlsplit(url)
             fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-            fits = fits and len(url) <= _LONGEST and url.isprintable() and " " not in url
+            fits = fits and url.isprintable() and " " not in url
         except ValueError:  # an invalid port, an unclosed bracket
             fits = False
         if not fits:
             raise ValueError(f"{quoted(url)} is not a URL of {what}: write http://host:port")
+        if (size := len(url.encode())) > _LONGEST:
+            raise ValueError(
+                f"{quoted(url)} has {size:,} bytes, and a URL of {what} at most {_LONGEST:,}: shorten it"
+            )
         if "?" in url or "#" in url:
             raise ValueError(
                 f"{quoted(url)} has a ? or a #, and what follows it would not be sent: take it out"

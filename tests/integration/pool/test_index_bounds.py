@@ -30,7 +30,7 @@ BOUNDS = {
     "speed_noise.scaffold": KEY_BYTES,
     "processes.host": 253,  # a host's name
     "processes.process": LONGEST_NAME * 4,
-    "rollout_servers.url": 2_000,  # orchestrator.settings.gateway
+    "rollout_servers.url": 2_000,  # orchestrator.contracts.http_urls
     "counters.name": max(map(len, MEANINGS)) + 32,
     "batches.state": max(map(len, states.BatchState)),
     "rollouts.state": max(map(len, states.RolloutState)),

@@ -81,6 +81,10 @@ def test_without_a_file_everything_has_a_value() -> None:
         ("[servers]\nurls = ['http://h:1/path?x=1']\n", "'http://h:1/path?x=1' has a ? or a #"),
         ("[servers]\nurls = ['http://h:1#x']\n", "'http://h:1#x' has a ? or a #"),
         ("[servers]\nurls = ['http://a b:1']\n", "'http://a b:1' is not a URL of a rollout server"),
+        (
+            "[servers]\nurls = ['http://h/" + "\u00e4" * 1000 + "']\n",
+            "has 2,009 bytes, and a URL of a rollout server at most 2,000: shorten it",
+        ),
         ("[servers]\nurls = ['http://[::1']\n", "'http://[::1' is not a URL of a rollout server"),
         ("run = 5\n", "run: must be a table, got 5"),
         ("[rollout.context.shell]\nkeep_turns = 3\n", "rollout.context.shell.policy: Field required"),
