@@ -27,6 +27,7 @@ from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.servers.canary import CanaryCheck
 from orchestrator.gateway.servers.client import (
     QUICK_S,
+    RolloutServerBroken,
     RolloutServerError,
     WeightUpdateRefused,
 )
@@ -274,6 +275,8 @@ class WeightSyncer:
             raise SyncFailed(f"after the sync, the rollout server {server.url} {fault}")
         server.digests.know(target.version, reported.digest)
         server.admit(target.version, reported)
+        if not server.ready:  # the pool has learned during the sync that the other servers take much more
+            raise RolloutServerBroken(server.url, server.too_small() or "it may get no calls")
         self._canaries.expect(target.version, canary)
         waiting_s = anyio.current_time() - started_at
         self._metrics.sync_s.observe(waiting_s)

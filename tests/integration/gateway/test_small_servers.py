@@ -5,10 +5,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from orchestrator.contracts.states import ServerState
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.metrics import GatewayMetrics
 from orchestrator.gateway.servers.client import (
@@ -17,6 +19,7 @@ from orchestrator.gateway.servers.client import (
     RolloutServerError,
     RolloutServerUnreachable,
 )
+from orchestrator.gateway.servers.lease import ServerLease
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.gateway_client import NativeLlm, SessionBudget
@@ -134,3 +137,40 @@ async def test_the_row_of_a_small_server_names_its_fault_and_calls_use_the_other
             async with NativeLlm(rig.gateway.url, session.token) as llm:
                 await llm.complete([{"role": "user", "content": "oak " * 100}], max_tokens=4)
         assert len(rig.proxies[0].sent) == 4 and not small[0].sent
+
+
+async def test_a_server_that_is_found_to_be_too_small_during_its_sync_is_never_ready_in_its_row(
+    database_url: str,
+    nats_server: EmbeddedNats,
+    server_url: str,
+    policies: Policies,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forward, write = Proxy.forward, ServerLease.write
+    reported: dict[str, int] = {}
+    written: list[tuple[str, ServerState]] = []
+
+    async def forwarded(proxy: Proxy, request: web.Request) -> web.Response:
+        if request.path == "/server_info":
+            return web.json_response({"max_req_input_len": reported[proxy.url]})
+        return await forward(proxy, request)
+
+    async def noted(lease: ServerLease, state: ServerState, *values: Any) -> None:
+        written.append((lease.url, state))
+        await write(lease, state, *values)
+
+    monkeypatch.setattr(Proxy, "forward", forwarded)
+    monkeypatch.setattr(ServerLease, "write", noted)
+    urls = [server_url, server_url]
+    async with open_rig(database_url, nats_server.url, urls, policies, tmp_path) as rig:
+        small, large = rig.proxies
+        reported |= {small.url: 1000, large.url: 262138}
+        canary = small.held["/generate"] = anyio.Event()
+        await rig.publish(0)
+        await eventually(lambda: rig.gateway.pool.servers[1].ready)
+        await eventually(lambda: "canary" in small.seen)
+        canary.set()
+        await eventually(lambda: (small.url, ServerState.FAILED) in written)
+        assert (small.url, ServerState.READY) not in written
+        assert not rig.gateway.pool.servers[0].ready
