@@ -125,8 +125,8 @@ async def wait_for_run(engine: AsyncEngine, name: str) -> StoredRun:
 
 def check_config(config: Config) -> None:
     """Raise ConfigurationError for settings with which no batch could be trained."""
-    if config.sampling.untrainable:
-        raise ConfigurationError(config.sampling.untrainable)
+    if fault := config.sampling.untrainable or config.trainer.untrainable:
+        raise ConfigurationError(fault)
     if config.trainer.anchor == Anchor.PROXIMAL and config.trainer.parts == 1:
         log.warning(
             "trainer.ratio_is_one",

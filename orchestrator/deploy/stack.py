@@ -262,8 +262,8 @@ async def create_run(config: Config) -> tuple[list[str], Config]:
 def _check(config: Config, only: Sequence[str]) -> None:
     """ConfigurationError for values with which no process to be started could work."""
     check_config(config, names("scaffolds"))
-    if ProcessRole.TRAINER in only and config.sampling.untrainable:
-        raise ConfigurationError(config.sampling.untrainable)
+    if ProcessRole.TRAINER in only and (fault := config.sampling.untrainable or config.trainer.untrainable):
+        raise ConfigurationError(fault)
     if ProcessRole.RUNNER in only:
         check_scaffolds(config)
 

@@ -34,7 +34,7 @@ from orchestrator.settings.reward import RewardSection, as_stored
 from orchestrator.settings.rollout import RolloutSection
 from orchestrator.settings.sampling import SamplingSection as SamplingSection
 from orchestrator.settings.sandbox import SandboxSection
-from orchestrator.settings.scope import PROCESS, Scope, merged, model_in, scope_of
+from orchestrator.settings.scope import AS_STORED, PROCESS, Scope, merged, model_in, scope_of
 from orchestrator.settings.storable import unstorable
 from orchestrator.settings.tasks import TasksSection
 from orchestrator.settings.timeouts import SCALED, Seconds, Timeouts
@@ -261,10 +261,11 @@ class Config(Section):
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Config":
-        """The inverse of `to_json`. Raises ConfigurationError for a key that has another name now."""
+        """The inverse of `to_json`. Bounds that are newer than the run do not hold. Raises ConfigurationError for a key that has another name now."""
         _refuse_old_keys(stored)
         queue = {key: value for key, value in stored["queue"].items() if key != "window"}
-        return cls.model_validate({**stored, "queue": queue, "reward": as_stored(stored.get("reward", {}))})
+        values = {**stored, "queue": queue, "reward": as_stored(stored.get("reward", {}))}
+        return cls.model_validate(values, context=AS_STORED)
 
 
 def is_process_key(key: str) -> bool:

@@ -4,12 +4,13 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from orchestrator.contracts.choices import UnprovenTemplate, WeightTransport
 from orchestrator.contracts.http_urls import check_http_urls
 from orchestrator.contracts.numbers import INT4
 from orchestrator.settings.curriculum import Count, Positive, Section
+from orchestrator.settings.scope import is_stored
 from orchestrator.settings.timeouts import Seconds, Wait
 
 KEY_FILE, KEY_CONFIG = "{key_file}", "{key_config}"
@@ -46,8 +47,9 @@ class GatewaySection(Section):
 
     @field_validator("urls")
     @classmethod
-    def _gateways(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
-        check_http_urls(urls, "a gateway")
+    def _gateways(cls, urls: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if not is_stored(info):
+            check_http_urls(urls, "a gateway")
         return urls
 
     @model_validator(mode="after")
@@ -110,8 +112,9 @@ class ServersSection(Section):
 
     @field_validator("urls")
     @classmethod
-    def _servers(cls, urls: list[str]) -> list[str]:
-        check_http_urls(urls, "a rollout server")
+    def _servers(cls, urls: list[str], info: ValidationInfo) -> list[str]:
+        if not is_stored(info):
+            check_http_urls(urls, "a rollout server")
         return urls
 
     @model_validator(mode="after")

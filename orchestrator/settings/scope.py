@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationInfo
 from pydantic.fields import FieldInfo
 
 
@@ -26,6 +26,14 @@ class Scope(StrEnum):
 
 RUN: Final = Scope.RUN
 PROCESS: Final = Scope.PROCESS
+
+AS_STORED: Final = {"stored": True}
+"""The context in which the configuration of a run's row is validated: a bound that came after its run began must not make it unreadable."""
+
+
+def is_stored(info: ValidationInfo) -> bool:
+    """Whether a value comes from a run's row, so that bounds newer than the run do not hold."""
+    return isinstance(info.context, dict) and info.context.get("stored") is True
 
 
 def mark_of(field: FieldInfo) -> Scope | None:

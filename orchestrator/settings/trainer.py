@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from orchestrator.contracts.choices import Aggregation, Anchor, MismatchMask, RateSchedule
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.curriculum import Count, Positive, Section, Small
-from orchestrator.settings.scope import PROCESS
+from orchestrator.settings.scope import PROCESS, is_stored
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
@@ -52,8 +52,8 @@ LEAST_EPS = 1e-37
 """A normal number of float32. A smaller one can be 0 in the update, and a weight without a gradient 0/0."""
 
 
-def _normal(eps: float) -> float:
-    if eps < LEAST_EPS:
+def _normal(eps: float, info: ValidationInfo) -> float:
+    if eps < LEAST_EPS and not is_stored(info):
         raise ValueError(f"must be at least {LEAST_EPS:g}: float32 rounds less to 0")
     return eps
 
@@ -179,6 +179,13 @@ class TrainerSection(Section):
                 f"icepop_min ({self.icepop_min}) must be less than icepop_max ({self.icepop_max})"
             )
         return self
+
+    @property
+    def untrainable(self) -> str | None:
+        """Why a run that was stored before a bound existed cannot train, as a sentence; None: it can."""
+        if self.eps >= LEAST_EPS:
+            return None
+        return f"trainer.eps of this run is {self.eps:g}, which float32 rounds to 0: begin a new run with {LEAST_EPS:g} or more"
 
     @model_validator(mode="after")
     def _falls(self) -> "TrainerSection":
