@@ -1,5 +1,7 @@
 """The meaning of a run's named counters, in words for people. This is the only list of their names."""
 
+from typing import Final
+
 MEANINGS = {
     "admission_halted": "how often the circuit breaker opened, because most attempts failed for the platform's sake",
     "assignments_stale": "assignments of an old lease epoch: acknowledged, and nothing was done",
@@ -26,6 +28,9 @@ MEANINGS = {
 
 REFUSED = "_refused"  # suffix behind a stream's name, used by `pool.dead_letters.keep`
 OTHER = "OTHER"  # the stream of letters on subjects of no stream
+STREAMS: Final = ("BLOBS", "DEAD", "POLICY", "RESULTS", "STEPS", "TASKS", "WORK")
+NAMES: Final = frozenset({*MEANINGS, *(f"{stream.lower()}{REFUSED}" for stream in (*STREAMS, OTHER))})
+"""Every counter. Nothing that a sender chooses becomes one."""
 UNKNOWN = "counted by another release of Penstock"
 
 

@@ -20,6 +20,7 @@ from orchestrator.contracts.states import (
     check,
 )
 from orchestrator.pool.columns import among
+from orchestrator.pool.counter_names import NAMES
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import batches, counters, groups, queue, rollouts, transitions
 
@@ -355,7 +356,8 @@ async def moved_run(
 
 
 async def count(connection: AsyncConnection, run_id: int, name: str, amount: int = 1) -> None:
-    """Add to a named counter of the run: no-ops and refusals are counted, never silent."""
+    """Add to a counter of the run, one of `counter_names.NAMES`: no-ops and refusals are counted, never silent."""
+    assert name in NAMES, f"{name!r:.80} is not a counter: name it in orchestrator/pool/counter_names.py"
     await connection.execute(select(func.count_event(run_id, name, amount)))
 
 

@@ -324,7 +324,7 @@ async def test_a_process_that_stops_in_the_middle_of_a_transaction_holds_its_loc
             if tries == 1:
                 seen.set()
                 await taken.wait()
-            await count(connection, run.run_id, "tries")
+            await count(connection, run.run_id, "rewinds")
 
         async def waits(connection: AsyncConnection) -> None:
             await lock_run(connection, run.run_id)
@@ -336,7 +336,7 @@ async def test_a_process_that_stops_in_the_middle_of_a_transaction_holds_its_loc
             with anyio.fail_after(15):
                 await transact(other, waits, at="lease.renewed")
             taken.set()
-        assert tries == 2 and await counter(other, run, "tries") == 1
+        assert tries == 2 and await counter(other, run, "rewinds") == 1
 
 
 async def test_a_process_that_starts_while_postgres_is_away_waits_for_it(directory: Path) -> None:

@@ -3,9 +3,13 @@
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
+
+import pytest
 
 from orchestrator.bus import subjects
-from orchestrator.pool.counter_names import MEANINGS, UNKNOWN, meaning
+from orchestrator.pool import counter_names, transitions
+from orchestrator.pool.counter_names import MEANINGS, NAMES, UNKNOWN, meaning
 from orchestrator.pool.ingest import Fate
 
 ROOT = Path(__file__).parents[3] / "orchestrator"
@@ -41,4 +45,17 @@ def test_every_counter_that_the_code_counts_says_what_it_means() -> None:
         "orchestrator/pool/counter_names.py says what each means"
     )
     assert set(MEANINGS) <= found, "nothing counts so any more"
+    assert found <= NAMES
     assert all(meaning[0].islower() and len(meaning) > 20 for meaning in MEANINGS.values())
+
+
+def test_the_streams_of_refused_messages_are_those_of_the_bus() -> None:
+    assert set(counter_names.STREAMS) == {stream.name for stream in subjects.STREAMS} == set(STREAMS)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["", "of_tomorrow", "x" * 100_000, "any.subject_refused"])
+async def test_a_name_that_is_no_counter_reaches_no_database(name: str) -> None:
+    no_connection = cast(Any, None)
+    with pytest.raises(AssertionError, match="is not a counter"):
+        await transitions.count(no_connection, 1, name)
