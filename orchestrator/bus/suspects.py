@@ -42,7 +42,7 @@ class Suspects:
         """Count a failed try of `delivery`. Returns the seconds until its next one; None: it is at fault, or has come `deliveries` times, which is as
         often as the bus delivers a message."""
         self._forget()
-        suspect = self._failing.setdefault(_identity(delivery), _Suspect(passed=self.passed))
+        suspect = self._failing.setdefault(identity(delivery), _Suspect(passed=self.passed))
         suspect.failed += 1
         suspect.at = time.monotonic()
         if (suspect.failed >= TRIES and self.passed > suspect.passed) or delivery.deliveries >= deliveries:
@@ -63,10 +63,10 @@ class Suspects:
     def settled(self, delivery: Delivery) -> None:
         """`delivery` was handled or refused, and comes no more."""
         if self._failing:
-            self._failing.pop(_identity(delivery), None)
+            self._failing.pop(identity(delivery), None)
 
 
-def _identity(delivery: Delivery) -> bytes:
+def identity(delivery: Delivery) -> bytes:
     """The same for each delivery of a message. An equal body under another schema is another message."""
     names = f"{delivery.subject}\0{delivery.msg_id}\0{delivery.schema}\0"
     return hashlib.sha256(names.encode() + delivery.body).digest()

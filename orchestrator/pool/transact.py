@@ -171,6 +171,7 @@ async def transact(
     at: str,
     longest_wait_s: float | None = None,
     most_idle_ends: int | None = None,
+    wait_ready: bool = True,
 ) -> T:
     """Like `once`, repeated while Postgres is unreachable. Only the caller's cancel scope bounds it.
 
@@ -178,7 +179,8 @@ async def transact(
     silent for so long would be repeated without end: with `most_idle_ends`, TransactionEnded is raised after so many of these ends. A client that
     breaks `MOST_BROKEN` times in a row is broken by `work`, not by its connection: its error is raised.
 
-    `work` that needs a value of a long computation raises NotReady: no transaction, and no lock, is held while it is computed.
+    `work` that needs a value of a long computation raises NotReady: no transaction, and no lock, is held while it is computed. Without `wait_ready`
+    it is raised: the caller has other work until then.
 
     `work` may run several times. A commit without a received answer is repeated, so its effects must be idempotent (compare-and-set,
     unique keys). A caller that must write soon after Postgres returns, such as a lease holder, sets a shorter `longest_wait_s` between tries.
@@ -188,6 +190,8 @@ async def transact(
             with waiting_for("postgres"):
                 return await _until_committed(engine, work, at, longest_wait_s, most_idle_ends)
         except NotReady as error:
+            if not wait_ready:
+                raise
             ready = error.ready
         await ready()
 

@@ -200,13 +200,10 @@ async def _assign(
 
 
 async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int) -> None:
-    """If every member is terminal: write the rewards and make the group ready, scored, filtered or dead. Raises NotReady, to be repeated by
-    `transact`, while the rewards are computed."""
+    """If every member is terminal: write the rewards and make the group ready, scored, filtered or dead. Raises NotReady, to be repeated,
+    while the rewards are computed."""
     group = await pool_groups.terminal_group(connection, flow.run_id, group_id)
-    if (
-        group is None
-    ):  # also for the first of its members that end in one transaction: the last one's try uses the rewards
-        when_committed(partial(flow.rewarding.forget, group_id))
+    if group is None:  # its rewards stay: a verdict that is held may need them
         return
     flow.signals.work.set()
     reason: str | None

@@ -9,31 +9,40 @@ One message can end only itself. A message with unusable content is stored as a 
 handled again one by one, so the other messages lose nothing. A message that Postgres refuses because of its content (a number out of range, a
 broken constraint, a value too long for an index) is a dead letter at once. Any other failure makes it a suspect (`Suspects`), also handling that
 leaves its transaction silent for so long that Postgres ends it.
+
+A message that needs a value of a long computation (`NotReady`) is held in this process, without a transaction, while the others pass. Its handling
+starts again once the value is there. If `MOST_HELD` messages are held, the next such message holds up the consumer.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import anyio
+from anyio.abc import TaskGroup
 from prometheus_client import CollectorRegistry, Counter
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus.base import BusError, Delivery
+from orchestrator.bus.feed import in_background
 from orchestrator.bus.subjects import Consumer, run_of
-from orchestrator.bus.suspects import Suspects
+from orchestrator.bus.suspects import Suspects, identity
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.quote import quoted
 from orchestrator.pool.dead_letters import Letter, store
-from orchestrator.pool.transact import of_content, sentence, transact
+from orchestrator.pool.transact import NotReady, of_content, sentence, transact
 from orchestrator.roles.context import Flow
-from orchestrator.runtime.liveness import Loop, current, reporting
+from orchestrator.runtime.liveness import Loop, current, reporting, track_loop
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
 
 log = get(__name__)
 IDLE_ENDS: Final = 2
 """Transactions of the same messages that Postgres may end because they are silent, before that counts as a failed try."""
+
+MOST_HELD: Final = 4
+"""Messages of one consumer that wait for a computation while others pass: the computations share the interpreter with the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +94,14 @@ async def consume(
             refused=refused,
             failing=failing,
         )
-        async with flow.bus.subscribe(consumer, batch=batch) as arriving:
+        async with flow.bus.subscribe(consumer, batch=batch) as arriving, in_background(work.holding):
             while True:
                 loop = current()
                 loop.idle(consumer.stream)
                 deliveries = await arriving.take(batch)
                 loop.busy(f"{len(deliveries)} messages of {consumer.stream}")
-                await work.process(deliveries, at=at)
+                async with work.turn:
+                    await work.process(deliveries, at=at)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,9 +114,19 @@ class _Consuming:
     refused: Callable[[Delivery, str], Awaitable[None]] | None
     failing: Loop
     suspects: Suspects = field(default_factory=Suspects)
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    """Held by who processes: `handle`, `before` and `after` share what they note."""
+    _holding: TaskGroup | None = None
+    _held: dict[bytes, list[Delivery]] = field(default_factory=dict)
+    """The deliveries of each held message: it may be sent again meanwhile."""
 
-    async def process(self, deliveries: Sequence[Delivery], *, at: str) -> None:
-        """Handle, commit, run `after`, settle: all `deliveries` at once, or one by one if that fails."""
+    async def holding(self) -> None:
+        """Run the waits of held messages until cancelled."""
+        async with anyio.create_task_group() as self._holding:
+            await anyio.sleep_forever()
+
+    async def process(self, deliveries: Sequence[Delivery], *, at: str, wait_ready: bool = False) -> None:
+        """Handle, commit, run `after`, settle: all `deliveries` at once, or one by one if that fails. `wait_ready`: as for `transact`."""
 
         async def work(connection: AsyncConnection) -> Mapping[int, Outcome]:
             outcomes = await self.handle(connection, deliveries)
@@ -118,13 +138,17 @@ class _Consuming:
         try:
             if self.before is not None:
                 await self.before(deliveries)
-            outcomes = await transact(self.flow.engine, work, at=at, most_idle_ends=IDLE_ENDS)
+            outcomes = await transact(
+                self.flow.engine, work, at=at, most_idle_ends=IDLE_ENDS, wait_ready=wait_ready
+            )
             if self.after is not None:
                 await self.after()
         except Exception as error:  # noqa: BLE001  # counted and logged: one message can end only itself
             if len(deliveries) > 1:
                 for delivery in deliveries:
                     await self.process([delivery], at=at)
+            elif isinstance(error, NotReady):
+                await self._later(deliveries[0], error, at)
             else:
                 await self._failed(deliveries[0], error)
             return
@@ -140,6 +164,35 @@ class _Consuming:
                     await self._bury(delivery, reason)
         if not self.suspects.failing:
             self.failing.idle("messages")
+
+    async def _later(self, delivery: Delivery, error: NotReady, at: str) -> None:
+        """Hold a message until the value that it needs is computed."""
+        name = identity(delivery)
+        if name in self._held:
+            self._held[name].append(delivery)
+        elif self._holding is None or len(self._held) == MOST_HELD:
+            await self.process([delivery], at=at, wait_ready=True)
+        else:
+            self._held[name] = [delivery]
+            self._holding.start_soon(self._hold, name, error, at)
+
+    async def _hold(self, name: bytes, error: NotReady, at: str) -> None:
+        deliveries = self._held[name]
+
+        async def keep() -> None:
+            """Tell the bus that the message is in work: it does not come again."""
+            while True:
+                await anyio.sleep(self.consumer.ack_wait_s / 3)
+                for delivery in deliveries:
+                    await delivery.in_progress()
+
+        with track_loop(f"{at.partition('.')[0]}.held", forever=False) as loop:
+            loop.busy(f"message {quoted(deliveries[0].msg_id)}")
+            async with in_background(keep):
+                await error.ready()
+        async with self.turn:
+            del self._held[name]
+            await self.process(deliveries, at=at)
 
     async def _failed(self, delivery: Delivery, error: Exception) -> None:
         """Refuse a message, or have it delivered again."""

@@ -1,8 +1,8 @@
 """Rewards of groups, computed in threads: much text or a slow process signal blocks neither the event loop nor a transaction.
 
 A transaction that concludes a group waits for its rewards for a moment. If they take longer, it is rolled back, and repeated once they are there
-(`NotReady`). It then reads the group again under its locks, and uses the rewards only if what they were computed from is unchanged. So a group's
-end stays one transaction, and nothing is rewarded twice.
+(`NotReady`); other messages of its consumer pass it (`consume`). It then reads the group again under its locks, and uses the rewards only if what
+they were computed from is unchanged. So a group's end stays one transaction, and nothing is rewarded twice.
 """
 
 import asyncio
@@ -54,6 +54,7 @@ class Rewarding:
             self._forget_unused()
             try:
                 found = self._computations[group_id] = _Computation(inputs, compute)
+                self._share()
             except RuntimeError as error:  # no thread can be started: the group is not at fault
                 log.warning("rewards.delayed", group=group_id, error=str(error))
                 raise NotReady(partial(anyio.sleep, timeouts().pool_retry_s)) from error
@@ -65,12 +66,18 @@ class Rewarding:
             raise NotReady(found.over)
         return found.result()
 
+    def _share(self) -> None:
+        """Computations share one interpreter: each may take as long as if they came one after the other."""
+        running = [found for found in self._computations.values() if not found.is_over]
+        for found in running:
+            found.share(len(running))
+
     def forget(self, group_id: int) -> None:
         """A transaction has concluded the group."""
         self._computations.pop(group_id, None)
 
     def _forget_unused(self) -> None:
-        """Another orchestrator has concluded these groups."""
+        """Another orchestrator, or another reason, has concluded these groups."""
         oldest = time.monotonic() - timeouts().rewards_s
         for group_id, found in list(self._computations.items()):
             if found.is_over and found.used < oldest:
@@ -82,8 +89,8 @@ class _Computation:
 
     def __init__(self, inputs: object, compute: Callable[[], RewardedGroup]) -> None:
         self.inputs = inputs
-        self.used = time.monotonic()
-        self._ends = self.used + timeouts().rewards_s
+        self.used = self._began = time.monotonic()
+        self._ends = self._began + timeouts().rewards_s
         self._future: Future[RewardedGroup] = Future()
         self._done = anyio.Event()
         loop = asyncio.get_running_loop()
@@ -104,6 +111,10 @@ class _Computation:
     def is_over(self) -> bool:
         return self._future.done() or time.monotonic() >= self._ends
 
+    def share(self, running: int) -> None:
+        """So many computations run now, this one included."""
+        self._ends = max(self._ends, self._began + running * timeouts().rewards_s)
+
     async def wait(self, seconds: float) -> None:
         """Return when the rewards are computed, or after `seconds`."""
         with anyio.move_on_after(seconds):
@@ -111,14 +122,14 @@ class _Computation:
 
     async def over(self) -> None:
         """Return when `result` returns or raises."""
-        loop = current()
+        loop, left_s = current(), self._ends - time.monotonic()
         before, loop.within = (
             loop.within,
-            max(loop.within, 2 * timeouts().rewards_s),
+            max(loop.within, left_s + timeouts().rewards_s),
         )  # a bounded wait is not stuck
         try:
             with waiting_for("rewards"):
-                await self.wait(self._ends - time.monotonic())
+                await self.wait(left_s)
         finally:
             loop.within = before
 

@@ -54,6 +54,7 @@ INSIDE = {
     "orchestrator/runner/egress/proxy.py:Proxy._forward.down": REQUEST,
     "orchestrator/runner/egress/sandbox.py:Listener.begin": PART,
     "orchestrator/bus/courier.py:Courier.drained": PART,
+    "orchestrator/roles/consume.py:_Consuming._hold.keep": PART,
     "orchestrator/bus/feed.py:Feed.take": PART,
     "orchestrator/bus/journal.py:Journal.room": REQUEST,
     "orchestrator/bus/link.py:Connection.until_lost": PART,

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus import subjects
+from orchestrator.bus.pull import NatsDelivery
 from orchestrator.bus.suspects import TRIES
 from orchestrator.contracts.events import VerdictReached
 from orchestrator.contracts.states import FailureClass, RolloutState
@@ -20,13 +22,14 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool import leases
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.leases import Expired, Lease
-from orchestrator.roles import complete, reaper, rewarding
+from orchestrator.roles import complete, consume, reaper, rewarding
 from orchestrator.roles.context import Flow
 from orchestrator.roles.ingest import ingest_verdicts
 from orchestrator.roles.reward import reward_group
 from orchestrator.settings.timeouts import Timeouts, use
 from tests.integration.pool.rig import OWNER, ended, group_state, report, rollout_row, running, verify
 from tests.integration.roles.rig import Stage, playing, staged, until
+from tests.waiting import eventually, stays_true_for
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
@@ -200,6 +203,72 @@ async def judge(stage: Stage, held: list[Lease]) -> None:
             reward=float(n % 2),
         )
         await stage.send(subjects.results_verdict(stage.run.name), verdict)
+
+
+@pytest.mark.parametrize("most_held", [0, 1, 4])
+async def test_verdicts_of_other_groups_pass_one_whose_group_is_rewarded_slowly(
+    stage: Stage, slow: Slow, database_url: str, monkeypatch: pytest.MonkeyPatch, most_held: int
+) -> None:
+    monkeypatch.setattr(consume, "MOST_HELD", most_held)
+    first = await running(stage.flow.engine, stage.run, 2)
+    others = [await running(stage.flow.engine, stage.run, 2, f"t{n}") for n in range(3)]
+    slow.group_id = first[0].group_id
+    for lease in chain(first, *others):
+        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+    if not most_held:
+        slow.go.set()
+    async with impatiently(stage, database_url, ingest_verdicts):
+        await judge(stage, first)
+        await eventually(lambda: slow.times == 1)
+        for group in others:
+            await judge(stage, group)
+            await until(partial(is_group, stage, group[0].group_id, "ready"))
+        slow.go.set()
+        await until(partial(is_group, stage, slow.group_id, "ready"))
+        await stage.emptied("RESULTS")
+    assert slow.times == 1 and await stage.count("rewards") == 8
+    assert await stage.count("dead_letters") == 0
+
+
+@pytest.mark.parametrize("in_work", [True, False])
+async def test_a_verdict_that_waits_for_its_rewards_is_in_work_and_one_that_comes_again_waits_with_it(
+    stage: Stage, slow: Slow, database_url: str, monkeypatch: pytest.MonkeyPatch, in_work: bool
+) -> None:
+    consumer, came = subjects.consume_results_verdict, 0
+    monkeypatch.setattr(
+        subjects,
+        "consume_results_verdict",
+        lambda run: replace(consumer(run), max_deliver=2 if in_work else 1_000),
+    )
+    later = consume._Consuming._later
+
+    async def noted(*given: Any) -> None:
+        nonlocal came
+        came += 1
+        await later(*given)
+
+    async def nothing(delivery: Any) -> None:
+        """The bus does not learn that the message is in work."""
+
+    monkeypatch.setattr(consume._Consuming, "_later", noted)
+    if not in_work:
+        monkeypatch.setattr(NatsDelivery, "in_progress", nothing)
+    held = await running(stage.flow.engine, stage.run, 2)
+    slow.group_id = held[0].group_id
+    for lease in held:
+        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+    async with impatiently(stage, database_url, ingest_verdicts, bus_ack_wait_s=1.0):
+        await judge(stage, held)
+        await eventually(lambda: slow.times == 1)
+        if in_work:
+            await stays_true_for(4.0, lambda: came <= 1)
+        else:
+            await eventually(lambda: came >= 3)
+        slow.go.set()
+        await until(partial(is_group, stage, slow.group_id, "ready"))
+        await stage.emptied("RESULTS")
+    assert slow.times == 1 and await stage.count("dead_letters") == 0
+    assert await stage.count("rewards") == 2
 
 
 async def test_a_group_whose_rewards_never_come_is_dead_and_the_next_one_is_rewarded(

@@ -59,6 +59,27 @@ async def test_rewards_that_never_come_are_given_up_and_an_error_is_raised() -> 
         await held.rewards(2, "inputs", ends)
 
 
+async def test_groups_that_are_computed_at_once_have_the_time_of_one_after_the_other() -> None:
+    held, go = Rewarding(), threading.Event()
+
+    def slow() -> RewardedGroup:
+        assert go.wait(60)
+        return _rewards("in time")
+
+    with use(Timeouts(pool_idle_s=0.02, rewards_s=50.0)):
+        for group in range(3):
+            with pytest.raises(NotReady):
+                await held.rewards(group, "inputs", slow)
+        allowed = [found._ends - found._began for found in held._computations.values()]
+        assert allowed == pytest.approx([150.0] * 3)
+        go.set()
+        for group in range(3):
+            await held._computations[group].over()
+        assert await held.rewards(3, "inputs", lambda: _rewards("alone")) == _rewards("alone")
+        last = held._computations[3]
+    assert last._ends - last._began == pytest.approx(50.0)
+
+
 async def test_a_machine_without_a_thread_to_spare_delays_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise RuntimeError("can't start new thread")
