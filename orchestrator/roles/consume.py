@@ -115,10 +115,10 @@ class _Consuming:
     failing: Loop
     suspects: Suspects = field(default_factory=Suspects)
     turn: anyio.Lock = field(default_factory=anyio.Lock)
-    """Held by who processes: `handle`, `before` and `after` share what they note."""
+    """Taken to process messages: `handle`, `before` and `after` share their notes."""
     _holding: TaskGroup | None = None
     _held: dict[bytes, list[Delivery]] = field(default_factory=dict)
-    """The deliveries of each held message: it may be sent again meanwhile."""
+    """The deliveries of each held message: it may be sent again before it is settled."""
 
     async def holding(self) -> None:
         """Run the waits of held messages until cancelled."""

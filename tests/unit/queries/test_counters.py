@@ -55,7 +55,7 @@ def test_the_streams_of_refused_messages_are_those_of_the_bus() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["", "of_tomorrow", "x" * 100_000, "any.subject_refused"])
-async def test_a_name_that_is_no_counter_reaches_no_database(name: str) -> None:
+async def test_a_name_that_is_not_a_counter_reaches_no_database(name: str) -> None:
     no_connection = cast(Any, None)
     with pytest.raises(AssertionError, match="is not a counter"):
         await transitions.count(no_connection, 1, name)
