@@ -73,6 +73,7 @@ def verify(
         ),
     ],
     config: ConfigOption = HERE,
+    overrides: SetOption = None,
     dtype: Annotated[
         Literal["float64", "float32"], typer.Option(help="Data type of both computations.")
     ] = "float64",
@@ -88,7 +89,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Recompute a stored batch at the weights that it was trained from, merged and one row per sample: penstock trainer verify --batch 3"""
-    resolved = Home.at(config).connected()
+    resolved = Home.at(config, tuple(overrides or ())).connected()
     arguments = ["--run", resolved.run.name, "--batch", str(batch), "--dtype", dtype, "--groups", str(groups)]
     arguments += _budget(resolved)
     if (tolerance := resolved.given_tolerance) is not None:
@@ -111,13 +112,14 @@ def tree(
     batch: Annotated[int, typer.Option(min=0, help="Number of a closed or committed batch.")],
     svg: Annotated[Path, typer.Option(help="The file to write.", parser=path)],
     config: ConfigOption = HERE,
+    overrides: SetOption = None,
     train_step: Annotated[int, typer.Option(min=1, help="Which train step of the batch.")] = 1,
     groups: Annotated[
         int, typer.Option(min=0, help="Only the first groups of the train step, this many (0: all).")
     ] = 0,
 ) -> None:
     """Draw the merged prefix tree of a train step: penstock trainer tree --batch 3 --svg tree.svg"""
-    resolved = Home.at(config).connected()
+    resolved = Home.at(config, tuple(overrides or ())).connected()
     arguments = ["--run", resolved.run.name, "--batch", str(batch), "--svg", str(svg)]
     arguments += ["--train-step", str(train_step), "--groups", str(groups)]
     printed = torch_process(
