@@ -36,7 +36,6 @@ from orchestrator.contracts.vetting import Level, Vetting
 from orchestrator.pool import blobs
 from orchestrator.pool.policy_versions import check_pinned
 from orchestrator.pool.runs import StoredRun, find_run, intake_open, state_of, takes_steps
-from orchestrator.pool.sanitize import clean
 from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, reject
 from orchestrator.pool.transact import of_content, passing, sentence
 from orchestrator.pool.vettings import find_vetting, keep_vetting
@@ -278,8 +277,6 @@ class Intake:
                 "sampling is given: only eval and record groups have sampling parameters of their own"
             )
         sampling = checked(event.sampling or {})
-        if event.label is not None and len(event.label) > LONGEST_LABEL:
-            raise MessageError(f"label has {len(event.label)} characters, at most {LONGEST_LABEL} fit")
         return NewGroup(
             submission=submission,
             task_sha=bytes.fromhex(task.content_hash),
@@ -291,7 +288,7 @@ class Intake:
             scaffold=scaffold,
             size=size,
             seed=int.from_bytes(digest[:8], "big") >> 2,
-            label=clean(event.label) if event.label else None,
+            label=_label(event),
             pinned_version=event.version,
             sampling=sampling or None,
             pool=subjects.POOL_DEFAULT if purpose is Purpose.TRAIN else subjects.POOL_EVAL,
@@ -363,6 +360,16 @@ def check_stage(stages: StageSection, domain: str, difficulty: str) -> None:
     raise MessageError(
         f"difficulty {quoted(difficulty)} of domain {quoted(domain)} trains in no stage; known: {', '.join(known)}"
     )
+
+
+def _label(event: TaskSubmitted) -> str | None:
+    """The label of a submission. MessageError for one that is too long or that no text column holds."""
+    label = event.label or None
+    if label is not None and len(label) > LONGEST_LABEL:
+        raise MessageError(f"label has {len(label)} characters, at most {LONGEST_LABEL} fit")
+    if label is not None and "\0" in label:
+        raise MessageError(f"label {quoted(label)} holds a NUL character: take it out")
+    return label
 
 
 def _check_control(scaffold: str, purpose: Purpose, task: Task) -> None:

@@ -39,7 +39,7 @@ def toml(submission: str, settings: str) -> bytes:
 SENT: dict[str, tuple[bytes, str | None]] = {
     "nul": (message("nul", NUL), None),
     "nul-name": (toml("nul-name", '[metadata]\nname = "a\\u0000b"\ntags = ["\\u0000"]'), None),
-    "nul-label": (message("nul-label", label="a\0b"), None),
+    "nul-label": (message("nul-label", label="a\0b"), "label 'a\\x00b' holds a NUL character"),
     "own": (toml("own", '[metadata]\ndomain = "Life Sciences"\nwhen = 2024-01-01\nx = nan'), None),
     "nul-text": (message("nul-text", {**FILES, "instruction.md": "a\0b"}), "instruction.md holds a NUL character (byte 1)"),
     "nul-env": (toml("nul-env", '[verifier]\nenv = {A = "\\u0000"}'), "[verifier].env must be"),
@@ -100,6 +100,7 @@ async def test_every_message_is_answered_under_the_id_that_it_gives(stage: Stage
     kinds = (
         "nul-text",
         "nul-env",
+        "nul-label",
         "deep",
         "long",
         "large",
