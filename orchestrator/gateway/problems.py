@@ -15,6 +15,7 @@ class Problem(Exception):
         super().__init__(message)
         self.status, self.code, self.message, self.param = status, code, message, param
         self.ours = ours
+        self.streamed = False  # whether a request whose body was not read wants a stream
 
     @property
     def full_context(self) -> bool:
@@ -23,7 +24,12 @@ class Problem(Exception):
 
 
 class BodyTooLarge(Exception):
-    """A body is larger than the context can hold. The caller gets a `Problem` with the words of a full context."""
+    """A body is larger than the context can hold. The caller gets a `Problem` with the words of a full context. `streamed`: whether it requests a
+    stream; None: its body was not read."""
+
+    def __init__(self, streamed: bool | None = None) -> None:
+        super().__init__()
+        self.streamed = streamed
 
 
 def bad_request(message: str, param: str | None = None) -> Problem:

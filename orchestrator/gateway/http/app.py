@@ -41,6 +41,7 @@ from orchestrator.gateway.http.dialects.base import (
     Wanted,
 )
 from orchestrator.gateway.http.dialects.errors import error_for
+from orchestrator.gateway.http.dialects.responses import unread_events
 from orchestrator.gateway.http.stored import resolved, response_id
 from orchestrator.gateway.http.stored_routes import StoredRoutes
 from orchestrator.gateway.metrics import GatewayMetrics
@@ -55,6 +56,7 @@ from orchestrator.runtime.log import bind, get
 log = get(__name__)
 
 RESPONSES = "responses"  # the wire whose clients refer to responses that they were served
+EVENT_STREAM = "text/event-stream"
 RECEIVED = 2.0**28  # approximate bytes of bodies that the event loop receives per second
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -118,9 +120,10 @@ class SandboxRoutes:
             except RecursionError:
                 problem = bad_request("the body is nested too deeply")
             self._metrics.requests.labels(dialect.name, problem.code).inc()
-            streamed = incoming is not None and incoming.stream and not counting
-            if dialect.name == RESPONSES and incoming is not None and streamed and problem.full_context:
-                return _refused_stream(dialect.events(incoming), problem)
+            streamed = problem.streamed if incoming is None else incoming.stream
+            if dialect.name == RESPONSES and streamed and not counting and problem.full_context:
+                events = unread_events() if incoming is None else dialect.events(incoming)
+                return _refused_stream(events, problem)
             return problem_response(dialect.error(problem), problem)
 
         return handle
@@ -152,9 +155,11 @@ class SandboxRoutes:
                     if len(raw) > SMALL and not costly(raw):  # costly bodies are counted already
                         self._completions.budgets.charge(session, aside=counting)
                     raise
-        except BodyTooLarge:
+        except BodyTooLarge as large:
             self._completions.budgets.charge(session, aside=counting)
-            raise self._completions.budgets.too_long(session, counting, limit) from None
+            problem = self._completions.budgets.too_long(session, counting, limit)
+            problem.streamed = _accepts_stream(request) if large.streamed is None else large.streamed
+            raise problem from None
 
     async def _read_once(
         self,
@@ -233,9 +238,7 @@ class SandboxRoutes:
         call: CompletionCall,
     ) -> web.StreamResponse:
         events = dialect.events(incoming)
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        )
+        response = web.StreamResponse(headers={"Content-Type": EVENT_STREAM, "Cache-Control": "no-cache"})
         outcome = "disconnected"
         try:
             await response.prepare(request)
@@ -307,11 +310,16 @@ class SandboxRoutes:
         }
 
 
+def _accepts_stream(request: web.Request) -> bool:
+    """Whether the client expects a stream, as far as its headers show."""
+    return EVENT_STREAM in ",".join(request.headers.getall("Accept", []))
+
+
 def _refused_stream(events: Events, problem: Problem) -> web.Response:
     """A stream that ends with the refusal. OpenAI refuses a full context like this, and Codex recognizes it only there."""
     return web.Response(
         body=events.opening() + b"".join(events.failed(problem)),
-        content_type="text/event-stream",
+        content_type=EVENT_STREAM,
         headers={"Cache-Control": "no-cache"},
     )
 

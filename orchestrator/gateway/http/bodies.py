@@ -119,6 +119,7 @@ class _Read(msgspec.Struct, frozen=True):
     """The answer of the process."""
 
     incoming: Incoming | None = None
+    streamed: bool = False  # of a request with too many messages
     problem: tuple[int, str, str, str | None] | None = None
     wanted: tuple[tuple[str, ...], str] | None = None
 
@@ -146,7 +147,7 @@ async def read_apart(
         status, code, message, param = read.problem
         raise Problem(status, code, message, param=param)
     if read.incoming is None:
-        raise BodyTooLarge
+        raise BodyTooLarge(read.streamed)
     return read.incoming
 
 
@@ -158,7 +159,7 @@ def _answer(
         incoming = read(dialect, raw, headers, Known(past, stored))
         request = incoming.request
         if len(request.turns) > most or sum(map(_parts, request.tools)) > most:
-            return _Read()
+            return _Read(streamed=incoming.stream)
         msgspec.msgpack.encode(incoming)
         return _Read(incoming)
     except Wanted as lookup:

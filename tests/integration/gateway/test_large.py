@@ -16,10 +16,12 @@ from orchestrator.gateway.http.encodings import decoded
 from orchestrator.gateway_client import SessionBudget
 from tests.integration.gateway.rig import Rig
 from tests.integration.gateway.wires_rig import PATHS, ask, bodies, message_of
+from tests.unit.gateway.dialect_rig import decoded as decoded_events
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
 
+FULL = ["response.created", "response.in_progress", "error", "response.failed"]
 LONG_WORD = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && echo "  # one token
 
 
@@ -44,6 +46,46 @@ async def test_a_body_that_no_context_holds_is_refused_before_it_is_read(rig: Ri
     status, reply, _ = await ask(rig, session.path + path, bodies("oak")[path])
     assert status == 200, reply
     assert (await rig.seal(rollout)).exhausted is None
+
+
+async def too_long_to_read(rig: Rig, url: str, accept: str) -> tuple[int, bytes]:
+    """(status, body) of the refusal of a body that is too long, by its announced length."""
+    announced = {"Content-Length": str(20_000_000), "Content-Type": "application/json", "Accept": accept}
+
+    async def beginning() -> AsyncIterator[bytes]:
+        yield b"{"
+        await anyio.sleep_forever()
+
+    async with aiohttp.ClientSession() as http:
+        with anyio.fail_after(60):
+            async with http.post(rig.gateway.url + url, data=beginning(), headers=announced) as answer:
+                return answer.status, await answer.read()
+
+
+async def test_a_streamed_response_whose_body_fits_in_no_context_is_refused_inside_its_stream(
+    rig: Rig,
+) -> None:
+    _, session = await rig.open()
+    url = session.path + "/responses"
+    status, body = await too_long_to_read(rig, url, "text/event-stream")
+    many = {"model": "m", "input": [_user("x"), {"role": "assistant", "content": "y"}] * 12_000}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(rig.gateway.url + url, json={**many, "stream": True}) as answer,
+    ):
+        refusals = [(status, body), (answer.status, await answer.read())]
+    for status, body in refusals:
+        events = decoded_events([body])
+        assert status == 200
+        assert [kind for kind, _ in events] == FULL
+        assert events[-1][1]["response"]["error"]["code"] == "context_length_exceeded"
+        assert events[2][1]["message"].startswith("prompt is too long")
+    for path, request in ((url, many), (url + "/input_tokens", {**many, "stream": True})):
+        status, reply, _ = await ask(rig, path, request)
+        assert status == 400 and message_of("/responses", reply).startswith("prompt is too long")
+    for path in ("/chat/completions", "/messages", "/responses/input_tokens"):
+        status, body = await too_long_to_read(rig, session.path + path, "text/event-stream")
+        assert status == 400 and message_of(path, json.loads(body)).startswith("prompt is too long")
 
 
 async def test_a_body_without_a_length_is_refused_once_too_much_of_it_has_come(rig: Rig) -> None:

@@ -51,21 +51,14 @@ class ResponsesDialect:
             stop="stop",
             past=known.past or body.get("previous_response_id") is not None,
         )
-        echo = {
-            "model": model_of(body),
-            "id": f"resp_{secrets.token_hex(16)}",
-            "created": int(time.time()),
-            "names": names.wire,
-            "body": body,
-        }
-        return Incoming(request, bool(body.get("stream")), echo)
+        return Incoming(request, bool(body.get("stream")), _echo(body, names.wire))
 
     def reply(self, incoming: Incoming, reply: Reply) -> Any:
         echo = incoming.echo
         return finished_response(echo, reply, list(output_items(reply, echo["names"])))
 
     def events(self, incoming: Incoming) -> "ResponseEvents":
-        return ResponseEvents(incoming)
+        return ResponseEvents(incoming.echo)
 
     def counted(self, tokens: int) -> Any:
         return {"object": "response.input_tokens", "input_tokens": tokens}
@@ -74,11 +67,27 @@ class ResponsesDialect:
         return openai_error(problem)
 
 
+def unread_events() -> "ResponseEvents":
+    """The events of a request whose body was not read."""
+    return ResponseEvents(_echo({}, {}))
+
+
+def _echo(body: Mapping[str, Any], names: Mapping[str, WireName]) -> dict[str, Any]:
+    """Values that the reply repeats."""
+    return {
+        "model": model_of(body),
+        "id": f"resp_{secrets.token_hex(16)}",
+        "created": int(time.time()),
+        "names": names,
+        "body": body,
+    }
+
+
 class ResponseEvents:
     """The numbered events of one reply."""
 
-    def __init__(self, incoming: Incoming) -> None:
-        self._echo = incoming.echo
+    def __init__(self, echo: Mapping[str, Any]) -> None:
+        self._echo = echo
         self._number = 0
 
     def opening(self) -> bytes:
