@@ -347,7 +347,7 @@ def _way_out(damaged: PolicyVersion) -> str:
     """The remedy for a checkpoint that cannot be used. The trainer continues only from published weights."""
     if damaged.batch_no is None:
         return "restore it from a copy"
-    return f"restore it from a copy, or give its batch up: penstock rewind --to-batch {damaged.batch_no - 1}"
+    return f"restore it from a copy, or give its batch up: `penstock rewind -c RUN --to-batch {damaged.batch_no - 1}`"
 
 
 def new_version(saved: Checkpoint, *, parent: int | None) -> NewVersion:

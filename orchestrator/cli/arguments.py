@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from orchestrator.cli.combinations import without_effect
+from orchestrator.cli.hints import remember
 from orchestrator.cli.options import path
 from orchestrator.contracts.numbers import INT8, real, whole
 
@@ -125,6 +126,11 @@ class Command(TyperCommand):
         _check(self, ctx, args)
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """As Typer does; the hints of its sentences carry its `-c`."""
+        remember(ctx)
+        return super().invoke(ctx)
+
 
 def _check_before(group: TyperGroup, ctx: Any, words: list[str]) -> None:
     """Raise BadParameter for an option of the group before the name of one of its commands, which has options of its own."""
@@ -145,6 +151,11 @@ class CommandGroup(TyperGroup):
         _check(self, ctx, args)
         _check_before(self, ctx, args)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """As Typer does; the hints of its sentences carry its `-c`."""
+        remember(ctx)
+        return super().invoke(ctx)
 
 
 def checked(app: typer.Typer) -> None:

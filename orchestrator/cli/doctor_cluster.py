@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -9,6 +10,7 @@ import typer
 from rich.table import Table
 
 from orchestrator.cli import tables
+from orchestrator.cli.hints import carried
 from orchestrator.cli.options import HERE
 from orchestrator.deploy.embedded.doctor import DoctorCheck
 from orchestrator.deploy.home import Home
@@ -55,6 +57,7 @@ def probe(config: Path, read: str) -> None:
 
 def shown(found: list[DoctorCheck], as_json: bool) -> None:
     """Print each check with its finding and fix."""
+    found = [replace(check, fix=carried(check.fix or "")) for check in found]
     if as_json:
         rows = [{"name": c.name, "ok": c.ok, "detail": c.detail, "fix": c.fix} for c in found]
         typer.echo(json.dumps(rows, indent=2))

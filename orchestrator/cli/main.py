@@ -39,6 +39,7 @@ from orchestrator.cli import (
 from orchestrator.cli.arguments import checked
 from orchestrator.cli.driver_errors import as_sentences
 from orchestrator.cli.examples import attach
+from orchestrator.cli.hints import carried
 from orchestrator.cli.option_names import with_option
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.choices import LogLevel
@@ -119,7 +120,7 @@ def _sentence(error: BaseException) -> str:
 def _ended(error: BaseException) -> SystemExit:
     if isinstance(error, ReaderGone):
         return SystemExit(READER_GONE)
-    print(plain(f"penstock: {readable(_sentence(error))}"), file=sys.stderr)
+    print(plain(f"penstock: {carried(readable(_sentence(error)))}"), file=sys.stderr)
     return SystemExit(1)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import typer
 
+from orchestrator.cli.hints import carried
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.settings.config import (
@@ -82,4 +83,4 @@ def _value(sections: dict[str, Any], key: str) -> str:
 def print_notes(sentences: Sequence[str]) -> None:
     """Print on standard error, one line each."""
     for sentence in sentences:
-        typer.echo(plain(f"penstock: {sentence}"), err=True)
+        typer.echo(plain(f"penstock: {carried(sentence)}"), err=True)

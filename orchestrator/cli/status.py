@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from orchestrator.cli import tables
+from orchestrator.cli.hints import carried
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.errors import PenstockError
@@ -195,7 +196,7 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
     for stage in run.stages:
         if stage.open:
             stall_cause = run.stall_causes.get(stage.name)
-            reason = f"STUCK: {stall_cause.sentence}" if stall_cause is not None else stage.held
+            reason = f"STUCK: {stall_cause.sentence}" if stall_cause is not None else carried(stage.held)
             table.add_row(stage.name, str(stage.open), age(stage.oldest_s), stage.item, reason)
     if table.row_count:
         tables.print_table(table)
@@ -207,7 +208,7 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
     if run.no_signal:
         typer.echo(f"NO SIGNAL: {run.no_signal}")
     if run.without_verdict:
-        typer.echo(f"NO VERDICT: {run.without_verdict}")
+        typer.echo(f"NO VERDICT: {carried(run.without_verdict)}")
     for sentence in [*run.failed_batches, *run.servers]:
         typer.echo(plain(sentence))
     for drainable in run.drains:

@@ -44,7 +44,7 @@ def _cores(
     if section.provider == "local" or not limits_cores():
         yield (
             f"{tables.counted(len(asking), 'task')} with `cpus`, which does not hold on this machine: no control group limits the cores of its "
-            "sandboxes, so their programs have all of them (penstock doctor --sandbox)"
+            "sandboxes, so their programs have all of them (`penstock doctor --sandbox`)"
         )
 
 

@@ -13,6 +13,7 @@ import typer
 from orchestrator.cli import shell_completion, tables
 from orchestrator.cli.answers import Answers
 from orchestrator.cli.bar import busy, progress, publishing
+from orchestrator.cli.hints import carried
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
 from orchestrator.cli.reading import reading
 from orchestrator.cli.task_limits import counting
@@ -159,7 +160,7 @@ def publish(
         if domain is None and (domain_note := renamed(tasks)):
             typer.echo(plain(domain_note), err=True)
         for note in notes_of(tasks, own.sandbox):
-            typer.echo(plain(note), err=True)
+            typer.echo(plain(carried(note)), err=True)
     if not found.complete:
         raise typer.Exit(1)
 
@@ -236,7 +237,7 @@ def check(
             typer.echo(plain(f"    safe: {trap.safe}"))
     if not as_json:
         for note in filter(None, (renamed(tasks), *notes_of(tasks, section))):
-            typer.echo(plain(note), err=True)
+            typer.echo(plain(carried(note)), err=True)
     if problems:
         raise ValueError(together(problems, f"{tables.counted(len(tasks), 'other task')} well-formed"))
     if traps and strict:

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from orchestrator.cli import tables
+from orchestrator.cli.hints import carried
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption
 from orchestrator.cli.reading import Reader, reading
 from orchestrator.cli.terminal import plain, plain_json
@@ -51,7 +52,8 @@ async def _top(config: Config, live: bool, as_json: bool, once: bool) -> None:
         found = await read()
         if not (once or as_json):
             typer.echo(
-                "this is not a terminal: here is the state of this moment; `penstock tail` follows", err=True
+                carried("this is not a terminal: here is the state of this moment; `penstock tail` follows"),
+                err=True,
             )
         if as_json:
             typer.echo(plain_json(msgspec.json.encode(found, enc_hook=str).decode()))

@@ -116,7 +116,7 @@ def never_trains(scaffold: str) -> ConfigurationError:
     """The error for a share of a scaffold that only evaluations run."""
     return ConfigurationError(
         f"rollout.scaffolds: rollouts of {quoted(scaffold)} never train: remove its share, and run it with "
-        f"penstock eval --suite DIR --scaffold {scaffold}"
+        f"`penstock eval --suite DIR --scaffold {scaffold}`"
     )
 
 

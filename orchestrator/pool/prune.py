@@ -52,7 +52,8 @@ async def check_prunable(connection: AsyncConnection, run: StoredRun) -> None:
     """Raise ConfigurationError, one sentence, if the data may still be needed."""
     if run.state != RunState.ENDED:
         raise ConfigurationError(
-            f"run {quoted(run.name)} is {run.state}: only an ended run can be pruned; `penstock run end` ends it"
+            f"run {quoted(run.name)} is {run.state}: only an ended run can be pruned; `penstock run end -c DIRECTORY`, with the directory of that"
+            " run, ends it"
         )
     closed = await connection.scalar(
         select(func.min(batches.c.batch_no)).where(

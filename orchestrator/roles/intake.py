@@ -379,7 +379,8 @@ def _check_control(scaffold: str, purpose: Purpose, task: Task) -> None:
         return
     if purpose is not Purpose.EVAL:
         raise MessageError(
-            f"rollouts of the scaffold {scaffold} are only evaluated, never trained or recorded: run penstock eval --suite DIR --scaffold {scaffold}"
+            f"rollouts of the scaffold {scaffold} are only evaluated, never trained or recorded: "
+            f"run `penstock eval --suite DIR --scaffold {scaffold}`"
         )
     if scaffold == "oracle" and not task.is_solved:
         where = " for every step" if task.is_multi_step else ""

@@ -189,7 +189,7 @@ async def test_a_damaged_checkpoint_stops_the_trainer_with_the_file_and_the_way_
     whole = weights.read_bytes()
     for damage in (whole[:-1], whole[:-1] + b"\0"):
         weights.write_bytes(damage)
-        with pytest.raises(ConfigurationError, match=r"penstock rewind --to-batch 0$") as stopped:
+        with pytest.raises(ConfigurationError, match=r"`penstock rewind -c RUN --to-batch 0`$") as stopped:
             await pool.trainer(run)
         assert str(stopped.value).startswith(f"corrupt checkpoint: {weights}")
     shutil.rmtree(weights.parent)

@@ -108,7 +108,7 @@ def judged(name: str, info: dict[str, Any], replicas: int) -> DoctorCheck:
     title = f"NATS stream {name}"
     if "error" in info:
         absent = info["error"].get("code") == 404
-        fix = "penstock reconcile makes it" if absent else "its reason is NATS's own: see its log"
+        fix = "`penstock reconcile` makes it" if absent else "its reason is NATS's own: see its log"
         return DoctorCheck(name=title, ok=False, detail=info["error"].get("description", "unknown"), fix=fix)
     stored_replicas, cluster = info["config"]["num_replicas"], info.get("cluster") or {}
     detail = f"{stored_replicas} {'replica' if stored_replicas == 1 else 'replicas'}"

@@ -107,7 +107,7 @@ async def checks(provider: Provider, targets: list[Target]) -> list[DoctorCheck]
                 name=title,
                 ok=False,
                 detail=f"it cannot be looked from there: {error}",
-                fix="penstock doctor --sandbox",
+                fix="`penstock doctor --sandbox`",
             )
         ]
     return [_judged(title, target, places[target], outcomes) for target in unique]
