@@ -126,10 +126,10 @@ class Statuses:
         if child.parent is None or child.parent.type != "program":
             return False
         ends = any(_is_exit(n) for n in _all_unconditional(bad))
-        stops = not good and not bad and holds and self._stops_at_failure(node)
-        return (ends or stops) and self._pays_after(child)
+        stops = not good and not bad and holds and self.stops_at_failure(node)
+        return (ends or stops) and self.pays_after(child)
 
-    def _stops_at_failure(self, node: Node) -> bool:
+    def stops_at_failure(self, node: Node) -> bool:
         """Whether `set -e` holds here."""
         sets = [
             (n, words(n))
@@ -143,7 +143,7 @@ class Statuses:
                 found = found and not re.fullmatch(r"\+\w*e\w*", word)
         return found or re.match(r"#!.*\s-\w*e", source_of(self._root)) is not None
 
-    def _pays_after(self, statement: Node) -> bool:
+    def pays_after(self, statement: Node) -> bool:
         """Whether the script pays behind a statement, without another condition."""
         after = next_of(statement)
         while after is not None:

@@ -1,4 +1,7 @@
-"""Exit statuses that a script uses and that are always 0: those of `tee`, `tail` or `cat` at the end of a pipeline, and of `local x=$(…)`."""
+"""Exit statuses that a script uses and that are always 0: those of `tee`, `tail` or `cat` at the end of a pipeline, and of `local x=$(…)`.
+
+`set -e` uses the status of every statement.
+"""
 
 import re
 from itertools import takewhile
@@ -7,8 +10,8 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import AgentText
-from orchestrator.tasks.traps.commands import INTERPRETERS, TOOLS
-from orchestrator.tasks.traps.exit_status import next_of, statement_of
+from orchestrator.tasks.traps.commands import INTERPRETERS, SHELLS, TOOLS
+from orchestrator.tasks.traps.exit_status import Statuses, next_of, statement_of
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.somewhere import GREPS, is_negated, is_wanted
 from orchestrator.tasks.traps.tree import above, every, is_safe, listed, options, plain, source_of
@@ -20,6 +23,9 @@ _LOG: Final = re.compile(r"/dev/(?:null|stdout|stderr)|.*\.log")
 _USES: Final = re.compile(
     r"(?:\[\[?|\(\(|\btest)\s[^;\n]*\$\{?\?|\(\(\s*!?\s*\$\{?\?|\b(?:exit|return)\s+[\"']?\$\{?\?"
 )
+_PREPARES: Final = listed("install venv ensurepip pip init add sync ci build fetch restore")
+"""Words of commands that prepare the tests and decide nothing."""
+_TESTS: Final = frozenset({"if_statement", "case_statement", "test_command", "while_statement"})
 _KEEPS: Final = re.compile(r"\s*(?:local\s+|declare\s+)?(\w+)=[\"']?\$\{?\?")
 
 
@@ -27,8 +33,8 @@ class LostStatus:
     """The pipelines and declarations of one script."""
 
     def __init__(self, root: Node, text: AgentText) -> None:
-        self._text = text
-        nodes = [*every(root)]
+        self._text, self._statuses = text, Statuses(root, text)
+        nodes = self._nodes = [*every(root)]
         sets = [source_of(n) for n in nodes if n.type == "command" and re.match(r"set|shopt", source_of(n))]
         shebang = source_of(root).partition("\n")[0] if source_of(root).startswith("#!") else ""
         self._kept = any("pipefail" in one for one in [*sets, shebang]) or "PIPESTATUS" in source_of(root)
@@ -44,10 +50,36 @@ class LostStatus:
             return False
         if node.type == "declaration_command":
             return self._keeps_output(node) and self._is_used(node)
-        if node.type != "pipeline" or self._kept or len(node.named_children) < 2:
+        if node.type != "pipeline" or len(node.named_children) < 2:
             return False
-        *before, last = node.named_children
-        return self._is_always_0(last) and any(map(self._compares, before)) and self._is_used(node)
+        if not self._loses(node) or not any(map(self._compares, node.named_children[:-1])):
+            return False
+        return self._is_used(node) or self._is_all_that_ends(node)
+
+    def _loses(self, pipeline: Node) -> bool:
+        return not self._kept and self._is_always_0(pipeline.named_children[-1])
+
+    def _is_all_that_ends(self, pipeline: Node) -> bool:
+        """`set -e; check.py | tee log; echo 1 > reward.txt`: nothing else of the script may end it where the answer is wrong."""
+        statement = statement_of(pipeline)
+        if statement.parent is None or statement.parent.type != "program":
+            return False
+        if not (self._statuses.stops_at_failure(pipeline) and self._statuses.pays_after(statement)):
+            return False
+        if any(n.type in _TESTS and n.start_byte > pipeline.end_byte for n in self._nodes):
+            return False
+        if any(self._text.names_in(test) for test, _ in self._text.conditions):
+            return False
+        return not any(n.type == "command" and self._may_end(n) for n in self._nodes)
+
+    def _may_end(self, command: Node) -> bool:
+        """Whether a command may be a check whose status counts."""
+        if any(a.type == "pipeline" and self._loses(a) for a in above(command)):
+            return False
+        found = words(command)
+        prepares = any(plain(word) in _PREPARES for word in found[1:4])
+        fed = len(found) == 1 and self._text.name(found[0]) in SHELLS  # curl … | sh
+        return self._compares(command) and not (prepares or fed)
 
     def _is_always_0(self, last: Node) -> bool:
         """Whether the last part of a pipeline only prints what it reads, and keeps none of it as data."""
