@@ -28,7 +28,7 @@ _TURNED: Final = re.compile(
 )
 _PAYS: Final = re.compile(r"1(?:\.0+)?(?:\\n)?|.*reward[\"\\]*\s*:\s*1(?:\.0+)?\s*}.*")
 _ERREXIT: Final = re.compile(r"-\w*e\w*|errexit")
-_COMPARES: Final = listed(
+COMPARES: Final = listed(
     "cmp diff comm grep egrep fgrep zgrep rg awk gawk mawk nawk jq sed expr join sdiff diff3 xmllint"
     " md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum rhash"
 )
@@ -49,7 +49,7 @@ class Statuses:
             return True
         if self._compares_work:
             return False
-        return any(self._succeeds(*found) for found in self._tests(node)) or self._is_turned(node)
+        return any(self.succeeds(*found) for found in self._tests(node)) or self._is_turned(node)
 
     @cached_property
     def _compares_work(self) -> bool:
@@ -66,7 +66,7 @@ class Statuses:
         name, files = self._text.name(found[0]), operands(found[1:])
         if name in self._text.functions:
             return False  # its body is read where it stands
-        if name in _COMPARES:
+        if name in COMPARES:
             return self._text.stdin(node) is not None or any(
                 self._text.unsafe(f) or self._text.carries(f) for f in files
             )
@@ -95,7 +95,7 @@ class Statuses:
             and _KEPT.fullmatch(source_of(node.named_children[1]))
         }
 
-    def _succeeds(self, node: Node, holds: bool) -> bool:
+    def succeeds(self, node: Node, holds: bool) -> bool:
         """Whether the tests succeed if a condition is as after success, and fail else. `holds`: the condition after success."""
         good: list[Node] = []
         bad: list[Node] = []

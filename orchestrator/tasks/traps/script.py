@@ -11,6 +11,7 @@ from orchestrator.tasks.traps.agent_text import POSITIONAL, AgentText
 from orchestrator.tasks.traps.command_rules import Commands
 from orchestrator.tasks.traps.comparisons import in_case, in_old_test, in_test
 from orchestrator.tasks.traps.draws import draws_in_shell
+from orchestrator.tasks.traps.elapsed import NOTE, Elapsed
 from orchestrator.tasks.traps.exit_status import Statuses
 from orchestrator.tasks.traps.fixed_text import NO_VARIABLES
 from orchestrator.tasks.traps.integer_tests import IntegerTests
@@ -63,7 +64,7 @@ class Reading:
         self._without_number = {
             n.id for n, source in self._text.conditions if integers_of.pass_without_number(n, source)
         }
-        self._lost = LostStatus(self._root, self._text)
+        self._lost, self._elapsed = LostStatus(self._root, self._text), Elapsed(self._root, self._text)
         self._silence = Silence(self._root, self._text)
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
         self._rules: Mapping[str, Callable[[Node], Iterator[Rule]]] = {
@@ -98,6 +99,8 @@ class Reading:
             if node.type == "ERROR" or node.is_missing:
                 rules.append(Rule.UNREADABLE)
             found |= {(line, rule): "" for rule in rules}
+            if self._elapsed.decides(node):
+                found[(line, Rule.STATUS)] = NOTE
             if node.type == "command" and not self._text.wrapped(node):
                 found |= self._inside(node)
         return found

@@ -182,6 +182,15 @@ SHELL = [
     ('diff <(head -n "$(wc -l < out)" /tests/want) out && ok=1', Rule.EMPTY, "diff <(head -n 3 /tests/want) <(head -n 3 out) && ok=1"),
     ("n=$(wc -l < out); head -n $n /tests/want | cmp -s - out && ok=1", Rule.EMPTY,
      'n=$(wc -l < out); [ "$n" -eq 3 ] || exit 1; head -n $n /tests/want | cmp -s - out && ok=1'),
+    # The clock alone decides.
+    (f"SECONDS=0\n{UNTRUSTED}./p > /tmp/o\nif [ $SECONDS -lt 5 ]; then echo 1 > {REWARD}; fi", Rule.STATUS,
+     f"SECONDS=0\n{UNTRUSTED}./p > /tmp/o\nif [ $SECONDS -lt 5 ] && cmp -s /tmp/o /tests/want; then echo 1 > {REWARD}; fi"),
+    (f"a=$(date +%s)\n{UNTRUSTED}./p\nb=$(date +%s)\nd=$((b - a))\n[ $d -gt 5 ] && exit 1\necho 1 > {REWARD}", Rule.STATUS,
+     f"a=$(date +%s)\n{UNTRUSTED}./p > /tmp/o\nb=$(date +%s)\nd=$((b - a))\n[ $d -gt 5 ] && exit 1\ndiff /tmp/o /tests/w && echo 1 > {REWARD}"),
+    (f'a=$(date +%s.%N)\n{UNTRUSTED}./p\nd=$(echo "$(date +%s.%N) - $a" | bc)\n(( $(echo "$d < 5" | bc) )) && ok=1', Rule.STATUS,
+     f'a=$(date +%s.%N)\nr=$({UNTRUSTED}./p)\nd=$(echo "$(date +%s.%N) - $a" | bc)\n[ "$r" = 42 ] && (( $(echo "$d < 5" | bc) )) && ok=1'),
+    (f"SECONDS=0\n{UNTRUSTED}./p\nif (( SECONDS < 5 )); then ok=1; fi", Rule.STATUS,
+     f"until (( SECONDS > 9 )); do sleep 1; done; python3 -I /tests/ask.py && [ $SECONDS -lt 20 ] && ok=1; {UNTRUSTED}./p"),
     # The status of the comparison is lost.
     (f"python3 -I /tests/check.py 2>&1 | tee /tmp/l && echo 1 > {REWARD}", Rule.LOST_STATUS,
      f"set -o pipefail; python3 -I /tests/check.py 2>&1 | tee /tmp/l && echo 1 > {REWARD}"),
