@@ -7,11 +7,8 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import AgentText
-from orchestrator.tasks.traps.commands import DATA, NAMED
-from orchestrator.tasks.traps.exit_status import COMPARES, Statuses
-from orchestrator.tasks.traps.launch import LAUNCHERS, words
-from orchestrator.tasks.traps.somewhere import AWKS
-from orchestrator.tasks.traps.tree import every, operands, source_of
+from orchestrator.tasks.traps.exit_status import Statuses, may_look
+from orchestrator.tasks.traps.tree import every, source_of
 
 NOTE: Final = "only the time that the agent's program takes decides: one that does nothing is fast enough"
 _CLOCK: Final = re.compile(r"\b(?:SECONDS|EPOCHSECONDS|EPOCHREALTIME)\b|\bdate\s+(?:-u\s+)?[\"']?\+[\"']?%s")
@@ -35,7 +32,9 @@ class Elapsed:
         tests = self._text.conditions
         if not any(n.type == "command" and self._text.wrapped(n) for n in self._nodes):
             return False
-        if not all(self._is_clock(test) for test, _ in tests) or any(map(self._may_look, self._nodes)):
+        if not all(self._is_clock(test) for test, _ in tests):
+            return False
+        if any(may_look(node, self._text) for node in self._nodes):
             return False
         return bool(tests)
 
@@ -61,22 +60,6 @@ class Elapsed:
                 if name == "SECONDS" or all(_mentions(one, found) for one in given)
             ]
         return found
-
-    def _may_look(self, node: Node) -> bool:
-        """Whether a command may compare what the agent wrote or printed."""
-        if node.type == "case_statement":
-            return True
-        found = words(node) if node.type == "command" and not self._text.wrapped(node) else []
-        if not found:
-            return False
-        name = self._text.name(found[0])
-        if name in self._text.functions or name == "bc":
-            return False  # a function is read where it stands
-        if name in AWKS:
-            return len(operands(found[1:])) > 1 or self._text.stdin(node) is not None
-        return (
-            name in COMPARES or name not in DATA | NAMED | LAUNCHERS.keys() or name in ("source", ".", "eval")
-        )
 
 
 def _mentions(source: str, times: list[str]) -> bool:

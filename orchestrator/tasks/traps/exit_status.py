@@ -12,7 +12,7 @@ from orchestrator.tasks.traps.commands import DATA, NAMED
 from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.launch import LAUNCHERS, words
 from orchestrator.tasks.traps.paid_text import is_reward
-from orchestrator.tasks.traps.somewhere import decides
+from orchestrator.tasks.traps.somewhere import AWKS, decides
 from orchestrator.tasks.traps.tree import above, every, listed, operands, plain, source_of
 
 _CONDITIONS: Final = frozenset(
@@ -28,7 +28,7 @@ _TURNED: Final = re.compile(
 )
 _PAYS: Final = re.compile(r"1(?:\.0+)?(?:\\n)?|.*reward[\"\\]*\s*:\s*1(?:\.0+)?\s*}.*")
 _ERREXIT: Final = re.compile(r"-\w*e\w*|errexit")
-COMPARES: Final = listed(
+_COMPARES: Final = listed(
     "cmp diff comm grep egrep fgrep zgrep rg awk gawk mawk nawk jq sed expr join sdiff diff3 xmllint"
     " md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum rhash"
 )
@@ -66,7 +66,7 @@ class Statuses:
         name, files = self._text.name(found[0]), operands(found[1:])
         if name in self._text.functions:
             return False  # its body is read where it stands
-        if name in COMPARES:
+        if name in _COMPARES:
             return self._text.stdin(node) is not None or any(
                 self._text.unsafe(f) or self._text.carries(f) for f in files
             )
@@ -185,6 +185,19 @@ class Statuses:
                     return True
             after = next_of(after)
         return False
+
+
+def may_look(node: Node, text: AgentText) -> bool:
+    """Whether a command may compare what the agent wrote or printed, whatever it reads; `bc` and an awk without files calculate."""
+    if node.type == "case_statement":
+        return True
+    found = words(node) if node.type == "command" and not text.wrapped(node) else []
+    name = text.name(found[0]) if found else "bc"
+    if name in text.functions or name == "bc":
+        return False  # the body of a function is read where it stands
+    if name in AWKS:
+        return len(operands(found[1:])) > 1 or text.stdin(node) is not None
+    return name in _COMPARES | _READS_SCRIPTS or name not in DATA | NAMED | LAUNCHERS.keys()
 
 
 def _by_itself(node: Node) -> bool:

@@ -8,7 +8,9 @@ from typing import Final
 
 from tree_sitter import Node
 
-from orchestrator.tasks.traps.agent_text import AgentText
+from orchestrator.tasks.traps.agent_text import MOVES, AgentText
+from orchestrator.tasks.traps.commands import DATA
+from orchestrator.tasks.traps.exit_status import may_look
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.paid_text import JUDGES
 from orchestrator.tasks.traps.somewhere import is_wanted
@@ -25,9 +27,9 @@ class Sides:
     """The sides of the comparisons of one script."""
 
     def __init__(self, root: Node, text: AgentText) -> None:
-        self._text = text
+        self._text, self._nodes = text, [*every(root)]
         self._values: dict[str, list[Node]] = {}
-        for node in every(root):
+        for node in self._nodes:
             if node.type == "variable_assignment" and len(node.named_children) > 1:
                 self._values.setdefault(source_of(node.named_children[0]), []).append(node.named_children[1])
 
@@ -51,6 +53,50 @@ class Sides:
             for test, source in self._text.conditions
             if self._text.names_in(test)
         )
+
+    def are_output_files(self, node: Node) -> bool:
+        """Whether `cmp` or `diff` compares two files that hold outputs of the agent's programs alone, and nothing else of the script looks at
+        either."""
+        if not self._compares_outputs(node) or not is_wanted(node):
+            return False
+        others = (n for n in self._nodes if n.type in ("command", "case_statement"))
+        return not any(may_look(n, self._text) and not self._compares_outputs(n) for n in others) and all(
+            _NOT_EMPTY.match(source) is not None
+            for test, source in self._text.conditions
+            if self._text.names_in(test)
+        )
+
+    def _compares_outputs(self, node: Node) -> bool:
+        found = words(node) if node.type == "command" and not self._text.wrapped(node) else []
+        if not found or self._text.name(found[0]) not in ("cmp", "diff"):
+            return False
+        files = [self._text.text(file) for file in operands(found[1:])]
+        return len(set(files)) == 2 and all(file in self._outputs for file in files)
+
+    @cached_property
+    def _outputs(self) -> frozenset[str]:
+        """The files into which the script writes, and of it only programs of the agent's: `… ./prog > /tmp/a`, `cp out /tmp/a`."""
+        written: dict[str, list[bool]] = {}
+        for node in self._nodes:
+            if node.type == "redirected_statement":
+                of_agent = self._is_of_agent(node)
+                for child in node.named_children:
+                    if child.type == "file_redirect" and ">" in source_of(child) and child.named_children:
+                        written.setdefault(self._text.text(child.named_children[-1]), []).append(of_agent)
+            elif node.type == "command" and (found := words(node)):
+                name, files = self._text.name(found[0]), operands(found[1:])
+                if name in MOVES and len(files) == 2:
+                    written.setdefault(self._text.text(files[1]), []).append(self._is_own(files[0]))
+                elif name not in ("cmp", "diff"):  # it may write to a file that it names
+                    for file in files:
+                        if not self._text.wrapped(node) and name not in DATA:
+                            written.setdefault(self._text.text(file), []).append(False)
+        return frozenset(path for path, by_agent in written.items() if all(by_agent))
+
+    def _is_of_agent(self, statement: Node) -> bool:
+        commands = [n for n in every(statement) if n.type == "command"]
+        own = all(self._text.wrapped(n) or source_of(n).startswith("cd ") for n in commands)
+        return own and any(map(self._text.wrapped, commands)) and "/tests/" not in source_of(statement)
 
     def _has_outputs(self, node: Node) -> bool:
         return any(

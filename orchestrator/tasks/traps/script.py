@@ -173,6 +173,8 @@ class Reading:
             yield from in_old_test(node, words[1:], self._text)
         rules = [*self._commands.rules(node)]
         yield from rules
+        if self._sides.are_output_files(node):
+            yield Rule.BOTH_SIDES
         found = launched(node)
         if found and self._silence.passes(node, self._text.name(found[0]), found[1:]):
             yield Rule.EMPTY

@@ -63,6 +63,13 @@ SHELL = [
      f'a=$({UNTRUSTED}./p); b=$({UNTRUSTED}./p); [ "$a" = "$b" ] || exit 1; [ "$a" = 42 ] && ok=1'),
     ('[ "$(cat out)" = "$(cat want)" ] && ok=1', Rule.BOTH_SIDES, 'cp /tests/want want; [ "$(cat out)" = "$(cat want)" ] && ok=1'),
     (f'[ "$({UNTRUSTED}./p)" = "$(cat w)" ] && ok=1', Rule.BOTH_SIDES, f'[ "$({UNTRUSTED}./pack < w | {UNTRUSTED}./unpack)" = "$(cat w)" ] && ok=1'),
+    # Two outputs of the agent's program, in files that the script makes.
+    (f"{UNTRUSTED}./p 1 > /tmp/a; {UNTRUSTED}./p 2 > /tmp/b; cmp -s /tmp/a /tmp/b && ok=1", Rule.BOTH_SIDES,
+     f"{UNTRUSTED}./p 1 > /tmp/a; {UNTRUSTED}./p 2 > /tmp/b; cmp -s /tmp/a /tmp/b && cmp -s /tmp/a /tests/want && ok=1"),
+    (f"cd /app && {UNTRUSTED}./p > /tmp/a; cp out /tmp/b; if [ -s /tmp/a ] && diff -q /tmp/a /tmp/b; then ok=1; fi", Rule.BOTH_SIDES,
+     f"cd /app && {UNTRUSTED}./p > /tmp/a; python3 -I /tests/ref.py > /tmp/b; if diff -q /tmp/a /tmp/b; then ok=1; fi"),
+    (f"d=$(mktemp -d); {UNTRUSTED}./p > $d/a; {UNTRUSTED}./q > $d/b; diff $d/a $d/b || exit 1; ok=1", Rule.BOTH_SIDES,
+     f"d=$(mktemp -d); seq 9 > $d/a; {UNTRUSTED}./pack < $d/a > $d/p; {UNTRUSTED}./unpack < $d/p > $d/b; cmp $d/a $d/b || exit 1; ok=1"),
     # The agent sets the times of its files.
     ('[ "$(stat -c %Y out)" -gt 5 ] && ok=1', Rule.TIMES, '[ "$(stat -c %a out)" = 644 ] && [ "$(stat -c %s out)" -gt 5 ] && ok=1'),
     ("[ $(date -r out +%s) -gt 5 ] && ok=1", Rule.TIMES, "[ $(date +%s) -gt 5 ] && ok=1"),
