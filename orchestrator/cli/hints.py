@@ -13,7 +13,7 @@ from orchestrator.runtime.run_option import FILE, run_option
 _HINT: Final = re.compile(r"`penstock (?P<words>[^`\n]+)`")
 _OPTION: Final = re.compile(r" (?:-c|--config)[ =]\S+")
 _PLACE: Final = " -c RUN"
-"""What stands for the option where the run is not known."""
+"""The text in place of the option in rooms that do not know the run."""
 _running: list[Any] = []
 """The context of the command that runs now, if any did."""
 
