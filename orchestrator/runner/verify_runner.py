@@ -13,11 +13,13 @@ file, a script ended by a signal, a time-out, a reached limit or a failing sandb
 retried with the same draws, and is not a reward of 0, with two exceptions. If a program of the agent's used up the limit, that is an answer
 (`runner.judging`). In the last try (`roles.ingest`), reward 0 is given if programs of the agent's ran, or if the same tests reach a verdict on
 the pristine environment: then the agent's files made the tests or their sandbox hang or break. While the sandboxes' disk is full, no verification
-starts that could fail (runner.assignments).
+starts that could fail (runner.assignments). Programs of the agent's that ran do not count where a signal or a limit ends the script over the pristine
+environment, too: then the verifier dies by itself.
 """
 
 import time
 from dataclasses import replace
+from typing import Final
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -36,7 +38,7 @@ from orchestrator.pool.sanitize import clean
 from orchestrator.pool.settled import MessageKey, MessageKind
 from orchestrator.pool.transact import transact
 from orchestrator.runner.assignments import Assignments
-from orchestrator.runner.grade import MAX_TESTS, GradedWork, why_failed
+from orchestrator.runner.grade import MAX_TESTS, Grade, GradedWork, why_failed
 from orchestrator.runner.judging import seed
 from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runner.outcome import OURS, leaves, root_cause
@@ -58,6 +60,7 @@ from sandboxes.base import (
 from sandboxes.owner import WorkKind
 
 log = get(__name__)
+_DIED: Final = (NoVerdict.SIGNAL, NoVerdict.LIMIT)
 
 
 async def serve_verifications(settings: WorkerSettings) -> None:
@@ -144,8 +147,8 @@ class VerifyRunner:
                 continue
             found = await self._graded_step(verdict, step, *left)
             graded.append((step, found))
-            if found.reward is None:
-                return self._of_steps(graded)
+            if found.reward is None:  # programs of other steps ran in other sandboxes
+                return _with(self._of_steps(graded), programs=found.programs)
             numbers.append(dict(found.components or {REWARD: found.reward}))
             if missed(step, numbers[-1]):
                 break
@@ -209,6 +212,8 @@ class VerifyRunner:
                 return _with(verdict, reason=why(_unless_platforms(again)), left=True)
         verdict = _with(verdict, exit_code=found.exit_code, log=found.log, programs=found.programs)
         if found.reward is None:
+            if found.programs and found.cause in _DIED and await self._die_alike(step, work, drawn):
+                return _with(verdict, reason=found.reason, programs=0)  # they are not why
             left = not found.programs and await self._is_why(step, work, drawn)
             return _with(verdict, reason=found.reason, left=left)
         return _with(
@@ -225,17 +230,27 @@ class VerifyRunner:
         """Whether the tests reach a verdict without answer and artifacts: then the agent's work is why they reached none."""
         if not (work.answer or work.artifacts):
             return False
+        found = await self._over_nothing(step, work, drawn)
+        return found is not None and found.reward is not None
+
+    async def _die_alike(self, step: TaskStep, work: GradedWork, drawn: int) -> bool:
+        """Whether the script is ended without answer and artifacts, too: then the agent's programs are not why. A script that only writes no reward
+        over nothing says nothing about them."""
+        found = await self._over_nothing(step, work, drawn)
+        return found is not None and found.cause in _DIED
+
+    async def _over_nothing(self, step: TaskStep, work: GradedWork, drawn: int) -> Grade | None:
+        """The result of the tests without answer and artifacts; None if they cannot run."""
         nothing = replace(work, answer="", artifacts=())
         try:
-            found = await grade_step(self._worker, step, nothing, drawn, "the tests over nothing")
+            return await grade_step(self._worker, step, nothing, drawn, "the tests over nothing")
         except Exception as error:  # noqa: BLE001 - then nothing is known about the agent's work
             for leaf in leaves(error):
                 if isinstance(leaf, (SandboxFull, ServiceError)):
                     raise leaf from None
             _log_unforeseen(root_cause(error))
             log.info("verdict.control_failed", error=str(error))
-            return False
-        return found.reward is not None
+            return None
 
 
 def _unless_platforms(error: Exception) -> Exception:

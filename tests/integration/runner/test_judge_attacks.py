@@ -100,6 +100,25 @@ async def test_a_program_that_makes_its_judge_fail_at_every_try_scores_0_and_sta
         assert verdict.log.startswith("reward 0: programs under test ran, and 3 verifications failed")
 
 
+async def test_a_judge_that_dies_at_every_try_whatever_it_judges_is_named_and_gives_no_reward(
+    database_url: str, nats_server: EmbeddedNats, directory: Path, model: Path
+) -> None:
+    dies = 'python3 -I "$PENSTOCK_UNTRUSTED" 5 python3 total.py\nmkdir -p /logs/verifier\n{}kill -9 $$\n'
+    async with open_rig(database_url, nats_server.url, directory, model, slots=2, lease_ttl_s=15.0) as rig:
+        rig.start_runner()
+        rig.start_verifier()
+        always = await rig.submit(task(HONEST, dies.format("")))
+        over_work = await rig.submit(
+            task(HONEST, dies.format("[ -f data ] || { echo 0 > /logs/verifier/reward.txt; exit; }\n"))
+        )
+        row = await rig.state(always, "verified", "lost")
+        assert (row.state, row.failure_class) == ("lost", "verifier_failure")
+        assert row.reason == "3 verifications failed; the last one: tests/test.sh was ended by signal 9"
+        assert not await rig.rows("SELECT 1 FROM verdicts WHERE rollout_id = :id", id=always)
+        row = await rig.state(over_work, "verified", "lost")
+        assert (row.state, await rig.verdict(over_work)) == ("verified", 0.0), "the work may be why"
+
+
 READS = """
 mkdir -p /logs/verifier
 if [ -f data ]; then cat data | python3 -I -c 'import json, sys; print(int(json.load(sys.stdin) == 7))' > /logs/verifier/reward.txt
