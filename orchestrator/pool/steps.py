@@ -26,6 +26,9 @@ from orchestrator.pool.tables import messages, prompts, sampling, step_marks, st
 from orchestrator.rewards.actions import ToolResult
 from orchestrator.trajectory.branch import Branch
 
+SHOWN_TOOLS = "tools"
+"""The role under which the messages of a new rendering begin with the tools that its prompt shows."""
+
 
 def canonical(params: dict[str, Any]) -> bytes:
     """Canonical JSON of sampling parameters: the bytes that row_sha covers."""
@@ -177,7 +180,7 @@ def _branches(rows: Sequence[Row[Any]], routed: Mapping[StepKey, RecordedRoutes]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReading:
     """The data of a step for rewards: everything but its tokens. `versions`: the policy versions that generated it; `tools`: in call order;
-    `unrecorded`: the attempt made more tool calls than are recorded, and this step may lack some."""
+    `unrecorded`: the attempt made more tool calls than are recorded, and this step may lack some. `shows_tools`: False if its prompt shows none."""
 
     idx: int
     parse: ParseStatus
@@ -187,6 +190,7 @@ class StepReading:
     agent: str = "main"
     tools: tuple[ToolResult, ...] = ()
     unrecorded: bool = False
+    shows_tools: bool = True
 
 
 async def readings(
@@ -206,15 +210,22 @@ async def readings(
             steps.c.parse,
             steps.c.spans,
             steps.c.agent,
+            steps.c.kind,
+            steps.c.parent_idx,
             messages.c.reply,
+            (messages.c.appended[0]["role"].astext != SHOWN_TOOLS).label("without_tools"),
         )
         .join(messages, _READING, isouter=True)
         .where(steps.c.run_id == run_id, tuple_(steps.c.rollout_id, steps.c.attempt).in_(attempts_of))
         .order_by(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
     )
     result: dict[int, list[StepReading]] = {}
+    shows: dict[StepKey, bool] = {}
     for row in rows:
         key = (row.rollout_id, row.attempt, row.idx)
+        parent = (row.rollout_id, row.attempt, row.parent_idx)
+        # A step that continues has its parent's tools; of a very large request nothing is recorded.
+        shows[key] = shows.get(parent, True) if row.kind == StepKind.CONTINUES else not row.without_tools
         versions = frozenset(row.spans[::3])
         result.setdefault(row.rollout_id, []).append(
             StepReading(
@@ -226,6 +237,7 @@ async def readings(
                 agent=row.agent,
                 tools=tuple(tools.get(key, ())),
                 unrecorded=row.idx >= recorded.get(key[:2], row.idx + 1),
+                shows_tools=shows[key],
             )
         )
     return result

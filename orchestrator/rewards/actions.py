@@ -18,15 +18,18 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedAction:
-    """One action as the gateway parsed it."""
+    """One action as the gateway parsed it. `shows_tools`: whether its prompt shows tools; without any, calls are text, which the scaffold reads."""
 
     content: str = ""
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     parse: ParseStatus = ParseStatus.OK
+    shows_tools: bool = True
 
     @classmethod
-    def from_reply(cls, reply: Mapping[str, Any], parse: ParseStatus) -> "ParsedAction":
+    def from_reply(
+        cls, reply: Mapping[str, Any], parse: ParseStatus, *, shows_tools: bool = True
+    ) -> "ParsedAction":
         """Read a recorded reply: {content, reasoning, tool_calls}. A call is {name, arguments}, plain or under `function`.
 
         Missing and null fields are empty. Arguments that were stored parsed are serialised as JSON again.
@@ -42,6 +45,7 @@ class ParsedAction:
             reasoning=str(reply.get("reasoning") or ""),
             tool_calls=tuple(calls),
             parse=parse,
+            shows_tools=shows_tools,
         )
 
 

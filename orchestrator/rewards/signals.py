@@ -97,6 +97,7 @@ def _mixing(text: str) -> float:
 MARKER = re.compile(
     r"</?(?:think|thinking|tool_call|tool_response|tool_calls|invoke)\b[^<>]*>|<\|im_(?:start|end)\|>"
 )
+CALL_MARKER = re.compile(r"</?(?:tool_calls?|invoke)\b[^<>]*>")
 REPETITION_LINES = 6
 REPETITION_SHARE = 0.5
 
@@ -104,7 +105,8 @@ REPETITION_SHARE = 0.5
 def reasoning_structure(step: RecordedStep, before: Sequence[RecordedStep]) -> float:
     """−1 for an empty step, or if the text contains markers of thinking or tool calls; otherwise minus the share of repeated lines.
 
-    Repeated lines count from half of at least six lines on. Thinking is not required: a step with content or a call is fine.
+    Repeated lines count from half of at least six lines on. Thinking is not required: a step with content or a call is fine. Where the request
+    offered no tools, markers of calls in the content are the scaffold's own protocol.
 
     Gamed by: thinking of fewer than six lines, and repetition with small changes.
 
@@ -117,7 +119,10 @@ def reasoning_structure(step: RecordedStep, before: Sequence[RecordedStep]) -> f
     action = step.action
     if not (action.content.strip() or action.reasoning.strip() or action.tool_calls):
         return -1.0
-    if MARKER.search(action.reasoning) or MARKER.search(CODE.sub(" ", action.content)):
+    content = CODE.sub(" ", action.content)
+    if not action.shows_tools and action.parse is ParseStatus.OK:
+        content = CALL_MARKER.sub(" ", content)
+    if MARKER.search(action.reasoning) or MARKER.search(content):
         return -1.0
     lines = [line.strip() for line in action.reasoning.splitlines() if line.strip()]
     if len(lines) < REPETITION_LINES:

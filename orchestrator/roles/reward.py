@@ -58,7 +58,8 @@ def _outcome(member: GroupMember) -> VerifiedMember:
 
 
 def _step(step: StepReading) -> RecordedStep:
-    action, results = ParsedAction.from_reply(step.reply, step.parse), step.tools
+    action = ParsedAction.from_reply(step.reply, step.parse, shows_tools=step.shows_tools)
+    results = step.tools
     if step.unrecorded:
         missing = action.tool_calls[len(results) :]
         results += tuple(ToolResult(name=call.name, recorded=False) for call in missing)

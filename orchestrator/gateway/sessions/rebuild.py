@@ -16,9 +16,10 @@ from orchestrator.gateway.sessions.id_buffer import IdBuffer
 from orchestrator.gateway.sessions.node import Node
 from orchestrator.pool.rebuilt_steps import RebuiltStep, rebuilt_steps
 from orchestrator.pool.settled import MessageKey, MessageKind
+from orchestrator.pool.steps import SHOWN_TOOLS
 from orchestrator.pool.transact import transact
 
-TOOLS = "tools"  # the role under which a branch records the tools that its prompt shows
+TOOLS = SHOWN_TOOLS
 
 
 def build_forest(renderer: Renderer, recorded: Iterable[RebuiltStep]) -> Forest:

@@ -14,7 +14,7 @@ from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import StepMark, StepRecorded
 from orchestrator.contracts.ids import b64, trajectory_digest
 from orchestrator.contracts.spans import VersionSpan
-from orchestrator.contracts.states import RolloutState
+from orchestrator.contracts.states import RolloutState, StepKind
 from orchestrator.pool import leases
 from orchestrator.pool.ingest import Fate, Ingested, decode_step, ingest
 from orchestrator.pool.runs import StoredRun
@@ -181,6 +181,30 @@ async def test_steps_from_the_last_tool_call_that_is_recorded_may_lack_results(
         read = await readings(connection, run.run_id, [(held.rollout_id, 1), (other.rollout_id, 1)])
     assert [step.idx for step in read[held.rollout_id] if step.unrecorded] == unrecorded
     assert not any(step.unrecorded for step in read[other.rollout_id])
+
+
+async def test_a_reading_tells_whether_its_prompt_shows_tools_also_of_a_step_that_continues(
+    engine: AsyncEngine,
+) -> None:
+    run = await builders.make_run(engine, small())
+    [held, _] = await running(engine, run)
+    events = [step.event for step in Tree(8).grow(run.name, held, 12)]
+    shown = {"role": "tools", "content": "", "sha": "a", "tools": [{"name": "bash"}]}
+    new = [event.idx for event in events if event.kind is not StepKind.CONTINUES]
+    assert len(new) > 2 and len(new) < len(events)
+    expected: dict[int | None, bool] = {}
+    for at, event in enumerate(events):
+        if event.idx in new:
+            appended = {0: [shown, *event.appended], 1: [*event.appended], 2: []}[new.index(event.idx) % 3]
+            events[at] = resealed(event, appended=appended)
+            expected[event.idx] = new.index(event.idx) % 3 != 1
+        else:
+            expected[event.idx] = expected[event.parent]
+    await send(engine, run, events)
+    async with engine.connect() as connection:
+        read = (await readings(connection, run.run_id, [(held.rollout_id, 1)]))[held.rollout_id]
+    assert {step.idx: step.shows_tools for step in read} == expected
+    assert set(expected.values()) == {True, False}
 
 
 async def test_readings_tell_what_rewards_need_without_the_tokens(engine: AsyncEngine) -> None:

@@ -109,6 +109,24 @@ def test_reasoning_is_separate_and_does_not_go_in_circles(action: ParsedAction, 
     assert reasoning_structure(action) == penalty
 
 
+@pytest.mark.parametrize(
+    ("content", "penalty"),
+    [
+        ('<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call>', 0.0),
+        ('<invoke name="bash"><parameter name="command">ls</parameter></invoke>', 0.0),
+        ("</think><tool_call>ls</tool_call>", -1.0),
+        ("<tool_call>ls</tool_call><tool_response>3 files</tool_response>", -1.0),
+    ],
+)
+def test_markers_of_calls_are_a_protocol_of_the_scaffold_where_no_tools_were_offered(
+    content: str, penalty: float
+) -> None:
+    assert reasoning_structure(ParsedAction(content=content)) == -1.0
+    assert reasoning_structure(ParsedAction(content=content, shows_tools=False)) == penalty
+    forbidden = ParsedAction(content=content, parse=ParseStatus.ILL_FORMED, shows_tools=False)
+    assert reasoning_structure(forbidden) == -1.0
+
+
 def test_a_recorded_reply_is_read_in_both_shapes_of_a_tool_call() -> None:
     nested = {
         "content": None,
