@@ -115,7 +115,7 @@ def costly(raw: bytes) -> bool:
     return len(raw) > LARGE or raw.count(b"{") + raw.count(b"[") > PARTS
 
 
-class _Read(msgspec.Struct, frozen=True):
+class _Read(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of the process."""
 
     incoming: Incoming | None = None
@@ -161,7 +161,7 @@ def _answer(
         if len(request.turns) > most or sum(map(_parts, request.tools)) > most:
             return _Read(streamed=incoming.stream)
         msgspec.msgpack.encode(incoming)
-        return _Read(incoming)
+        return _Read(incoming=incoming)
     except Wanted as lookup:
         return _Read(wanted=(lookup.ids, lookup.param or ""))
     except Problem as problem:
