@@ -377,7 +377,7 @@ class CompletionService:
         else:
             rule = Repetition(self._sampling.repetition_tokens, self._sampling.repetition_probability)
             generated = await self._generated(completion, params, rule, placement.routed)
-        if generated.segments > 1 and request.stop:
+        if request.stop and (generated.segments > 1 or generated.finish is Finish.LENGTH):
             generated = cut_at_stop(generated, request.stop, self._renderer.decode, self._renderer.stop_ids)
         if generated.repeats:
             self._metrics.repetitions.inc()

@@ -1,4 +1,5 @@
-"""Stop strings of an action that was generated in several segments. A rollout server checks only the tokens that it generated itself."""
+"""Stop strings of an action that was generated in several segments, or that is full. A rollout server checks only the tokens that it generated
+itself, and the length first."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace

@@ -5,6 +5,7 @@ This module uses no server, no clock and no waiting: `ServerPool.generate` calls
 | a reply | then |
 |---|---|
 | ends by a stop token or string, or for lack of room | Done: stop, length |
+| ends with a stop token, at the last place of its segment or interrupted | Done: stop |
 | ends at the end of its segment | Continue with the next segment |
 | completes the run of the repetition stop | Done: repetition; the tokens after the run are dropped |
 | was interrupted (a weight sync, a retraction) | Continue with its tokens appended to the same ids |
@@ -24,7 +25,7 @@ from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.marks import Finish
 from orchestrator.contracts.numbers import INT4
 from orchestrator.contracts.spans import VersionSpan
-from orchestrator.gateway.servers.client import Generation, SamplingParams
+from orchestrator.gateway.servers.client import FinishReason, Generation, SamplingParams
 from orchestrator.gateway.servers.repetition import Repetition, RepetitionDetector
 from orchestrator.runtime.backoff import doubled
 from orchestrator.trajectory.routes import Routed, Routes
@@ -306,7 +307,7 @@ class SegmentedGeneration:
     def _ended(self, reply: Generation, request: SegmentRequest, *, abandoned: bool) -> Done | None:
         """How the action ends with this reply; None: it does not end."""
         self._so_far.seen = with_more(reply.sent, reply.output_ids)
-        finish = reply.finish
+        finish = FinishReason(Finish.STOP) if self._ends_with_stop_token(reply) else reply.finish
         if self._first_byte_s is None and reply.output_ids:
             self._first_byte_s = (reply.timings.first_token_s or 0.0) - reply.timings.queue_s
         ends_at = self._detector.feed(reply.logprobs)
@@ -321,6 +322,16 @@ class SegmentedGeneration:
             return None
         self._stop = finish.matched if isinstance(finish.matched, str) else None
         return self._done(Reason(finish.kind), finish.kind)
+
+    def _ends_with_stop_token(self, reply: Generation) -> bool:
+        """Whether the action is complete though its server names another reason: servers check the length, and interruptions, first."""
+        params = self._params
+        return (
+            reply.finish.kind is not Finish.STOP
+            and not params.ignore_eos
+            and bool(reply.output_ids)
+            and reply.output_ids[-1] in params.stop_token_ids
+        )
 
     def _again(self, reply: Generation | None) -> Continue | Done:
         """The outcome after a reply that was interrupted or lost."""

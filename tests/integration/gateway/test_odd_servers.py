@@ -6,8 +6,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.states import ServerState
+from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.problems import bad_request
+from orchestrator.gateway.render import load_renderer
 from orchestrator.gateway.servers.lease import ServerLease
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway_client import NativeLlm
@@ -108,6 +111,41 @@ async def test_calls_that_get_only_odd_replies_fail_as_the_platforms_fault(rig: 
     assert (await rig.seal(rollout)).failing is not None
     rig.proxy.odd.clear()
     await complete(rig)
+
+
+@pytest.mark.parametrize("stop", [None, "oak"], ids=["end token", "stop string"])
+async def test_an_action_that_ends_with_the_last_token_it_may_have_is_served_and_recorded_as_complete(
+    rig: Rig, stop: str | None
+) -> None:
+    """A server checks the length first, so its reply names the length."""
+    await ready(rig, 0)
+    rig.start_ingest()
+    rollout, session = await rig.open()
+    renderer = load_renderer(rig.policies.model)
+    ids = [*renderer.action(Turn(role="assistant", text="an oak"))]
+    assert ids[-1] in renderer.stop_ids
+    if stop is not None:
+        ids.pop()
+    digest = (await rig.gateway.pool.servers[0].client.model_info()).weights_digest
+    meta = {
+        "id": "r",
+        "finish_reason": {"type": "length", "length": len(ids)},
+        "weight_version": "0",
+        "weight_versions": [{"version": "0", "start": 0, "end": len(ids), "weights_digest": digest}],
+        "output_token_logprobs": [[-0.5, token, None] for token in ids],
+        "completion_tokens": len(ids),
+    }
+    rig.proxy.odd["/generate"] = 200, json.dumps({"text": "", "output_ids": ids, "meta_info": meta}).encode()
+    headers = {"Authorization": f"Bearer {session.token}"}
+    body: dict[str, Any] = {"model": "policy", "messages": MESSAGES, "max_tokens": len(ids), "stop": stop}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{rig.gateway.url}/v1/chat/completions", json=body, headers=headers) as answer,
+    ):
+        [choice] = (await answer.json())["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "an" if stop else "an oak")
+    [step] = await rig.stored(rollout, 1)
+    assert (step.finish, step.parse, step.action.tolist()) == (Finish.STOP, ParseStatus.OK, ids)
 
 
 @pytest.mark.parametrize(

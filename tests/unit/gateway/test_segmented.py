@@ -29,14 +29,17 @@ from orchestrator.gateway.servers.segmented import (
 from orchestrator.trajectory.routes import Routed
 
 PROMPT = np.asarray([1, 2, 3], dtype="<i4")
+END = 99  # the policy's end token
 SURE, UNSURE = -0.001, -1.0
 ROOM = float("inf")
 
 
-def call(most: int = 10, rule: Repetition | None = None, **more: object) -> SegmentedGeneration:
+def call(
+    most: int = 10, rule: Repetition | None = None, *, ignore_eos: bool = False, **more: object
+) -> SegmentedGeneration:
     return SegmentedGeneration(
         PROMPT,
-        SamplingParams(max_new_tokens=most, stop=("END",)),
+        SamplingParams(max_new_tokens=most, stop=("END",), stop_token_ids=(END,), ignore_eos=ignore_eos),
         rule=rule or Repetition(),
         **more,  # type: ignore[arg-type]
     )
@@ -295,6 +298,37 @@ def test_an_action_that_is_full_stays_whole_though_its_call_was_given_up() -> No
         Reason.LENGTH
     )
     assert segmented.result(1.0).finish == Finish.LENGTH
+
+
+@pytest.mark.parametrize("kind", [Finish.LENGTH, Finish.ABORT])
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_an_end_token_at_the_last_place_of_a_segment_ends_the_action(kind: Finish, abandoned: bool) -> None:
+    segmented = call(most=20, rule=Repetition(4, 0.9))
+    accepted(segmented, reply(next_request(segmented, version=1), [7, 8, 9, 4], Finish.LENGTH))
+    answer = reply(next_request(segmented, version=2), [5, 6, 5, END], kind)
+    assert accepted(segmented, answer, abandoned=abandoned) == Done(Reason.STOP)
+    made = segmented.result(1.0)
+    assert made.ids == (7, 8, 9, 4, 5, 6, 5, END) and spans(made) == [(1, 0, 4), (2, 4, 8)]
+    assert (made.finish, made.stop, made.segments) == (Finish.STOP, None, 2)
+    assert made.seen.tolist() == [1, 2, 3, *made.ids]
+
+
+def test_an_action_whose_end_token_is_the_last_that_it_may_have_is_complete() -> None:
+    segmented = call(most=2)
+    assert accepted(segmented, reply(next_request(segmented), [7, END], Finish.LENGTH)) == Done(Reason.STOP)
+    assert segmented.result(1.0).finish == Finish.STOP
+
+
+def test_an_end_token_that_completes_the_run_of_the_repetition_stop_ended_the_action() -> None:
+    segmented = call(rule=Repetition(3, 0.9))
+    answer = reply(next_request(segmented), [7, 7, END], Finish.LENGTH, logprob=SURE)
+    assert accepted(segmented, answer) == Done(Reason.STOP)
+    assert not segmented.result(1.0).repeats
+
+
+def test_an_end_token_ends_nothing_where_the_call_ignores_it() -> None:
+    segmented = call(rule=Repetition(2, 0.9), ignore_eos=True)
+    assert accepted(segmented, reply(next_request(segmented), [7, END], Finish.LENGTH)) == Continue()
 
 
 def test_all_time_but_the_generation_was_waiting_and_the_first_token_lies_in_the_generation() -> None:
