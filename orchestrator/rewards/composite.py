@@ -23,7 +23,7 @@ class VerifiedMember:
     performance: float  # the verdict's reward, in [0, 1]
     agent_s: float  # wall time without platform queueing, seconds
     steps: Sequence[RecordedStep]
-    marked: Collection[int] = frozenset()  # commit indices of steps with a mark: train weight 0
+    marked: Collection[int] = frozenset()  # commit indices of steps with a mark
     judged: Judged = field(default_factory=dict)  # the verifier's process scores
 
 
@@ -75,7 +75,7 @@ def rollout_reward(outcome: VerifiedMember, speed: Speed, settings: RewardSettin
     n = len(outcome.steps)
     assert all(0 <= idx < n for idx in outcome.marked), "a mark names a step of the rollout"
     beta = settings.speed_weight
-    process = process_of(outcome.steps, outcome.judged, settings)
+    process = process_of(outcome.steps, outcome.judged, settings, marked=outcome.marked)
     alpha = process.alpha
     steps: list[StepReward] = []
     for idx, scored in enumerate(process.steps):

@@ -8,10 +8,13 @@
 v in [−1, 1]. The reward takes alpha · process_t, so process moves a rollout's reward by at most `process_cap`, 0.2 by default. The worst
 success (1 − 0.2) therefore stays above the best failure (0.2). Below the cap alpha is 1, and a fault costs the same at step 700 of 1,000
 as at step 0 of 1.
+
+A marked step does not exist for a function: its value is 0, and it is neither one of the n steps nor one of the steps before another. It is
+the platform's fault (a reply that nothing received) or another program's work. The verifier's lists have a number for each step, marked or not.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.contracts.choices import SignalSource, SignalSpan
@@ -52,8 +55,14 @@ class ProcessReward:
         return {name: self.alpha * math.fsum(parts) for name, parts in rewards_of.items()}
 
 
-def process_of(steps: Sequence[RecordedStep], judged: Judged, settings: RewardSettings) -> ProcessReward:
-    """The process of one rollout. The names of `settings` were checked by `check_rewards`.
+def process_of(
+    steps: Sequence[RecordedStep],
+    judged: Judged,
+    settings: RewardSettings,
+    *,
+    marked: Collection[int] = frozenset(),
+) -> ProcessReward:
+    """The process of one rollout. `marked`: the commit indices of steps with a mark. The names of `settings` were checked by `check_rewards`.
 
     Two steps, the first ill-formed: 0.02 are deducted on that step alone.
 
@@ -67,9 +76,11 @@ def process_of(steps: Sequence[RecordedStep], judged: Judged, settings: RewardSe
     n = len(steps)
     failed: dict[str, str] = {}
     found: list[StepProcess] = []
+    before: list[RecordedStep] = []
+    unmarked = sum(idx not in marked for idx in range(n))
     active = [(name, signal) for name, signal in settings.process.items() if signal.weight > 0]
     for idx, step in enumerate(steps):
-        earlier = steps[:idx]
+        earlier = tuple(before)
         values: list[tuple[str, float | None]] = []
         worth: list[tuple[str, float]] = []
         for name, signal in active:
@@ -78,11 +89,13 @@ def process_of(steps: Sequence[RecordedStep], judged: Judged, settings: RewardSe
                 if value is None:
                     continue
             else:
-                parts = n
-                value = _value(name, step, earlier, failed)
+                parts = unmarked
+                value = 0.0 if idx in marked else _value(name, step, earlier, failed)
             values.append((name, value))
             if value:
                 worth.append((name, _worth(signal, value, parts)))
+        if idx not in marked:
+            before.append(step)
         found.append(StepProcess(math.fsum(w for _, w in worth), tuple(values), tuple(worth)))
     size = math.fsum(abs(step.value) for step in found)
     alpha = min(1.0, settings.process_cap / size) if size > 0 else 1.0

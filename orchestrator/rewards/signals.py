@@ -18,7 +18,8 @@ from orchestrator.rewards.actions import RecordedStep, ToolResult
 from orchestrator.runtime import plugins
 
 Signal = Callable[[RecordedStep, Sequence[RecordedStep]], float]
-"""(the step, the steps of all branches before it in commit order) → [−1, 1]. Deterministic and fast: a group may have thousands of steps."""
+"""(the step, the steps without a mark before it, of all branches, in commit order) → [−1, 1]. It is not called for marked steps. Deterministic and
+fast: a group may have thousands of steps."""
 PLUGINS = "process_signals"
 
 

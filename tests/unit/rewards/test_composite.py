@@ -90,16 +90,25 @@ def test_process_moves_a_rollout_by_no_more_than_its_cap_however_long_it_is() ->
     assert [reward.alpha for reward in rewards] == pytest.approx([1, 1, 0.02])
 
 
-def test_a_marked_step_keeps_its_reward_and_loses_its_train_weight() -> None:
-    marked = group_rewards(
-        [VerifiedMember(member=0, performance=1.0, agent_s=5.0, steps=[GOOD, BAD, GOOD], marked={1})], DEFAULT
-    )[0]
-    plain = group_rewards(
-        [VerifiedMember(member=0, performance=1.0, agent_s=5.0, steps=[GOOD, BAD, GOOD])], DEFAULT
-    )[0]
-    assert [step.weight for step in marked.steps] == [1, 0, 1]
-    assert [replace(step, weight=1) for step in marked.steps] == list(plain.steps)
-    assert marked.total == plain.total
+def test_a_marked_step_has_no_train_weight_and_costs_nothing() -> None:
+    steps, clean = [GOOD, BAD, BAD, GOOD], [GOOD, BAD, GOOD]
+    marked, plain = group_rewards(
+        [
+            VerifiedMember(member=0, performance=1.0, agent_s=5.0, steps=steps, marked={1}),
+            VerifiedMember(member=1, performance=1.0, agent_s=5.0, steps=clean),
+        ],
+        DEFAULT,
+    )
+    assert [step.weight for step in marked.steps] == [1, 0, 1, 1]
+    assert [step.reward for step in marked.steps] == pytest.approx([0.0, 0.0, -0.02, 1.05])
+    assert marked.total == plain.total and marked.by_signal == plain.by_signal
+
+
+def test_the_outcome_is_paid_on_the_last_step_though_it_has_a_mark() -> None:
+    [reward] = group_rewards(
+        [VerifiedMember(member=0, performance=1.0, agent_s=5.0, steps=[GOOD, BAD], marked={1})], DEFAULT
+    )
+    assert [(step.reward, step.weight) for step in reward.steps] == [(0.0, 1), (pytest.approx(1.05), 0)]
 
 
 def test_a_rollout_without_steps_has_its_outcome_as_total() -> None:

@@ -87,6 +87,34 @@ def test_commands_that_fail_cost_where_the_signal_is_on_and_an_exit_code_of_one_
     assert found.by_signal() == {"tool_errors": -0.05}
 
 
+@pytest.mark.parametrize("cut", [1, 4, 12])
+def test_replies_that_nothing_received_change_nothing_that_the_other_steps_are_paid(cut: int) -> None:
+    lost = RecordedStep(ParsedAction(reasoning=THOUGHTS[0], parse=ParseStatus.ILL_FORMED))
+    steps = [thinking(THOUGHTS[0]), ran("ls"), thinking(THOUGHTS[1])]
+    alone = process_of(steps, {}, RewardSettings())
+    found = process_of([*[lost] * cut, *steps], {}, RewardSettings(), marked=range(cut))
+    assert found.steps[cut:] == alone.steps and found.by_signal() == alone.by_signal()
+    assert {step.value for step in found.steps[:cut]} == {0}
+    assert set(dict(found.steps[0].signals).values()) == {0}, "no value is left out"
+
+
+def test_a_call_that_is_made_again_because_its_reply_was_lost_is_not_a_repetition() -> None:
+    found = process_of([ran("ls"), ran("ls"), ran("ls")], {}, RewardSettings(), marked={0})
+    assert [step.value for step in found.steps] == [0, 0, -0.01]
+
+
+def test_other_conversations_with_much_thinking_earn_a_rollout_nothing() -> None:
+    aside = [thinking(thought) for thought in THOUGHTS[:9]]
+    found = process_of([*aside, GOOD], {}, RewardSettings(), marked=range(9))
+    assert found.by_signal() == process_of([GOOD], {}, RewardSettings()).by_signal()
+
+
+def test_a_list_of_the_verifier_counts_steps_with_a_mark() -> None:
+    verifier = only("plan", weight=0.04, source=SignalSource.VERIFIER, per=SignalSpan.ROLLOUT)
+    found = process_of([GOOD] * 4, {"plan": [1.0, 0.5, -1.0, 1.0]}, verifier, marked={0, 1})
+    assert [step.value for step in found.steps] == [0.01, 0.005, -0.01, 0.01]
+
+
 def test_a_number_of_the_verifier_is_paid_once_on_the_last_step() -> None:
     found = process_of([GOOD] * 4, {"plan": 0.5}, only("plan", weight=0.1, source=SignalSource.VERIFIER))
     assert [step.value for step in found.steps] == [0, 0, 0, 0.05]

@@ -56,11 +56,11 @@ def test_advantage_std_divides_by_the_spread_of_returns() -> None:
 
 def test_a_marked_step_counts_in_the_returns_and_does_not_train() -> None:
     outcomes = [
-        VerifiedMember(member=0, performance=1.0, agent_s=10.0, steps=[GOOD, BAD, GOOD], marked={1}),
+        VerifiedMember(member=0, performance=1.0, agent_s=10.0, steps=[GOOD, BAD, GOOD], marked={2}),
         VerifiedMember(member=1, performance=0.0, agent_s=10.0, steps=[GOOD]),
     ]
     member = group_advantages(group_rewards(outcomes, DEFAULT, 10.0), DEFAULT)[0]
-    assert [step.weight for step in member.steps] == [1, 0, 1]
+    assert [step.weight for step in member.steps] == [1, 1, 0]
     assert member.steps[0].return_to_go == pytest.approx(1.05 - 0.02)
 
 
