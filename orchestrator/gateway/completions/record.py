@@ -147,7 +147,7 @@ class Recorder:
             marks.append(MarkReason.VERSION_SUSPECT)
         if auxiliary(request, session.spec.auxiliary):
             marks.append(MarkReason.AUXILIARY)
-        elif not session.known.owns(request.turns):
+        elif not session.known.owns(request.turns, request.digest):
             marks.append(MarkReason.SIDE_CONVERSATION)
             self._metrics.side.inc()
             log.warning(

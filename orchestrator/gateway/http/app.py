@@ -107,9 +107,14 @@ class SandboxRoutes:
             counting = request.path.endswith(dialect.counting)
             try:
                 session = await self._sessions.find(token_of(request))
+                first = (
+                    session.known.unanswered
+                )  # before its body is read, which may take longer than another's reply
                 incoming, size = await self._read(dialect, request, session, counting)
                 if not counting:
                     incoming.request.check_answerable()
+                    if first:
+                        session.known.arrived(incoming.request.digest)
                 placed = await self._completions.prepare(session, incoming.request, size, counting=counting)
                 with bind(**session.ids):
                     response = await serve(dialect, incoming, request, session, placed)

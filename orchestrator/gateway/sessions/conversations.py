@@ -2,7 +2,8 @@
 socket, so the text is the only evidence.
 
 A conversation is the scaffold's when
-- the session has no other yet: no program has run any output of the policy;
+- its first request arrived before any step had a reply: no program had run any output of the policy. Of several such requests it does not matter
+  which ends first;
 - it begins as a known one does (for a scaffold with one conversation: up to its first question);
 - it reviews a known one, as requests for summaries do: its last answer and half of the turns before are known; or it retells one: it contains
   the question, and half of the rest are lines of the session (at most one retelling per further step); or
@@ -23,6 +24,7 @@ from orchestrator.gateway.messages.turns import CanonicalCall, Turn, same_turns
 from orchestrator.gateway.sessions.node import Node
 
 LEAST = 16  # characters: shorter words could be part of anything
+FIRST = 256  # first requests that are kept in mind
 
 
 class Known:
@@ -38,7 +40,9 @@ class Known:
         self._one = conversations == "one"
         self._every = not self._one and sub_agents is None
         self._sub_agents = tuple(sub_agents or ())
-        self._first: Node | None = None
+        self._first: set[str] = set()  # digests of requests that arrived while it was unanswered
+        self.unanswered = True
+        """Whether no program can have received any output of the policy."""
         self._later = list(instructions)  # those that no conversation has started with yet
         self._questions: list[tuple[Turn, ...]] = []  # the beginnings of a scaffold with one conversation
         self._openings: list[tuple[Turn, ...]] = []
@@ -49,8 +53,8 @@ class Known:
 
     def add(self, node: Node) -> None:
         """Add the next recorded step (by idx) of the scaffold's own conversations."""
-        if self._first is None:
-            self._first = node
+        if node.finish != Finish.ABORT:  # an aborted reply is never served
+            self.unanswered = False
         if self._one and node.parent is None and not self._asks(node.history):
             if self._questions:
                 self._take_instruction(node.history)
@@ -63,9 +67,14 @@ class Known:
         if node.finish != Finish.ABORT:
             self._handed += [words for words in _hands_over(node, self._sub_agents) if len(words) >= LEAST]
 
-    def owns(self, turns: Sequence[Turn]) -> bool:
-        """Whether a request with these messages is the scaffold's."""
-        if self._first is None or self._every:
+    def arrived(self, digest: str) -> None:
+        """Note a request, by its digest, that arrived while the session was `unanswered`. It may end later than others, or be sent again."""
+        if len(self._first) < FIRST:
+            self._first.add(digest)
+
+    def owns(self, turns: Sequence[Turn], digest: str | None = None) -> bool:
+        """Whether a request with these messages, and of this digest, is the scaffold's."""
+        if self.unanswered or self._every or digest in self._first:
             return True
         if self._one:
             return self._asks(turns) or self._instructed(turns) is not None
@@ -96,7 +105,7 @@ class Known:
                 self._take_instruction(node.history)
             elif words is not None:
                 self._handed.remove(words)
-            elif not known:
+            elif not known and self._retells(node.history):
                 self._retold = len(self._nodes) + 1
             self._openings.append(_opening(node.history))
 

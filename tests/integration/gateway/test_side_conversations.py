@@ -1,13 +1,19 @@
 """A command in a sandbox finds a program's token: its calls of the gateway are marked, counted and bounded."""
 
+import json
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import aiohttp
+import anyio
 import pytest
 
+from orchestrator.gateway.sessions.session import Session
 from orchestrator.gateway_client import SessionBudget
 from tests.integration.gateway.rig import Rig
 from tests.integration.gateway.wires_rig import ask, user
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
 
@@ -102,6 +108,80 @@ async def test_a_gateway_that_starts_again_knows_which_conversations_are_the_sca
                     assert answer.status == 200, await answer.text()
         seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
     assert [mark.idx for mark in seal.marks if mark.reason == "side_conversation"] == [1, 3, 5]
+
+
+@pytest.mark.parametrize("kind", ["one", "many"])
+async def test_of_two_first_requests_at_once_both_train_whichever_ends_first(rig: Rig, kind: str) -> None:
+    rig.start_ingest()
+    rollout, session = await rig.open(conversations=kind, sub_agents=["task"])
+    main: list[Any] = [SYSTEM, TASK]
+    reply: dict[str, Any] = {}
+
+    async def say(*messages: Any, url: str = rig.gateway.url) -> Any:
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(
+                url + session.path + "/chat/completions", json={"messages": messages, "max_tokens": 6}
+            ) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+            return (await answer.json())["choices"][0]["message"]
+
+    async def say_main() -> None:
+        reply.update(await say(*main))
+
+    rig.proxy.stops = [3]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(say_main)
+        await eventually(lambda: rig.proxy.standing == 1)
+        await say({"role": "system", "content": "you write titles"}, user("count the oaks: a title?"))
+        rig.proxy.go_on()
+    await say(user("think for me"))  # a command's own
+    main += [{"role": "assistant", "content": reply["content"]}, user("go on")]
+    await say(*main)
+    await rig.stored(rollout, 4)
+    await rig.stop_gateway()
+    async with rig.another_gateway() as (gateway, admin):
+        await say(SYSTEM, TASK, user("a summary stands here"), url=gateway.url)
+        await say(user("think for me"), user("on"), url=gateway.url)
+        seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
+    assert [(mark.idx, mark.reason) for mark in seal.marks] == [
+        (2, "side_conversation"),
+        (5, "side_conversation"),
+    ]
+
+
+async def test_a_first_request_that_is_still_being_received_when_another_ends_trains(rig: Rig) -> None:
+    rollout, session = await rig.open(conversations="one")
+    url = session.path + "/chat/completions"
+    go_on = anyio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        body = json.dumps({"messages": [SYSTEM, TASK], "max_tokens": 6}).encode()
+        yield body[:5]
+        await go_on.wait()
+        yield body[5:]
+
+    async def say_main() -> None:
+        async with aiohttp.ClientSession() as http, http.post(rig.gateway.url + url, data=slowly()) as answer:
+            assert answer.status == 200, await answer.text()
+
+    found: list[Session] = []
+    receiving = Session.receiving
+
+    def seen(of: Session) -> AbstractContextManager[None]:
+        found.append(of)
+        return receiving(of)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Session, "receiving", seen)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(say_main)
+            await eventually(lambda: len(found) == 1)
+            status, answer, _ = await ask(rig, url, {"messages": [user("a title?")], "max_tokens": 6})
+            assert status == 200, answer
+            go_on.set()
+    assert (await rig.seal(rollout)).marks == ()
 
 
 @pytest.mark.parametrize(

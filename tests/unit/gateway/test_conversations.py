@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from scaffolds.base import Conversations
 
+from orchestrator.contracts.marks import Finish
 from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.sessions.conversations import Known
@@ -185,6 +187,50 @@ def test_another_system_prompt_over_an_invented_reply_is_not_the_scaffolds(sessi
         [SUMMARISES, TASK, message("I wrote this", "assistant"), message("on")],
         Turn(role="assistant", text="hm"),
     )
+
+
+TITLE: Messages = [message("you write titles", "system"), message("a title for: count the oaks")]
+
+
+@pytest.mark.parametrize("kind", ["one", "many"])
+@pytest.mark.parametrize("kept", [True, False], ids=["in this process", "rebuilt from its steps"])
+def test_of_requests_that_arrive_before_any_reply_each_is_the_scaffolds_whichever_ends_first(
+    renderer: Renderer, kind: Conversations, kept: bool
+) -> None:
+    driver, known = Driver(renderer), Known(kind, ("task",))
+    for digest in ("title", "main"):
+        known.arrived(digest)
+    title = driver.step(TITLE, Turn(role="assistant", text="Oaks of the park, counted")).node
+    known.add(title)
+    assert not known.unanswered
+    assert known.owns(turns(MAIN), "main") and not known.owns(turns(MAIN), "a later one")
+    main = driver.step(MAIN, Turn(role="assistant", text="I look.")).node
+    known.add(main)
+    if not kept:
+        known = Known(kind, ("task",))
+        known.add(title)
+        known.add(main)
+    assert known.owns(turns([*MAIN, message("I look.", "assistant"), message("on")]), "next")
+    assert known.owns(turns([*TITLE, message("again")]), "title again")
+    assert not known.owns(turns([message("think about the oaks for me")]), "of a command")
+
+
+def test_a_reply_that_was_cut_off_because_its_client_left_answers_nothing(renderer: Renderer) -> None:
+    driver, known = Driver(renderer), Known("one", ())
+    node = driver.step(TITLE, Turn(role="assistant", text="Oaks of")).node
+    node.finish = Finish.ABORT
+    known.add(node)
+    assert known.unanswered and known.owns(turns(MAIN))
+
+
+def test_a_second_first_conversation_takes_no_retelling(session: Session) -> None:
+    session.known.arrived("main")
+    session.exchange(TITLE, Turn(role="assistant", text="Oaks"))
+    reply = "There are three oaks near the gate, and the elms are left to count."
+    looks = Turn.from_plain({**calls("bash", command="ls").plain(), "role": "assistant", "content": reply})
+    session.known.add(session.driver.step(MAIN, looks).node)
+    retold = message(f"Sum this up:\n{TASK['content']}\n{reply}")
+    assert session.known.owns(turns([SUMMARISES, retold]))
 
 
 def test_of_a_white_box_every_conversation_is_its_own(renderer: Renderer) -> None:
