@@ -379,10 +379,8 @@ async def test_a_task_that_waits_in_silence_longer_than_the_run_allows_has_the_t
 ) -> None:
     async with opens(stall_s=1) as rig:
         rig.start_runner()
-        waits = (runs("sleep 4"), says("done"))
-        own, silent = [
-            await rig.submit(a_task(*waits, settings=settings)) for settings in ("[agent]\nstall_s = 30", "")
-        ]
+        own = await rig.submit(a_task(runs("sleep 4"), says("done"), settings="[agent]\nstall_s = 600"))
+        silent = await rig.submit(a_task(runs("sleep 60"), says("done")))
         for rollout, failure in ((own, "completed"), (silent, "timeout")):
             await rig.state(rollout, "finished")
             (attempt,) = await rig.attempts(rollout)
