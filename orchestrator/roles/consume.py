@@ -11,7 +11,7 @@ broken constraint, a value too long for an index) is a dead letter at once. Any 
 leaves its transaction silent for so long that Postgres ends it.
 
 A message that needs a value of a long computation (`NotReady`) is held in this process, without a transaction, while the others pass. Its handling
-starts again once the value is there. If `MOST_HELD` messages are held, the next such message holds up the consumer.
+starts again once the value is there. While `MAX_HELD` messages are held, the consumer takes no others.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -41,8 +41,8 @@ log = get(__name__)
 IDLE_ENDS: Final = 2
 """Transactions of the same messages that Postgres may end because they are silent, before that counts as a failed try."""
 
-MOST_HELD: Final = 4
-"""Messages of one consumer that wait for a computation while others pass: the computations share the interpreter with the event loop."""
+MAX_HELD: Final = 16
+"""Messages of one consumer that wait for a computation while others pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ async def consume(
             while True:
                 loop = current()
                 loop.idle(consumer.stream)
+                await work.room()
                 deliveries = await arriving.take(batch)
                 loop.busy(f"{len(deliveries)} messages of {consumer.stream}")
                 async with work.turn:
@@ -119,14 +120,23 @@ class _Consuming:
     _holding: TaskGroup | None = None
     _held: dict[bytes, list[Delivery]] = field(default_factory=dict)
     """The deliveries of each held message: it may be sent again before it is settled."""
+    _changed: anyio.Event = field(default_factory=anyio.Event)
+    """Set when held messages can wait, and when one of them waits no longer."""
 
     async def holding(self) -> None:
         """Run the waits of held messages until cancelled."""
         async with anyio.create_task_group() as self._holding:
+            self._changed.set()
             await anyio.sleep_forever()
 
-    async def process(self, deliveries: Sequence[Delivery], *, at: str, wait_ready: bool = False) -> None:
-        """Handle, commit, run `after`, settle: all `deliveries` at once, or one by one if that fails. `wait_ready`: as for `transact`."""
+    async def room(self) -> None:
+        """Return when another message can be held."""
+        while self._holding is None or len(self._held) >= MAX_HELD:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+
+    async def process(self, deliveries: Sequence[Delivery], *, at: str) -> None:
+        """Handle, commit, run `after`, settle: all `deliveries` at once, or one by one if that fails."""
 
         async def work(connection: AsyncConnection) -> Mapping[int, Outcome]:
             outcomes = await self.handle(connection, deliveries)
@@ -139,7 +149,7 @@ class _Consuming:
             if self.before is not None:
                 await self.before(deliveries)
             outcomes = await transact(
-                self.flow.engine, work, at=at, most_idle_ends=IDLE_ENDS, wait_ready=wait_ready
+                self.flow.engine, work, at=at, most_idle_ends=IDLE_ENDS, wait_ready=False
             )
             if self.after is not None:
                 await self.after()
@@ -148,7 +158,7 @@ class _Consuming:
                 for delivery in deliveries:
                     await self.process([delivery], at=at)
             elif isinstance(error, NotReady):
-                await self._later(deliveries[0], error, at)
+                self._hold(deliveries[0], error, at)
             else:
                 await self._failed(deliveries[0], error)
             return
@@ -165,18 +175,18 @@ class _Consuming:
         if not self.suspects.failing:
             self.failing.idle("messages")
 
-    async def _later(self, delivery: Delivery, error: NotReady, at: str) -> None:
-        """Hold a message until the value that it needs is computed."""
+    def _hold(self, delivery: Delivery, error: NotReady, at: str) -> None:
+        """Keep a message until the value that it needs is computed."""
         name = identity(delivery)
         if name in self._held:
             self._held[name].append(delivery)
-        elif self._holding is None or len(self._held) == MOST_HELD:
-            await self.process([delivery], at=at, wait_ready=True)
         else:
+            assert self._holding is not None, "`room` comes before `process`"
             self._held[name] = [delivery]
-            self._holding.start_soon(self._hold, name, error, at)
+            self._holding.start_soon(self._until_ready, name, error, at)
 
-    async def _hold(self, name: bytes, error: NotReady, at: str) -> None:
+    async def _until_ready(self, name: bytes, error: NotReady, at: str) -> None:
+        """Wait for the value, then process the message."""
         deliveries = self._held[name]
 
         async def keep() -> None:
@@ -190,9 +200,10 @@ class _Consuming:
             loop.busy(f"message {quoted(deliveries[0].msg_id)}")
             async with in_background(keep):
                 await error.ready()
-        async with self.turn:
-            del self._held[name]
-            await self.process(deliveries, at=at)
+                async with self.turn:
+                    del self._held[name]
+                    self._changed.set()
+                    await self.process(deliveries, at=at)
 
     async def _failed(self, delivery: Delivery, error: Exception) -> None:
         """Refuse a message, or have it delivered again."""

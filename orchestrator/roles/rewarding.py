@@ -8,9 +8,9 @@ they were computed from is unchanged. So a group's end stays one transaction, an
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from copy import copy
 from functools import partial
@@ -27,6 +27,8 @@ from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
 
+MAX_AT_ONCE: Final = 4
+"""Groups that are rewarded at a time: they share the interpreter with the event loop."""
 MOMENT: Final = 1 / 4
 """Of `timeouts.pool_idle_s`: after that silence PostgreSQL would end the transaction."""
 
@@ -47,11 +49,13 @@ class Rewarding:
     async def rewards(
         self, group_id: int, inputs: object, compute: Callable[[], RewardedGroup]
     ) -> RewardedGroup:
-        """The result of `compute`, which depends only on `inputs`. Raises NotReady while it is computed, TimeoutError after
-        `timeouts.rewards_s`, and whatever it raises."""
+        """The result of `compute`, which depends only on `inputs`. Raises NotReady while it is computed or has to wait for others, TimeoutError
+        after `timeouts.rewards_s` times the groups that were rewarded at once, and whatever it raises."""
         found = self._computations.get(group_id)
         if found is None or found.inputs != inputs:
             self._forget_unused()
+            if len(self._running()) >= MAX_AT_ONCE:
+                raise NotReady(self._room)
             try:
                 found = self._computations[group_id] = _Computation(inputs, compute)
                 self._share()
@@ -66,9 +70,24 @@ class Rewarding:
             raise NotReady(found.over)
         return found.result()
 
+    def _running(self) -> list["_Computation"]:
+        return [found for found in self._computations.values() if not found.is_over]
+
+    async def _room(self) -> None:
+        """Return when another computation may begin."""
+        while len(running := self._running()) >= MAX_AT_ONCE:
+            async with _waiting(), anyio.create_task_group() as group:
+
+                async def first(found: _Computation, scope: anyio.CancelScope = group.cancel_scope) -> None:
+                    await found.wait(found.left_s)
+                    scope.cancel()
+
+                for found in running:
+                    group.start_soon(first, found)
+
     def _share(self) -> None:
         """Computations share one interpreter: each may take as long as if they came one after the other."""
-        running = [found for found in self._computations.values() if not found.is_over]
+        running = self._running()
         for found in running:
             found.share(len(running))
 
@@ -80,8 +99,21 @@ class Rewarding:
         """Another orchestrator, or another reason, has concluded these groups."""
         oldest = time.monotonic() - timeouts().rewards_s
         for group_id, found in list(self._computations.items()):
-            if found.is_over and found.used < oldest:
+            if found.is_over and max(found.used, found.over_at) < oldest:
                 del self._computations[group_id]
+
+
+@asynccontextmanager
+async def _waiting() -> AsyncIterator[None]:
+    """A wait for rewards is bounded, so the loop is not stuck."""
+    loop = current()
+    before = loop.within
+    loop.within = max(before, (MAX_AT_ONCE + 1) * timeouts().rewards_s)
+    try:
+        with waiting_for("rewards"):
+            yield
+    finally:
+        loop.within = before
 
 
 class _Computation:
@@ -91,6 +123,7 @@ class _Computation:
         self.inputs = inputs
         self.used = self._began = time.monotonic()
         self._ends = self._began + timeouts().rewards_s
+        self._computed_at = math.inf
         self._future: Future[RewardedGroup] = Future()
         self._done = anyio.Event()
         loop = asyncio.get_running_loop()
@@ -102,6 +135,7 @@ class _Computation:
                 self._future.set_exception(
                     error if isinstance(error, Exception) else RuntimeError(repr(error))
                 )
+            self._computed_at = time.monotonic()
             with suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(self._done.set)
 
@@ -110,6 +144,15 @@ class _Computation:
     @property
     def is_over(self) -> bool:
         return self._future.done() or time.monotonic() >= self._ends
+
+    @property
+    def over_at(self) -> float:
+        """When it was computed or given up, if it is over."""
+        return min(self._computed_at, self._ends)
+
+    @property
+    def left_s(self) -> float:
+        return self._ends - time.monotonic()
 
     def share(self, running: int) -> None:
         """So many computations run now, this one included."""
@@ -122,18 +165,11 @@ class _Computation:
 
     async def over(self) -> None:
         """Return when `result` returns or raises."""
-        loop, left_s = current(), self._ends - time.monotonic()
-        before, loop.within = (
-            loop.within,
-            max(loop.within, left_s + timeouts().rewards_s),
-        )  # a bounded wait is not stuck
-        try:
-            with waiting_for("rewards"):
-                await self.wait(left_s)
-        finally:
-            loop.within = before
+        async with _waiting():
+            while not self.is_over:
+                await self.wait(self.left_s)
 
     def result(self) -> RewardedGroup:
         if not self._future.done():
-            raise TimeoutError(f"they take longer than {timeouts().rewards_s:g} s (timeouts.rewards_s)")
+            raise TimeoutError(f"they take longer than {self._ends - self._began:g} s (timeouts.rewards_s)")
         return self._future.result()
