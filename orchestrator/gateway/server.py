@@ -41,7 +41,7 @@ from orchestrator.gateway.http.listen import BACKLOG, listen_tcp, listen_unix
 from orchestrator.gateway.http.protocol import WireRunner
 from orchestrator.gateway.http.stored_routes import StoredRoutes
 from orchestrator.gateway.metrics import GatewayMetrics
-from orchestrator.gateway.render import Renderer, experts, load_renderer, vocabulary
+from orchestrator.gateway.render import Renderer, experts, load_renderer
 from orchestrator.gateway.servers.client import RolloutServerClient
 from orchestrator.gateway.servers.health import HealthProbe
 from orchestrator.gateway.servers.lease import ServerLease
@@ -51,7 +51,7 @@ from orchestrator.gateway.servers.targets import EvaluatedVersions, PublishedVer
 from orchestrator.gateway.servers.weight_sync import WeightSyncer
 from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.store import SessionStore
-from orchestrator.pool.chat_format import check_chat_format_of
+from orchestrator.pool.chat_format import check_chat_format_of, vocabulary
 from orchestrator.pool.dead_letters import keep_unsendable
 from orchestrator.pool.drain_requests import Orders
 from orchestrator.pool.engine import Role

@@ -29,6 +29,16 @@ FILES = (
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 
 
+def vocabulary(model: Path) -> int | None:
+    """Size of the vocabulary of the model in the directory `model`; None if no config.json that gives it can be read there."""
+    try:
+        config = json.loads((model / "config.json").read_bytes())
+        size = {**config, **config.get("text_config", {})}.get("vocab_size")
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return size if isinstance(size, int) else None
+
+
 def check_chat_format(model: Path, copies: Mapping[str, str], run: str) -> None:
     """Raise ConfigurationError if a file of the directory `model` differs from the run's: `copies` has the hex sha256 of a version's files.
 

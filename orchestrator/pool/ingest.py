@@ -137,6 +137,8 @@ def _wrong_lengths(step: Decoded) -> Iterable[str]:
     if len(step.delta) != 4 * (event.state_len - event.keep_len):
         yield "delta does not hold state_len - keep_len ids"
     n = event.full_len - event.state_len
+    if event.state_len == 0 < n:
+        yield f"an action of {n} tokens has an empty state: its first token would have no predictor"
     if len(step.action) != 4 * n or len(step.logprobs) != 4 * n:
         yield "action and logprobs do not hold full_len - state_len values"
     for name, ids in (("prompt", step.prompt), ("delta", step.delta), ("action", step.action)):
@@ -229,6 +231,12 @@ def policies_of(step: Decoded) -> set[int]:
     if step.event.sampling.get("scripted") is True or MarkReason.VERSION_SUSPECT in step.event.marks:
         return set()
     return {span.version for span in step.event.spans}
+
+
+def highest_id(step: Decoded) -> int:
+    """The highest token id of a step's prompt, state and action; -1 without ids."""
+    parts = (step.prompt, step.delta, step.action)
+    return max((int(ids_from_bytes(ids).max()) for ids in parts if ids), default=-1)
 
 
 class Fate(StrEnum):

@@ -448,6 +448,20 @@ async def pool_of(connection: AsyncConnection, rollout_id: int) -> str:
     return str(await connection.scalar(select(rollouts.c.pool).where(rollouts.c.rollout_id == rollout_id)))
 
 
+async def for_training(connection: AsyncConnection, run_id: int, rollout_ids: Collection[int]) -> set[int]:
+    """Those of `rollout_ids` that are rollouts of the run's training groups."""
+    query = (
+        select(rollouts.c.rollout_id)
+        .join(groups, groups.c.group_id == rollouts.c.group_id)
+        .where(
+            rollouts.c.run_id == run_id,
+            rollouts.c.rollout_id.in_(rollout_ids),
+            groups.c.purpose == Purpose.TRAIN,
+        )
+    )
+    return set(await connection.scalars(query))
+
+
 async def purpose_of(connection: AsyncConnection, rollout_id: int) -> Purpose:
     """The purpose that a rollout inherits from its group."""
     purpose = await connection.scalar(

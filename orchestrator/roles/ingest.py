@@ -30,6 +30,7 @@ from orchestrator.roles.context import Flow
 from orchestrator.roles.listed_artifacts import with_listed
 from orchestrator.roles.metrics import Ended, ordered_again
 from orchestrator.roles.stale_log import Stale
+from orchestrator.roles.untrainable import untrainable, vocabulary_of
 from orchestrator.runtime.backoff import doubled
 from orchestrator.runtime.log import get
 from orchestrator.settings.config import Config
@@ -75,6 +76,7 @@ async def ingest_steps(flow: Flow) -> None:
     waiting: set[int] = set()
     stale, ended = Stale("steps"), Ended()
     known: set[int] = set()  # published versions; they stay published
+    vocabulary = await vocabulary_of(flow.config)
 
     async def unpublished(connection: AsyncConnection, steps: Mapping[int, Decoded]) -> dict[int, str]:
         """No race: a gateway reads a version's row before any of its servers may serve it, so the row is older than the step."""
@@ -98,7 +100,8 @@ async def ingest_steps(flow: Flow) -> None:
                 arrived[i] = decode_step(_read(flow, delivery, StepRecorded))
             except MessageError as error:
                 refused[i] = str(error)
-        for i, reason in (await unpublished(connection, arrived)).items():
+        reasons = await unpublished(connection, arrived)
+        for i, reason in (reasons | await untrainable(connection, flow, arrived, vocabulary)).items():
             refused[i] = reason
             del arrived[i]
         done = await ingest(connection, flow.run_id, list(arrived.values()))

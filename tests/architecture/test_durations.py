@@ -47,6 +47,7 @@ EXEMPT = {
     "orchestrator/blobs/cache.py:RECENT_S": "how long a file stays in a cache; a missing one is read again",
     "orchestrator/blobs/send.py:ANSWER_S": "without an answer everything is sent",
     "orchestrator/blobs/send.py:FULL_WAIT_S": POLL,
+    "orchestrator/roles/untrainable.py:READ_S": "without an answer ids are not compared with the vocabulary",
     "orchestrator/roles/intake.py:BLOB_WAIT_S": "bounds the growing pause of one message, whose tries are counted",
     "orchestrator/runtime/backoff.py:LONGEST_DELAY_S": "bounds the growing pause of one piece of work, whose tries are counted",
     "orchestrator/settings/timeouts.py:LONGEST_S": "the bound of every setting in seconds",

@@ -10,7 +10,7 @@ A state is composed of ids: the parent's exact full ids, then only the ids of th
 """
 
 from orchestrator.gateway.render.base import CallSyntax, Markers, Renderer, Tool, incremental
-from orchestrator.gateway.render.load import experts, load_renderer, vocabulary
+from orchestrator.gateway.render.load import experts, load_renderer
 from orchestrator.gateway.render.templated import TemplateRenderer
 from orchestrator.gateway.render.tokenizer import TokenizerAdapter
 
@@ -24,5 +24,4 @@ __all__ = [
     "experts",
     "incremental",
     "load_renderer",
-    "vocabulary",
 ]

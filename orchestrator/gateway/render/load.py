@@ -30,13 +30,6 @@ MODEL_TYPES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "minimax_m2": "minimax-m2
 TEMPLATE = "template"
 
 
-def vocabulary(directory: Path) -> int | None:
-    """Size of the vocabulary of the model in `directory`; None when its config.json does not give it."""
-    config = _read_json(directory / "config.json")
-    size = {**config, **config.get("text_config", {})}.get("vocab_size")
-    return size if isinstance(size, int) else None
-
-
 def experts(directory: Path) -> Experts | None:
     """The experts of the model in `directory`. Raises ConfigurationError when their routes cannot be replayed."""
     config = _read_json(directory / "config.json")

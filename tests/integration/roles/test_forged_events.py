@@ -350,12 +350,12 @@ GOOD_LOGPROBS = [
 
 
 def a_root(lease: Lease, run: str, idx: int, logprobs: list[float], **changes: Any) -> StepRecorded:
-    """A root of two tokens of version 3 without a prompt, with the digests that belong to it."""
-    ids, raw = ids_to_bytes([5, 6]), logprobs_to_bytes(logprobs)
+    """A root of a state of one token and two tokens of version 3, without a prompt, with the digests that belong to it."""
+    state, ids, raw = ids_to_bytes([4]), ids_to_bytes([5, 6]), logprobs_to_bytes(logprobs)
     event = StepRecorded(
-        run=run, rollout=lease.rollout_id, attempt=1, epoch=1, idx=idx, kind=StepKind.ROOT, parent=None, root=idx, keep_len=0, state_len=0,
-        full_len=2, delta="", action=b64(ids), logprobs=b64(raw), spans=[VersionSpan(3, 0, 2)], row_sha="",
-        chain_sha=chain_sha(NO_PARENT, 0, b"", ids).hex(), sampling={"temperature": 1.0}, finish=Finish.STOP, parse=ParseStatus.OK,
+        run=run, rollout=lease.rollout_id, attempt=1, epoch=1, idx=idx, kind=StepKind.ROOT, parent=None, root=idx, keep_len=0, state_len=1,
+        full_len=3, delta=b64(state), action=b64(ids), logprobs=b64(raw), spans=[VersionSpan(3, 0, 2)], row_sha="",
+        chain_sha=chain_sha(NO_PARENT, 0, state, ids).hex(), sampling={"temperature": 1.0}, finish=Finish.STOP, parse=ParseStatus.OK,
     )  # fmt: skip
     return resealed(event, **changes)
 
@@ -395,6 +395,7 @@ async def test_a_step_with_invalid_logprobs_is_refused_with_its_reason_and_count
             {"keep_len": 2**40, "state_len": 2**40, "full_len": 2**40 + 2},
             "keep_len is longer than the prompt",
         ),
+        ({"state_len": 0, "full_len": 2, "delta": ""}, "an action of 2 tokens has an empty state"),
     ],
 )
 def test_a_step_of_numbers_that_no_digest_is_over_is_refused(changes: dict[str, Any], sentence: str) -> None:
