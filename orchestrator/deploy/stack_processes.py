@@ -136,13 +136,13 @@ def rollout_servers(
         sockets = () if config.servers.command else ports.rollout_server(name)
         port = sockets[0].port if sockets else free_port()
         url = f"http://127.0.0.1:{port}"
-        seed = config.run.seed + index
+        seed = config.run.seed + index  # for a command; the embedded server draws its own at every start
         argv = config.servers.starts(
             model, port, seed, key_file=file or Path(), key_config=home.server_key_config
         ) or (
             sys.executable, "-m", "trainer.serving", "--model-path", model, "--host", "127.0.0.1",
             "--port", str(port), "--max-running-requests", str(config.servers.max_running),
-            "--max-total-tokens", str(config.servers.max_total_tokens), "--seed", str(seed), *key,
+            "--max-total-tokens", str(config.servers.max_total_tokens), *key,
         )  # fmt: skip
         answers = _answers(f"{url}/model_info", secret)  # even while it is paused
         spec = ProcessSpec(

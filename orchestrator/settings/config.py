@@ -50,7 +50,7 @@ class RunSection(Section):
     name: str = "default"
     """The name of the run in the data pool; a new name begins a new run."""
     seed: Annotated[int, Field(ge=-INT8, le=INT8)] = 0
-    """The seed that every other seed of the run derives from."""
+    """The seed that every other seed of the run derives from; training samples have none."""
 
     @field_validator("name")
     @classmethod

@@ -36,7 +36,7 @@ def running_server(model: Path, *options: str, kind: str = "embedded") -> Iterat
     """Start on a free port, wait until it serves, stop by SIGTERM; nothing of its process group stays behind."""
     program, serves = {
         "embedded": (
-            (sys.executable, "-m", "trainer.serving", "--port", "0"),
+            (sys.executable, "-m", "trainer.serving", "--port", "0", "--seed", "0"),
             r'"port": (\d+),.*"event": "listening"',
         ),
         "sglang": (

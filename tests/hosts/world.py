@@ -145,8 +145,6 @@ class World:
                 "32",
                 "--max-total-tokens",
                 "65536",
-                "--seed",
-                host.address.rpartition(".")[2],
             ]
         own = {
             "gateway": [f"gateway.host={host.address}"],

@@ -1,6 +1,7 @@
 """The command line of the embedded rollout server, as one frozen value. Imports nothing heavy."""
 
 import argparse
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,8 +57,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed",
         type=option(whole, least=-INT8, most=INT8),
-        default=0,
-        help="seeds requests that bring no sampling_seed",
+        default=None,
+        help="seeds requests that bring no sampling_seed; default: another one at every start",
     )
     parser.add_argument(
         "--health-timeout",
@@ -90,7 +91,8 @@ def parse_arguments(argv: Sequence[str]) -> ServerSettings:
         max_running_requests=arguments.max_running_requests,
         max_total_tokens=arguments.max_total_tokens,
         context_length=arguments.context_length,
-        seed=arguments.seed,
+        # A fixed one would repeat the samples of an earlier start, or of another server, in the same group.
+        seed=secrets.randbits(53) if arguments.seed is None else arguments.seed,
         head_timeout=arguments.head_timeout,
         health_timeout=arguments.health_timeout,
         key=_key(arguments.key_file) if arguments.key_file else None,

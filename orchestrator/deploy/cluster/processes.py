@@ -42,8 +42,8 @@ class Links:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
     """The location of one process. `home`: the directory with its penstock.toml; `programs`: prefix of program names; `address`: its listening
-    address and reachable name; `secret`: the file of a secret; `leader`, `node`, `number`: the first machine of a process that spans several, the
-    index of this machine, and the process's own number."""
+    address and reachable name; `secret`: the file of a secret; `leader`, `node`: the first machine of a process that spans several, and
+    the index of this machine."""
 
     home: str
     secret: Callable[[SecretKey], str]
@@ -51,7 +51,6 @@ class Where:
     programs: str = ""
     leader: str = ""
     node: str = "0"
-    number: str = "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +246,7 @@ def _server(topology: Topology, process: PlacedProcess, where: Where) -> list[st
     if pool.engine is ServerEngine.EMBEDDED:
         return [
             python, "-m", "trainer.serving", "--model-path", model_of(topology), "--host", where.address, "--port", port,
-            "--max-total-tokens", str(MOST_TOKENS), "--seed", where.number, *(part for key in keys for part in ("--key-file", key)), *pool.options,
+            "--max-total-tokens", str(MOST_TOKENS), *(part for key in keys for part in ("--key-file", key)), *pool.options,
         ]  # fmt: skip
     spread = []
     if pool.nodes > 1:

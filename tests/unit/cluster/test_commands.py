@@ -100,6 +100,7 @@ def check(argv: tuple[str, ...]) -> str:
         return "torchrun"
     if program == "python3" and arguments[:2] == ["-m", "trainer.serving"]:
         parse_arguments(arguments[2:])
+        assert "--seed" not in arguments  # a server that starts again would repeat its samples
         return "trainer.serving"
     if program == "python3" and arguments[:2] == ["-m", "sglang.launch_server"]:
         assert {part for part in arguments if part.startswith("--")} <= SGLANG

@@ -74,7 +74,6 @@ class HostSite:
             programs=self.programs,
             leader=self.address(leader.host),
             node=str(process.node),
-            number=str(process.number),
         )
 
     def command(self, process: PlacedProcess) -> ProcessCommand:

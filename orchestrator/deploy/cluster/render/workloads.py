@@ -364,12 +364,9 @@ class Workloads:
         ]
 
     def _server(self, process: PlacedProcess, pool: ServerPool) -> Object:
-        index = "metadata.labels['apps.kubernetes.io/pod-index']"
-        number = {"name": "NUMBER", "valueFrom": {"fieldRef": {"fieldPath": index}}}
         location = self.where(
             leader=f"{VARIABLE}(LWS_LEADER_ADDRESS)",
             node=f"{VARIABLE}(LWS_WORKER_INDEX)",
-            number=f"{VARIABLE}(NUMBER)",
         )
         start_command = command(self.topology, process, location)
         _, mount = self._shared(read_only=True)
@@ -378,9 +375,7 @@ class Workloads:
             ProcessRole.ROLLOUT_SERVER,
             self.topology.images.sglang if sglang else self.topology.images.penstock,
             start_command.argv,
-            environment=self._environment(
-                start_command, *([] if sglang else [number]), {"name": "HOME", "value": "/tmp"}
-            ),
+            environment=self._environment(start_command, {"name": "HOME", "value": "/tmp"}),
             ports=process.ports,
             mounts=[
                 {"name": "tmp", "mountPath": "/tmp"},
