@@ -152,15 +152,20 @@ def _oldest(run_id: int, domain: str, difficulties: Sequence[str]) -> Select[tup
 
 async def ended_lately(connection: AsyncConnection, run_id: int, window_s: float) -> tuple[int, int]:
     """(attempts that ended within the last `window_s` seconds, infrastructure failures among them). An attempt that was resumed after such a
-    failure counts as both."""
+    failure counts as both. Rows that are later than now do not count: they are older than a step back of the database's clock."""
     since = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, window_s)
+    until = func.clock_timestamp()
     failed = func.count().filter(attempts.c.failure_class == FailureClass.INFRA_FAILURE)
     row = (
         await connection.execute(
-            select(func.count(), failed).where(attempts.c.run_id == run_id, attempts.c.ended > since)
+            select(func.count(), failed).where(
+                attempts.c.run_id == run_id, attempts.c.ended > since, attempts.c.ended <= until
+            )
         )
     ).one()
-    lost = select(func.count()).where(resumes.c.run_id == run_id, resumes.c.at > since, ~resumes.c.given_back)
+    lost = select(func.count()).where(
+        resumes.c.run_id == run_id, resumes.c.at > since, resumes.c.at <= until, ~resumes.c.given_back
+    )
     resumed = int(await connection.scalar(lost) or 0)
     return int(row[0]) + resumed, int(row[1]) + resumed
 

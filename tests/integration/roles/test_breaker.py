@@ -30,6 +30,17 @@ async def attempts(stage: Stage, failure_class: str, count: int, *, seconds_ago:
         )
 
 
+async def resumed(stage: Stage, *, seconds_ago: float) -> None:
+    """A resume after a failure of the platform."""
+    statement = text(
+        "INSERT INTO resumes (run_id, rollout_id, attempt, epoch, steps, reason, given_back, at)"
+        " SELECT :run, min(rollout_id), 1, 10 + (SELECT count(*) FROM resumes), 1, 'why', false,"
+        " now() - make_interval(secs => :ago) FROM rollouts WHERE run_id = :run"
+    )
+    async with stage.flow.engine.begin() as connection:
+        await connection.execute(statement, {"run": stage.run.run_id, "ago": seconds_ago})
+
+
 async def test_nothing_is_dispatched_while_most_attempts_fail_and_then_everything(
     engine: AsyncEngine, nats_server: EmbeddedNats
 ) -> None:
@@ -68,6 +79,10 @@ async def test_few_attempts_and_failures_of_the_policy_halt_nothing(
         assert not await Breaker(stage.flow).look()
         await attempts(stage, "infra_failure", 1)
         assert await Breaker(stage.flow).look()
+        await attempts(stage, "infra_failure", 50, seconds_ago=-3600)  # older than a step back of the clock
+        await resumed(stage, seconds_ago=0)
+        await resumed(stage, seconds_ago=-3600)
+        await resumed(stage, seconds_ago=2 * WINDOW_S)
         async with engine.connect() as connection:
-            assert await ended_lately(connection, stage.run.run_id, WINDOW_S) == (12, 6)
+            assert await ended_lately(connection, stage.run.run_id, WINDOW_S) == (13, 7)
             assert await ended_lately(connection, stage.run.run_id + 1, WINDOW_S) == (0, 0)
