@@ -15,7 +15,7 @@ from orchestrator.roles import run_end
 from tests.integration.pool.rig import running
 from tests.integration.roles.rig import Stage, playing, staged, until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 # The first dispatch as it is to a clock that was set forward by so many hours.
 STEP = "UPDATE groups SET dispatched = dispatched - make_interval(hours => :hours) WHERE run_id = :run AND seq = 0"

@@ -20,7 +20,7 @@ from tests.integration.pool.rig import rollouts_of, running, take
 from tests.integration.roles.rig import Stage, playing, staged
 from tests.integration.roles.test_forged_events import a_root
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 
 async def evaluated(stage: Stage) -> Lease:
