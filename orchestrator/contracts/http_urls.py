@@ -63,7 +63,7 @@ def check_http_urls(urls: Iterable[str], what: str) -> None:
             fits = False
         if not fits:
             raise ValueError(f"{quoted(url)} is not a URL of {what}: write http://host:port")
-        if (size := len(url.encode())) > _LONGEST:
+        if (size := max(len(url.encode()), len(normal_url(url).encode()))) > _LONGEST:
             raise ValueError(
                 f"{quoted(url)} has {size:,} bytes, and a URL of {what} at most {_LONGEST:,}: shorten it"
             )

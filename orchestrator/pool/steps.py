@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import Row, select, tuple_
+from sqlalchemy import Row, case, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
@@ -213,7 +213,12 @@ async def readings(
             steps.c.kind,
             steps.c.parent_idx,
             messages.c.reply,
-            (messages.c.appended[0]["role"].astext != SHOWN_TOOLS).label("without_tools"),
+            case(
+                (  # a continued step has its parent's; PostgreSQL need not read its messages
+                    steps.c.kind != StepKind.CONTINUES,
+                    messages.c.appended[0]["role"].astext != SHOWN_TOOLS,
+                ),
+            ).label("without_tools"),
         )
         .join(messages, _READING, isouter=True)
         .where(steps.c.run_id == run_id, tuple_(steps.c.rollout_id, steps.c.attempt).in_(attempts_of))

@@ -100,16 +100,17 @@ class GradedWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grade:
-    """The result of the test script. `reward` is None without a verdict, and `cause` and `reason` explain. `reason` also explains a reward of 0 after
-    a program under test used up a limit, or when some artifacts did not reach the tests. `exit_code` and `log` are the script's; at the log's head,
-    notes name what was odd and changed nothing. `programs`: how many ran under
-    the wrapper. `wall_s`: seconds that the script took. `components`: the named numbers of `reward.json`, None without any."""
+    """The result of the test script. `reward` is None without a verdict, and `cause` and `reason` explain. `reason` also explains a reward of 0
+    after a program under test used up a limit, or when some artifacts did not reach the tests. `exit_code`, `killed_by` and `log` are the script's;
+    at the log's head, notes name what was odd and changed nothing. `programs`: how many ran under the wrapper. `wall_s`: seconds that the script took.
+    `components`: the named numbers of `reward.json`, None without any."""
 
     reward: float | None
     exit_code: int
     log: str
     wall_s: float = 0.0
     cause: NoVerdict | None = None
+    killed_by: KilledBy = KilledBy.NONE
     reason: str | None = None
     tests: tuple[TestResult, ...] = ()
     programs: int = 0
@@ -174,7 +175,14 @@ async def _grade_of(sandbox: Sandbox, result: ExecResult, work: GradedWork) -> G
     ]
     notes: list[str] = []
     ran = await _programs(sandbox, result, notes, wrapped=names_programs(work.tests, UNTRUSTED_VARIABLE))
-    found = Grade(reward=None, exit_code=result.exit_code, log=text, wall_s=result.wall_s, programs=ran.count)
+    found = Grade(
+        reward=None,
+        exit_code=result.exit_code,
+        killed_by=result.killed_by,
+        log=text,
+        wall_s=result.wall_s,
+        programs=ran.count,
+    )
     if blamed := ran.blamed(result.killed_by, result.wall_s):
         return _answered(found, f"reward 0: {blamed}")
     if result.killed_by is not KilledBy.NONE and result.signal:

@@ -13,8 +13,8 @@ file, a script ended by a signal, a time-out, a reached limit or a failing sandb
 retried with the same draws, and is not a reward of 0, with two exceptions. If a program of the agent's used up the limit, that is an answer
 (`runner.judging`). In the last try (`roles.ingest`), reward 0 is given if programs of the agent's ran, or if the same tests reach a verdict on
 the pristine environment: then the agent's files made the tests or their sandbox hang or break. While the sandboxes' disk is full, no verification
-starts that could fail (runner.assignments). Programs of the agent's that ran do not count where a signal or a limit ends the script over the pristine
-environment, too: then the verifier dies by itself.
+starts that could fail (runner.assignments). Programs of the agent's that ran do not count where a signal, or a limit of memory or disk, ends the
+script over the pristine environment, too: then the verifier dies by itself.
 """
 
 import time
@@ -51,6 +51,7 @@ from orchestrator.tasks.key_values import REWARD
 from orchestrator.tasks.multi_step import TaskStep, joined, missed, of_step, steps_of, together
 from sandboxes.base import (
     ImageRefused,
+    KilledBy,
     MachineFault,
     PathRefused,
     SandboxError,
@@ -60,7 +61,13 @@ from sandboxes.base import (
 from sandboxes.owner import WorkKind
 
 log = get(__name__)
-_DIED: Final = (NoVerdict.SIGNAL, NoVerdict.LIMIT)
+_OWN_LIMITS: Final = (KilledBy.MEMORY, KilledBy.DISK)
+"""Tests that wait for the agent's program reach the other limits if it never comes."""
+
+
+def died(found: Grade) -> bool:
+    """Whether the script was ended by what the agent's programs cannot cause by their absence."""
+    return found.cause is NoVerdict.SIGNAL or found.killed_by in _OWN_LIMITS
 
 
 async def serve_verifications(settings: WorkerSettings) -> None:
@@ -212,7 +219,7 @@ class VerifyRunner:
                 return _with(verdict, reason=why(_unless_platforms(again)), left=True)
         verdict = _with(verdict, exit_code=found.exit_code, log=found.log, programs=found.programs)
         if found.reward is None:
-            if found.programs and found.cause in _DIED and await self._die_alike(step, work, drawn):
+            if found.programs and died(found) and await self._die_alike(step, work, drawn):
                 return _with(verdict, reason=found.reason, programs=0)  # they are not why
             left = not found.programs and await self._is_why(step, work, drawn)
             return _with(verdict, reason=found.reason, left=left)
@@ -237,7 +244,7 @@ class VerifyRunner:
         """Whether the script is ended without answer and artifacts, too: then the agent's programs are not why. A script that only writes no reward
         over nothing says nothing about them."""
         found = await self._over_nothing(step, work, drawn)
-        return found is not None and found.cause in _DIED
+        return found is not None and died(found)
 
     async def _over_nothing(self, step: TaskStep, work: GradedWork, drawn: int) -> Grade | None:
         """The result of the tests without answer and artifacts; None if they cannot run."""

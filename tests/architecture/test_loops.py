@@ -259,7 +259,7 @@ def _guards(node: ast.AST) -> bool:
 def test_every_loop_over_messages_of_others_handles_each_of_them_apart() -> None:
     found = {path: list(taking(text)) for path, text in SOURCES.items()}
     open_to_all = {path: loops for path, loops in found.items() if not all(loop.guarded for loop in loops)}
-    assert open_to_all == {}, "use bus.apart, or roles.consume"
+    assert open_to_all == {}, "use bus.message_guard, or roles.consume"
     assert sum(map(len, found.values())) >= 6
 
 
@@ -279,7 +279,7 @@ def test_loops_over_messages_are_found_with_their_guard() -> None:
     }
 
 
-def test_every_loop_without_a_bound_is_on_the_board_or_says_why_not() -> None:
+def test_every_loop_without_a_bound_is_in_the_registry_or_says_why_not() -> None:
     unseen = (
         {found.where for found in all_loops() if not found.track_loop} - RESTARTABLE.keys() - INSIDE.keys()
     )

@@ -39,10 +39,9 @@ from orchestrator.gateway.servers.segmented import Generated
 from orchestrator.gateway.sessions.forest import StepOrigin
 from orchestrator.gateway.sessions.id_buffer import IdBuffer
 from orchestrator.gateway.sessions.node import Node, Placement
-from orchestrator.gateway.sessions.rebuild import TOOLS
 from orchestrator.gateway.sessions.session import Session
 from orchestrator.pool.settled import MessageKey, MessageKind
-from orchestrator.pool.steps import canonical
+from orchestrator.pool.steps import SHOWN_TOOLS, canonical
 from orchestrator.runtime.log import get
 from orchestrator.trajectory.routes import (
     Experts,
@@ -339,7 +338,7 @@ def _appended(request: CompletionRequest, placement: Placement, origin: StepOrig
     if origin.kind is StepKind.CONTINUES or placement.tools is None:
         return turns
     shown = [dict(tool) for tool in request.tools]
-    return [{"role": TOOLS, "content": "", "sha": placement.tools, "tools": shown}, *turns]
+    return [{"role": SHOWN_TOOLS, "content": "", "sha": placement.tools, "tools": shown}, *turns]
 
 
 def _first_routed(origin: StepOrigin, generated: Generated) -> int:

@@ -19,8 +19,6 @@ from orchestrator.pool.settled import MessageKey, MessageKind
 from orchestrator.pool.steps import SHOWN_TOOLS
 from orchestrator.pool.transact import transact
 
-TOOLS = SHOWN_TOOLS
-
 
 def build_forest(renderer: Renderer, recorded: Iterable[RebuiltStep]) -> Forest:
     """Fold steps, in idx order and without a gap, into a forest. Steps after a gap were never acknowledged and are left out."""
@@ -32,7 +30,7 @@ def build_forest(renderer: Renderer, recorded: Iterable[RebuiltStep]) -> Forest:
         delta, action = ids_from_bytes(step.delta), ids_from_bytes(step.action)
         full = np.concatenate([base[: step.keep_len], delta, action])
         appended = list(step.appended)
-        shown = appended.pop(0) if appended and appended[0].get("role") == TOOLS else {}
+        shown = appended.pop(0) if appended and appended[0].get("role") == SHOWN_TOOLS else {}
         continues = (
             forest.nodes[step.parent] if step.kind is StepKind.CONTINUES and step.parent is not None else None
         )

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.cli.processes import LONGEST_NAME
 from orchestrator.contracts import limits, states
-from orchestrator.pool.counter_names import MEANINGS
+from orchestrator.pool.counter_names import NAMES
 from orchestrator.pool.speed_noise import KEY_BYTES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -31,7 +31,7 @@ BOUNDS = {
     "processes.host": 253,  # a host's name
     "processes.process": LONGEST_NAME * 4,
     "rollout_servers.url": 2_000,  # orchestrator.contracts.http_urls
-    "counters.name": max(map(len, MEANINGS)) + 32,
+    "counters.name": max(map(len, NAMES)) + 32,
     "batches.state": max(map(len, states.BatchState)),
     "rollouts.state": max(map(len, states.RolloutState)),
     "groups.state": max(map(len, states.GroupState)),

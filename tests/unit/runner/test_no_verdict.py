@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contracts.no_verdict import NoVerdict
-from orchestrator.runner.grade import GradedWork, grade
-from orchestrator.runner.verify_runner import why
+from orchestrator.runner.grade import Grade, GradedWork, grade
+from orchestrator.runner.verify_runner import died, why
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
@@ -15,6 +15,7 @@ from orchestrator.tasks.multi_step import together
 from sandboxes.base import (
     File,
     ImageRefused,
+    KilledBy,
     PathRefused,
     RefusedReason,
     SandboxError,
@@ -69,3 +70,21 @@ def test_the_guide_has_the_table_of_all_causes() -> None:
     table = "\n".join(["| cause | its reason begins with | whose | remedy |", "|---|---|---|---|", *rows])
     assert table in GUIDE.read_text(), f"the table is:\n{table}"
     assert len({re.sub(r"\W", "", cause.value.says) for cause in NoVerdict}) == len(NoVerdict)
+
+
+@pytest.mark.parametrize(
+    ("cause", "killed_by", "says"),
+    [
+        (NoVerdict.SIGNAL, KilledBy.NONE, True),
+        (NoVerdict.LIMIT, KilledBy.MEMORY, True),
+        (NoVerdict.LIMIT, KilledBy.TIMEOUT, False),  # tests that wait for the agent's server
+        (NoVerdict.LIMIT, KilledBy.CPU, False),
+        (NoVerdict.LIMIT, KilledBy.OUTPUT, False),
+        (NoVerdict.REWARD, KilledBy.NONE, False),
+    ],
+)
+def test_tests_die_by_themselves_only_of_what_a_missing_program_cannot_cause(
+    cause: NoVerdict, killed_by: KilledBy, says: bool
+) -> None:
+    found = Grade(reward=None, exit_code=137, log="", cause=cause, killed_by=killed_by)
+    assert died(found) is says

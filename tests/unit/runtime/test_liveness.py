@@ -65,7 +65,7 @@ async def test_tasks_that_a_loop_starts_wait_on_its_behalf() -> None:
         assert loop.waits_for == ""
 
 
-async def test_a_cancelled_loop_leaves_the_board_and_one_that_ended_by_itself_stays() -> None:
+async def test_a_cancelled_loop_leaves_the_registry_and_one_that_ended_by_itself_stays() -> None:
     with loop_registry("test") as registry:
 
         async def serve(name: str) -> None:
@@ -144,7 +144,7 @@ async def test_a_line_without_a_loop_of_its_own_is_updated_by_hand() -> None:
         assert (line.since, line.waits_for) == (since, "nats"), "what the loop does is not its progress"
 
 
-async def test_without_a_board_nothing_is_kept_and_everything_works() -> None:
+async def test_without_a_registry_nothing_is_kept_and_everything_works() -> None:
     with track_loop("loop"), waiting_for("nats"), reporting("line") as line:
         line.busy("item")
         await pause(0)
