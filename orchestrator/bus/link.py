@@ -20,7 +20,6 @@ from urllib.parse import unquote, urlsplit
 import anyio
 import anyio.lowlevel
 import nats.errors
-import structlog
 from nats.js import JetStreamContext
 from nats.js.errors import ServiceUnavailableError
 
@@ -31,11 +30,12 @@ from orchestrator.bus.subjects import MIN_MAX_PAYLOAD_BYTES
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.backoff import backoff
 from orchestrator.runtime.liveness import track_loop
+from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import BusMetrics, measured
 from orchestrator.runtime.unreachable import cause_of, origin_of
 from orchestrator.settings.timeouts import timeouts
 
-log = structlog.get_logger(__name__)
+log = get(__name__)
 
 OLDEST_SERVER = (2, 10)  # older servers silently ignore parts of the configuration
 FIRST_WAIT_S = 0.05

@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio
 import nats.errors
-import structlog
 from nats.js import api
 from nats.js.errors import APIError, BadRequestError, NoStreamResponseError, NotFoundError
 
@@ -40,10 +39,11 @@ from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.failpoints import boundary
 from orchestrator.runtime.liveness import waiting_for
+from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import BusMetrics, measured
 from orchestrator.settings.timeouts import timeouts
 
-log = structlog.get_logger(__name__)
+log = get(__name__)
 
 _FULL_ERRORS = (10023, 10028, 10047, 10077)  # no resources, memory, storage; store failed (limits, disk)
 _UNSENDABLE = (nats.errors.BadHeaderError, nats.errors.BadSubjectError, nats.errors.MaxPayloadError)

@@ -14,7 +14,6 @@ from typing import Any
 import anyio
 import msgspec
 import nats.errors
-import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 from nats.js import api
 from nats.js.errors import APIError, NotFoundError
@@ -28,10 +27,11 @@ from orchestrator.bus.link import Connection, Link, LinkLost, delays
 from orchestrator.bus.subjects import Consumer
 from orchestrator.bus.watch import StreamWatch
 from orchestrator.runtime.failpoints import boundary
+from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import BusMetrics, measured
 from orchestrator.settings.timeouts import Timeouts
 
-log = structlog.get_logger(__name__)
+log = get(__name__)
 
 _OVERLAP_ERRORS = (10099, 10100)  # work queue: consumer must be filtered / not unique
 _PRIVATE_KEPT_S = 60.0  # how long the server keeps a private consumer without a reader

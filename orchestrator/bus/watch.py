@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import anyio
-import structlog
 
 from orchestrator.bus.base import ReconnectCallback, StreamCallback
 from orchestrator.runtime.liveness import track_loop
+from orchestrator.runtime.log import get
 
-log = structlog.get_logger(__name__)
+log = get(__name__)
 
 
 @dataclass(frozen=True, slots=True)

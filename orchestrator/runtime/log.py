@@ -156,7 +156,7 @@ def configure(process: str, *, level: LogLevel = LogLevel.INFO, json: bool | Non
 
 def get(name: str) -> structlog.typing.FilteringBoundLogger:
     """A logger whose lines carry `component=name`."""
-    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(component=name))
+    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger(component=name))  # noqa: TID251
 
 
 @contextmanager

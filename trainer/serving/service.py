@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import structlog
 from tokenizers import Tokenizer
 
 from orchestrator.contracts.processes import PauseMode
 from orchestrator.runtime.failpoints import boundary
+from orchestrator.runtime.log import get
 from trainer.serving.engine import Engine, EngineStopped
 from trainer.serving.metrics import ServerMetrics
 from trainer.serving.model import Model, load_successor
@@ -23,7 +23,7 @@ from trainer.serving.replies import Replies
 from trainer.serving.scheduler import Scheduler
 from trainer.serving.sequence import Sequence
 
-log = structlog.get_logger()
+log = get(__name__)
 
 
 class Crashed(Exception):
