@@ -85,7 +85,7 @@ async def read_run(config: Config) -> StatusReport:
     from orchestrator.queries.batches import failed_batches
     from orchestrator.queries.installation import reported_servers
     from orchestrator.queries.training_signal import no_signal, without_verdict
-    from orchestrator.roles.dispatcher import queue_settings
+    from orchestrator.scheduling.admission import QueueSettings
 
     limit = config.watchdog.no_progress_s
     with anyio.move_on_after(PATIENCE_S):
@@ -96,7 +96,7 @@ async def read_run(config: Config) -> StatusReport:
             run_config = effective(run.config, config)
             processes = await present(connection, run.run_id)
             found = eased(
-                await stages(connection, run.run_id, run_config, queue_settings(run_config)), processes
+                await stages(connection, run.run_id, run_config, QueueSettings.of(run_config)), processes
             )
             return StatusReport(
                 run=run.name,

@@ -167,13 +167,15 @@ def _show_mix(config: Config, as_json: bool) -> None:
     from orchestrator.cli import tables
     from orchestrator.cli.reading import reading
     from orchestrator.queries import queue
-    from orchestrator.roles.dispatcher import queue_settings
+    from orchestrator.scheduling.admission import QueueSettings
 
     async def read() -> queue.Queue:
         async with reading(config, "run") as reader:
             run_config = effective(reader.run.config, config)
             return await reader.ask(
-                lambda connection: queue.queue(connection, reader.run, run_config, queue_settings(run_config))
+                lambda connection: queue.queue(
+                    connection, reader.run, run_config, QueueSettings.of(run_config)
+                )
             )
 
     found = anyio.run(read)

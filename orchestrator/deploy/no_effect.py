@@ -9,7 +9,6 @@ from scaffolds.find import find
 from orchestrator.contracts.choices import Anchor, MismatchMask, RateSchedule, WeightTransport
 from orchestrator.contracts.network import Grant
 from orchestrator.contracts.queue_window import FIFO, GREEDY, WINDOWED
-from orchestrator.roles.speed_noise import measures
 from orchestrator.settings.config import Config
 from orchestrator.settings.keys import keys, value_of
 from orchestrator.settings.providers import ImagesSection
@@ -41,7 +40,7 @@ _ADVANTAGES: Final[tuple[Counts, str]] = (
     'a trainer.loss with advantages, which "sft" does not use',
 )
 _NOISE: Final[tuple[Counts, str]] = (
-    measures,
+    lambda config: config.reward.measures_noise,
     'reward.speed_weight above 0, and reward.zero_signal = "returns" or reward.advantage_std',
 )
 NEEDS: Final[dict[str, tuple[Counts, str]]] = {

@@ -20,13 +20,11 @@ from orchestrator.contracts.ids import DOMAIN_RULE, is_domain
 from orchestrator.contracts.processes import WORKERS, ProcessRole
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.embedded.doctor import memory_bytes
-from orchestrator.rewards.settings import check_rewards
-from orchestrator.roles.complete import reward_settings
-from orchestrator.roles.dispatcher import queue_settings
+from orchestrator.rewards.settings import RewardSettings, check_rewards
 from orchestrator.runner.context_policies import policy_of
 from orchestrator.runtime.plugins import names
 from orchestrator.runtime.plugins import provider as configured
-from orchestrator.scheduling.admission import check_queue, check_shares
+from orchestrator.scheduling.admission import QueueSettings, check_queue, check_shares
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from orchestrator.settings.trainer import ExpertBias, TrainerSection
@@ -44,8 +42,8 @@ MEASURED = ("orchestrator", "gateway", "runner", "verifier", "trainer", "web")
 
 def check_config(config: Config, known_scaffolds: Sequence[str]) -> None:
     """Check everything about a configuration that only its parts know. Raises ConfigurationError, one sentence."""
-    check_queue(queue_settings(config))
-    check_rewards(reward_settings(config))
+    check_queue(QueueSettings.of(config))
+    check_rewards(RewardSettings.of(config.reward))
     queue_policy(config.queue.policy, config.queue.capacity, config.queue.window_fraction)
     for stage in config.stage.all:
         if stage.domains:

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 
 from orchestrator.contracts.choices import SignalSource, ZeroSignal
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.quote import quoted
 from orchestrator.rewards.signals import function
-from orchestrator.settings.reward import PROCESS, ProcessSignal
+from orchestrator.settings.reward import PROCESS, ProcessSignal, RewardSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,19 @@ class RewardSettings:
     leave_one_out: bool = False  # a member's baseline leaves its own return out
     advantage_std: bool = False  # divide by the group's standard deviation of returns; needs gamma = 1
     zero_signal: ZeroSignal = ZeroSignal.RETURNS
+
+    @classmethod
+    def of(cls, section: RewardSection) -> Self:
+        """The part of `[reward]` that rewards and advantages use."""
+        return cls(
+            process=section.process,
+            process_cap=section.process_cap,
+            speed_weight=section.speed_weight,
+            gamma=section.gamma,
+            leave_one_out=section.leave_one_out,
+            advantage_std=section.advantage_std,
+            zero_signal=section.zero_signal,
+        )
 
 
 def check_rewards(settings: RewardSettings) -> None:

@@ -33,7 +33,6 @@ from orchestrator.roles.speed_noise import conclude_measurement, measure
 from orchestrator.runtime.backoff import doubled
 from orchestrator.runtime.log import get
 from orchestrator.scheduling.completion import Member, conclude
-from orchestrator.settings.config import Config
 
 log = get(__name__)
 
@@ -225,7 +224,7 @@ async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int)
     if state in (GroupState.READY, GroupState.SCORED):
         noise = await speed_noise.newest(connection, flow.run_id, group.scaffold)
         try:
-            inputs = group, decided.members, reward_settings(flow.config), noise
+            inputs = group, decided.members, RewardSettings.of(flow.config.reward), noise
             rewarded = await flow.rewarding.rewards(group_id, inputs, partial(reward_group, *inputs))
         except NotReady:
             raise
@@ -292,17 +291,3 @@ def _say(event: str, **facts: object) -> None:
 
 def _wrong_version(pinned: int | None, member: pool_groups.GroupMember) -> bool:
     return pinned is not None and any(step.versions - {pinned} for step in member.steps)
-
-
-def reward_settings(config: Config) -> RewardSettings:
-    """The pure core's view of the configuration."""
-    section = config.reward
-    return RewardSettings(
-        process=section.process,
-        process_cap=section.process_cap,
-        speed_weight=section.speed_weight,
-        gamma=section.gamma,
-        leave_one_out=section.leave_one_out,
-        advantage_std=section.advantage_std,
-        zero_signal=section.zero_signal,
-    )

@@ -28,27 +28,11 @@ from orchestrator.roles.context import Flow
 from orchestrator.runtime.log import get
 from orchestrator.scheduling.admission import QueueSettings, choose_domains, dispatchable
 from orchestrator.scheduling.breaker import BreakerSettings, halts
-from orchestrator.settings.config import Config
 
 log = get(__name__)
 
 PERIOD_S = 0.2
 POLL_INTERVAL_S = 1.0
-
-
-def queue_settings(config: Config) -> QueueSettings:
-    """The pure core's view of the configuration. Up to G−1 rollouts wait ready, so that no runner slot is idle."""
-    queue = config.queue
-    return QueueSettings(
-        capacity=queue.capacity,
-        batch_groups=queue.batch_groups,
-        group_size=queue.group_size,
-        max_staleness=queue.max_staleness,
-        running_rollouts=config.rollout.slots + queue.group_size - 1,
-        policy=queue.policy,
-        window_fraction=queue.window_fraction,
-        min_batch_groups=queue.short_batch,
-    )
 
 
 class Breaker:
@@ -107,7 +91,7 @@ async def dispatch(connection: AsyncConnection, flow: Flow) -> int:
     """Dispatch as much as admission allows now; returns the number of rollouts."""
     if not await anything_waits(connection, flow.run_id):
         return 0
-    settings = queue_settings(flow.config)
+    settings = QueueSettings.of(flow.config)
 
     def choose(view: QueueView) -> list[str]:
         assert view.stage is not None

@@ -14,7 +14,6 @@ from typing import Any, Final
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
-from orchestrator.contracts.choices import ZeroSignal
 from orchestrator.contracts.ids import sha256
 from orchestrator.contracts.marks import ParseStatus
 from orchestrator.contracts.states import FailureClass, Purpose, RunState
@@ -34,15 +33,9 @@ log = get(__name__)
 LABEL: Final = "speed-noise"
 
 
-def measures(config: Config) -> bool:
-    """Whether the run's rewards need the noise: speed is rewarded, and a gate of `rewards.comparison` waits for its noise."""
-    reward = config.reward
-    return reward.speed_weight > 0 and (reward.zero_signal == ZeroSignal.RETURNS or reward.advantage_std)
-
-
 async def measure(connection: AsyncConnection, run_id: int, config: Config, group: TerminalGroup) -> None:
     """Submit the replays of a member of `group`, if a measurement of its scaffold is due and a member can be replayed."""
-    if group.purpose is not Purpose.TRAIN or not measures(config):
+    if group.purpose is not Purpose.TRAIN or not config.reward.measures_noise:
         return
     source = chosen(group.members)
     if source is None or await state_of(connection, run_id) is not RunState.ACTIVE:

@@ -27,14 +27,13 @@ from orchestrator.pool.stall_causes import StallCause, eased, stall_causes
 from orchestrator.pool.transact import transact
 from orchestrator.queries.run_gauges import run_gauges
 from orchestrator.roles.context import Flow
-from orchestrator.roles.dispatcher import queue_settings
 from orchestrator.roles.metrics import RunMetrics
 from orchestrator.roles.rebuild import remind
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured, only
 from orchestrator.runtime.watchdog import on_watch
-from orchestrator.scheduling.admission import idle_warning
+from orchestrator.scheduling.admission import QueueSettings, idle_warning
 
 log = get(__name__)
 
@@ -58,7 +57,7 @@ class StallDetector:
     def __init__(self, flow: Flow) -> None:
         watchdog = on_watch()
         self._flow = flow
-        self._settings = queue_settings(flow.config)
+        self._settings = QueueSettings.of(flow.config)
         self._no_progress_s = (
             watchdog.settings.no_progress_s if watchdog else flow.config.watchdog.no_progress_s
         )

@@ -14,9 +14,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.queue_window import FIFO, GREEDY, WINDOWED, places, window_of
+from orchestrator.settings.config import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,21 @@ class QueueSettings:
     policy: str = WINDOWED
     window_fraction: float = 0.3  # f
     min_batch_groups: int | None = None  # P_min of the last, short batch; None: ⌈P/2⌉
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The part of the configuration that shapes the queue. Up to G−1 rollouts wait ready, so that no runner slot is idle."""
+        queue = config.queue
+        return cls(
+            capacity=queue.capacity,
+            batch_groups=queue.batch_groups,
+            group_size=queue.group_size,
+            max_staleness=queue.max_staleness,
+            running_rollouts=config.rollout.slots + queue.group_size - 1,
+            policy=queue.policy,
+            window_fraction=queue.window_fraction,
+            min_batch_groups=queue.short_batch,
+        )
 
     @property
     def window(self) -> int:

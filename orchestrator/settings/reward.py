@@ -60,6 +60,11 @@ class RewardSection(Section):
     noise_interval_s: Seconds = 3600.0
     """Seconds after which the speed noise of a scaffold is measured again."""
 
+    @property
+    def measures_noise(self) -> bool:
+        """Whether the run's rewards need the noise: speed is rewarded, and a gate of `rewards.comparison` waits for its noise."""
+        return self.speed_weight > 0 and (self.zero_signal == ZeroSignal.RETURNS or self.advantage_std)
+
     @model_validator(mode="before")
     @classmethod
     def _replaced(cls, given: Any) -> Any:

@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.pool.runs import get_run
 from orchestrator.queries.activity import RunActivity, run_activity
 from orchestrator.queries.queue import Queue, queue
-from orchestrator.roles.dispatcher import queue_settings
+from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.settings.config import Config, effective
 
 
@@ -26,6 +26,6 @@ async def snapshot(connection: AsyncConnection, config: Config) -> Snapshot:
     run_config = effective(run.config, config)
     return Snapshot(
         run.name,
-        await queue(connection, run, run_config, queue_settings(run_config)),
+        await queue(connection, run, run_config, QueueSettings.of(run_config)),
         await run_activity(connection, run),
     )

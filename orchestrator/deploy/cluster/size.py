@@ -16,7 +16,6 @@ from orchestrator.deploy.cluster.rehearsal import (
 )
 from orchestrator.deploy.cluster.topology import Topology
 from orchestrator.deploy.cluster.workload import Workload, product
-from orchestrator.roles.dispatcher import queue_settings
 from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.settings.config import Config
 
@@ -101,7 +100,7 @@ def plan_of(topology: Topology) -> Plan:
         servers=sum(pool.replicas for pool in topology.servers) - config.servers.evaluation,
         gateways=topology.gateways.replicas,
         orchestrators=topology.orchestrators.replicas,
-        queue=replace(queue_settings(config), running_rollouts=slots + config.queue.group_size - 1),
+        queue=replace(QueueSettings.of(config), running_rollouts=slots + config.queue.group_size - 1),
         longest_over_mean=topology.load.longest_over_mean,
         keep_checkpoints=config.trainer.keep_checkpoints,
         spool_mb=config.gateway.spool_mb,
@@ -119,7 +118,7 @@ def plan_of_config(config: Config) -> Plan:
         servers=(len(config.servers.urls) or config.servers.embedded) - config.servers.evaluation,
         gateways=len(config.gateway.urls) or 1,
         orchestrators=1,
-        queue=queue_settings(config),
+        queue=QueueSettings.of(config),
         keep_checkpoints=config.trainer.keep_checkpoints,
         spool_mb=config.gateway.spool_mb,
     )

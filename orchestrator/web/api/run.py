@@ -8,7 +8,7 @@ from orchestrator.queries.evaluations import Evaluation
 from orchestrator.queries.runs import run_heads
 from orchestrator.queries.spending import Spending, spending
 from orchestrator.queries.status import RunStatus, run_status
-from orchestrator.roles.dispatcher import queue_settings
+from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.web.requests import Query, get
 
 
@@ -59,7 +59,7 @@ async def _run(query: Query) -> RunPage:
         slots=config.rollout.slots,
         window=config.queue.window,
         staleness_bound=config.queue.staleness_bound,
-        standing=await run_status(query.connection, query.run, config, queue_settings(config)),
+        standing=await run_status(query.connection, query.run, config, QueueSettings.of(config)),
     )
 
 

@@ -6,7 +6,7 @@ from orchestrator.deploy.embedded.process_spec import ProcessStatus
 from orchestrator.deploy.embedded.supervisor import read_status
 from orchestrator.pool.dead_letters import count_groups, count_messages
 from orchestrator.queries import dead_letters, system
-from orchestrator.roles.dispatcher import queue_settings
+from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.web.requests import Query, get
 
 
@@ -30,7 +30,7 @@ class Letters:
 
 async def _system(query: Query) -> SystemPage:
     config = query.config
-    found = await system.system(query.connection, query.run, config, queue_settings(config))
+    found = await system.system(query.connection, query.run, config, QueueSettings.of(config))
     supervised = []
     if query.run.name == query.site.run and query.site.layout is not None:
         status = read_status(query.site.layout)

@@ -42,10 +42,10 @@ from orchestrator.pool.stall_causes import (
     stall_causes,
     stuck,
 )
-from orchestrator.roles.dispatcher import queue_settings
 from orchestrator.roles.stall_detector import WINDOW_EVERY, StallDetector
 from orchestrator.runtime.liveness import loop_registry, track_loop
 from orchestrator.runtime.watchdog import Watchdog, WatchdogSettings
+from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
@@ -59,7 +59,7 @@ LIMIT_S = 60.0
 async def look(engine: AsyncEngine, run: StoredRun) -> dict[str, BacklogStage]:
     config = Config.from_json(run.config)
     async with engine.connect() as connection:
-        found = await stages(connection, run.run_id, config, queue_settings(config))
+        found = await stages(connection, run.run_id, config, QueueSettings.of(config))
     assert tuple(stage.name for stage in found) == NAMES
     return {stage.name: stage for stage in found if stage.open}
 

@@ -15,8 +15,9 @@ from orchestrator.pool.rewind import rewind
 from orchestrator.pool.run_end import STEP, filter_passed
 from orchestrator.pool.runs import StoredRun, begin_end, close_intake, state_of
 from orchestrator.pool.tables import attempts, groups, queue, rollouts
-from orchestrator.roles.dispatcher import dispatch, queue_settings
+from orchestrator.roles.dispatcher import dispatch
 from orchestrator.roles.run_end import look
+from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
@@ -66,7 +67,7 @@ async def commit_one(engine: AsyncEngine, run: StoredRun) -> None:
 async def held(engine: AsyncEngine, run: StoredRun) -> str:
     config = Config.from_json(run.config)
     async with engine.connect() as connection:
-        found = await stages(connection, run.run_id, config, queue_settings(config))
+        found = await stages(connection, run.run_id, config, QueueSettings.of(config))
     return next(stage.held for stage in found if stage.name == "dispatch")
 
 

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.pool import batches
 from orchestrator.queries.queue import queue
 from orchestrator.queries.run_gauges import run_gauges
-from orchestrator.roles.dispatcher import queue_settings
+from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
 from tests.integration.pool.rig import small
@@ -28,7 +28,7 @@ async def test_what_is_inside_the_window_is_what_the_policy_takes(
     for group in (made[1], made[4]):
         await builders.finish(engine, run, group, builders.Author())
     async with engine.begin() as connection:
-        shown = await queue(connection, run, config, queue_settings(config))
+        shown = await queue(connection, run, config, QueueSettings.of(config))
         gauges = await run_gauges(connection, run.run_id, config)
         view = "SELECT seq FROM window_state WHERE run_id = :r AND inside AND state = 'ready' ORDER BY seq"
         inside = list(await connection.scalars(text(view), {"r": run.run_id}))
@@ -53,5 +53,5 @@ async def test_a_greedy_run_has_each_open_position_inside_however_many_have_pass
     for name in "bcdefghi":
         await builders.ready_groups(engine, run, [name], builders.Author())
     async with engine.begin() as connection:
-        shown = await queue(connection, run, config, queue_settings(config))
+        shown = await queue(connection, run, config, QueueSettings.of(config))
     assert (shown.head, shown.next_seq, shown.window) == (0, 9, 9)

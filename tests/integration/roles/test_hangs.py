@@ -22,11 +22,11 @@ from orchestrator.pool.backlog import stages
 from orchestrator.pool.heartbeats import LoopReport, present, send_heartbeats
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.stall_causes import StallCause, stuck
-from orchestrator.roles.dispatcher import queue_settings
 from orchestrator.roles.stall_detector import LOOKS, StallDetector
 from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.rollout_runner import RolloutRunner, serve_rollouts
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
+from orchestrator.scheduling.admission import QueueSettings
 from tests.integration.runner.fixtures import opens
 from tests.integration.runner.rig import Opens, Rig
 from tests.integration.runner.test_runners import PASSES
@@ -66,7 +66,7 @@ async def item_is_late(rig: Rig, stage: str) -> bool:
     async with rig.flow.engine.connect() as connection:
         reports = await present(connection, rig.flow.run_id)
         open_stages = await stages(
-            connection, rig.flow.run_id, rig.flow.config, queue_settings(rig.flow.config)
+            connection, rig.flow.run_id, rig.flow.config, QueueSettings.of(rig.flow.config)
         )
     up_s = min((each.up_s for each in reports if each.kind == "orchestrator"), default=0.0)
     return any(min(each.oldest_s, up_s) > NO_PROGRESS_S for each in open_stages if each.name == stage)

@@ -17,10 +17,10 @@ from orchestrator.pool.backlog import stages
 from orchestrator.pool.draining import Drainable, drain, drainables, undrain
 from orchestrator.pool.heartbeats import present
 from orchestrator.pool.stall_causes import eased, stall_causes, stuck
-from orchestrator.roles.dispatcher import queue_settings
 from orchestrator.runner.gateways import Gateways
 from orchestrator.runner.rollout_runner import serve_rollouts
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
+from orchestrator.scheduling.admission import QueueSettings
 from tests.integration.runner.rig import PATIENCE_S, Opens, Rig, a_task, runs, says
 from tests.integration.runner.test_runners import PASSES
 from tests.waiting import eventually
@@ -159,7 +159,7 @@ async def test_while_every_runner_drains_no_process_is_blamed_and_one_whose_drai
         async with engine.connect() as connection:
             # Heartbeat of now: with this limit it would otherwise be blamed for its silence between two heartbeats.
             processes = [replace(one, silent_s=0.0) for one in await present(connection, run_id)]
-            found = await stages(connection, run_id, rig.flow.config, queue_settings(rig.flow.config))
+            found = await stages(connection, run_id, rig.flow.config, QueueSettings.of(rig.flow.config))
         lenient = eased(found, processes)
         assert stall_causes(lenient, processes, 0.1).get("lease") is None
         (lease,) = [stage for stage in lenient if stage.name == "lease"]

@@ -5,7 +5,8 @@ import pytest
 from orchestrator.app import open_flow
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.runs import get_run
-from orchestrator.roles.dispatcher import dispatch, queue_settings
+from orchestrator.roles.dispatcher import dispatch
+from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.settings.config import Config
 from tests.builders import accepted
 
@@ -32,7 +33,7 @@ async def test_a_restarted_orchestrator_dispatches_into_more_slots_by_the_rules_
                 async with flow.engine.connect() as connection:
                     run = await get_run(connection, flow.run)
                 await accepted(flow.engine, run, [f"group {n}" for n in range(8)], size=2)
-            assert queue_settings(flow.config).capacity == 8  # as the run started
+            assert QueueSettings.of(flow.config).capacity == 8  # as the run started
             async with flow.engine.begin() as connection:
                 return await dispatch(connection, flow)
 

@@ -8,8 +8,7 @@ from orchestrator.contracts.choices import ZeroSignal
 from orchestrator.rewards.actions import ParsedAction, RecordedStep
 from orchestrator.rewards.comparison import compared
 from orchestrator.rewards.composite import VerifiedMember, group_rewards
-from orchestrator.roles.complete import reward_settings
-from orchestrator.roles.speed_noise import measures
+from orchestrator.rewards.settings import RewardSettings
 from orchestrator.settings.config import Config
 
 GROUPS = [
@@ -29,7 +28,7 @@ def test_the_noise_is_measured_if_a_group_may_wait_for_it(
 ) -> None:
     section = {"zero_signal": zero_signal, "advantage_std": advantage_std, "speed_weight": speed_weight}
     config = Config.model_validate({"reward": section})
-    settings = reward_settings(config)
+    settings = RewardSettings.of(config.reward)
 
     def silent(members: list[tuple[float, float]], noise: float | None) -> bool:
         outcomes = [
@@ -41,4 +40,4 @@ def test_the_noise_is_measured_if_a_group_may_wait_for_it(
         return compared(group_rewards(outcomes, settings), settings, noise).silent is not None
 
     waits = [members for members in GROUPS if silent(members, None) and not silent(members, 0.01)]
-    assert measures(config) is bool(waits)
+    assert config.reward.measures_noise is bool(waits)

@@ -16,7 +16,7 @@ from orchestrator.gateway_client import BudgetExhausted, GatewayAway, GatewayFai
 from orchestrator.rewards import composite
 from orchestrator.rewards.actions import ParsedAction, RecordedStep
 from orchestrator.rewards.returns import group_advantages
-from orchestrator.roles.complete import reward_settings
+from orchestrator.rewards.settings import RewardSettings
 from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.collect import artifacts_of
 from orchestrator.runner.outcome import AttemptOutcome, captured, judged
@@ -163,7 +163,7 @@ async def test_no_end_of_the_policys_doing_is_better_than_a_wrong_answer(name: s
     failures = [completed, completed, end.failure, completed]
     members = [Member(i, RolloutState.VERIFIED, failure) for i, failure in enumerate(failures)]
     assert trainable(members, train_timeouts=Config().rollout.train_timeouts) == (0, 1, 2, 3)
-    settings = reward_settings(Config())
+    settings = RewardSettings.of(Config().reward)
     tries = [
         composite.VerifiedMember(
             member=i, performance=right, agent_s=9.0, steps=[RecordedStep(ParsedAction(content="7"))]

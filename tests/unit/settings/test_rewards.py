@@ -13,7 +13,6 @@ from orchestrator.rewards.comparison import compared
 from orchestrator.rewards.composite import VerifiedMember, group_rewards
 from orchestrator.rewards.returns import group_advantages
 from orchestrator.rewards.settings import RewardSettings
-from orchestrator.roles.complete import reward_settings
 from orchestrator.settings.config import Config
 from orchestrator.settings.reward import MOST_WEIGHT, PROCESS, ProcessSignal
 
@@ -59,7 +58,7 @@ def test_a_run_that_began_with_one_weight_of_process_keeps_its_meaning() -> None
     stored = Config().to_json()
     stored["reward"] = {"process_weight": 0.1, "speed_weight": 0.1, "zero_signal": "performance"}
     kept = Config.from_json(stored)
-    settings = reward_settings(kept)
+    settings = RewardSettings.of(kept.reward)
     assert {name for name, signal in settings.process.items() if signal.weight} == {
         "ill_formed_tool_call",
         "language_mixing",
