@@ -46,8 +46,7 @@ class Detokenizer:
     def texts(self, ids: Sequence[int]) -> list[str]:
         """One text per id; together they are the decoded text. A token that only continues a character has an empty text.
 
-        >>> # of a vocabulary of bytes: "é" is c3 a9
-        >>> # Detokenizer(directory).texts([104, 0xc3, 0xa9])  →  ["h", "é", ""]
+        In a vocabulary of bytes, "é" is c3 a9, and the texts of [104, 0xc3, 0xa9] are ["h", "é", ""].
         """
         texts: list[str] = []
         run: list[int] = []  # indices of consecutive tokens that are not whole characters

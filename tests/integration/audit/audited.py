@@ -1,12 +1,15 @@
 """The auditor on the rows that a test has damaged."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.audit import audit
 from orchestrator.audit.findings import Report
+from orchestrator.pool.runs import StoredRun
 from tests.violations import nothing_found
 
 
@@ -28,3 +31,20 @@ async def no_violations(
     assert any(check.examined for check in looked)
     await nothing_found(engine, report, names=[check.name for check in looked])
     return report
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedRun:
+    """A run, work on its data pool, and the auditor on it."""
+
+    engine: AsyncEngine
+    run: StoredRun
+
+    async def do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
+        """The result of `work` in one transaction."""
+        async with self.engine.begin() as connection:
+            return await work(connection)
+
+    async def audited(self) -> None:
+        """Assert that no invariant is violated."""
+        await no_violations(self.engine, self.run.name)

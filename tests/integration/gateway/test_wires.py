@@ -1,7 +1,6 @@
 """The three wires against the real gateway, by their official packages and by recorded requests of real programs."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from orchestrator.deploy.embedded.nats import EmbeddedNats
-from tests.integration.gateway.rig import Policies, Rig, open_rig
+from tests.integration.gateway.rig import Rig
 from tests.integration.gateway.wires_rig import ask, claude, gpt, user
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
@@ -26,16 +24,6 @@ RESPONSES_TOOLS: Any = [
 ]
 ANTHROPIC_TOOLS: Any = [{"name": "bash", "description": "Run.", "input_schema": SCHEMA}]
 ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-
-
-@pytest.fixture
-async def rig(
-    database_url: str, nats_server: EmbeddedNats, server_url: str, policies: Policies, tmp_path: Path
-) -> AsyncIterator[Rig]:
-    small = {"gateway": {"body_limit_mb": 1}}
-    async with open_rig(database_url, nats_server.url, server_url, policies, tmp_path, sections=small) as rig:
-        await rig.publish(0)
-        yield rig
 
 
 def bash(command: str) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from orchestrator.pool import batches, leases, results
 from orchestrator.pool.batches import LiveBatch, NewVersion
 from orchestrator.pool.rescore import Chosen
 from orchestrator.pool.rewind import FIRST, rewind
-from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.submissions import NewGroup, accept
 from orchestrator.pool.tables import batch_rollouts, groups
 from orchestrator.queries import attempts, search
@@ -34,7 +33,7 @@ from orchestrator.roles.rescore import Rescored, rescore
 from orchestrator.scheduling.queue_policies import Windowed
 from orchestrator.tasks.harbor import Task
 from tests import builders
-from tests.integration.audit.audited import no_violations
+from tests.integration.audit.audited import AuditedRun
 from tests.integration.pool.rig import counter, flow_of, owed, rollout_row, rollouts_of, small, verify
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
@@ -44,17 +43,11 @@ ALL = Chosen()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class Scene(AuditedRun):
     """A run with groups a, b, c, d of two rollouts, all ready with performances 1 and 0; a and b are in a committed batch."""
 
-    engine: AsyncEngine
-    run: StoredRun
     flow: Flow
     ids: dict[str, int]
-
-    async def do(self, work: Any) -> Any:
-        async with self.engine.begin() as connection:
-            return await work(connection)
 
     async def rescore(self, chosen: Chosen = ALL, corrected: dict[str, Task] | None = None) -> Rescored:
         rescored: Rescored = await self.do(
@@ -99,9 +92,6 @@ class Scene:
             )
         )
         return [row[0] for row in rows]
-
-    async def audited(self) -> None:
-        await no_violations(self.engine, self.run.name)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A rewind: exactly the groups that later batches used are free again, at their positions; versions and counts stay consistent."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from orchestrator.pool.dispatch import lock_queue
 from orchestrator.pool.policy_versions import PolicyVersion, needed_checkpoints, newest_version, next_version
 from orchestrator.pool.quarantine import quarantine, quarantined_in_a_row
 from orchestrator.pool.rewind import FIRST, Rewound, rewind
-from orchestrator.pool.runs import StoredRun, begin_end
+from orchestrator.pool.runs import begin_end
 from orchestrator.pool.tables import groups, policy_versions, queue
 from orchestrator.scheduling.queue_policies import Windowed
 from tests import builders
-from tests.integration.audit.audited import no_violations
+from tests.integration.audit.audited import AuditedRun
 from tests.integration.pool.rig import counter, owed, small
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
@@ -31,15 +31,8 @@ P = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class Trained(AuditedRun):
     """A run whose groups were ready in the order of `seq`, and the operations on it."""
-
-    engine: AsyncEngine
-    run: StoredRun
-
-    async def do(self, work: Callable[[Any], Awaitable[Any]]) -> Any:
-        async with self.engine.begin() as connection:
-            return await work(connection)
 
     async def ready(self, *names: str) -> None:
         for group_id in await builders.accepted(self.engine, self.run, names, size=2):
@@ -104,9 +97,6 @@ class Trained:
             )
         )
         return {number: seqs for number, seqs in rows}
-
-    async def audited(self) -> None:
-        await no_violations(self.engine, self.run.name)
 
 
 @pytest.fixture

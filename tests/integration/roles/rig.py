@@ -36,7 +36,7 @@ from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.transact import transact
 from orchestrator.roles.context import Flow
-from orchestrator.roles.dispatcher import dispatcher
+from orchestrator.roles.dispatcher import dispatch, dispatcher
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.roles.intake import Intake
 from orchestrator.roles.relay import relay
@@ -307,3 +307,12 @@ async def has_state(stage: Stage, rollout_id: int, state: str) -> bool:
 async def has_counted(stage: Stage, name: str, n: int) -> bool:
     """Whether the run has counted that so often."""
     return await counter(stage.flow.engine, stage.run, name) == n
+
+
+async def dispatched(stage: Stage, *, domain: str | None = None) -> int:
+    """How many groups are dispatched after one more look at the queue, in all or of `domain`."""
+    groups = tables.groups.c
+    query = select(func.count()).where(groups.run_id == stage.run.run_id, groups.state == "dispatched")
+    async with stage.flow.engine.begin() as connection:
+        await dispatch(connection, stage.flow)
+        return int(await connection.scalar(query.where(groups.domain == domain) if domain else query) or 0)

@@ -22,8 +22,7 @@ from orchestrator.contracts.events import (
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.batches import NewVersion, publish
 from orchestrator.pool.outbox import enqueue
-from orchestrator.pool.tables import groups, outbox, rollouts
-from orchestrator.roles.dispatcher import dispatch
+from orchestrator.pool.tables import outbox, rollouts
 from orchestrator.roles.rebuild import REBUILT, rebuild, remind
 from orchestrator.roles.relay import relay, relay_page
 from orchestrator.settings.config import RunSection
@@ -34,18 +33,12 @@ from tests.integration.roles.rig import (
     TIMING,
     Runners,
     Stage,
+    dispatched,
     playing,
     staged,
 )
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("processes")]
-
-
-async def dispatched(stage: Stage, *, domain: str | None = None) -> int:
-    query = select(func.count()).where(groups.c.run_id == stage.run.run_id, groups.c.state == "dispatched")
-    async with stage.flow.engine.begin() as connection:
-        await dispatch(connection, stage.flow)
-        return int(await connection.scalar(query.where(groups.c.domain == domain) if domain else query) or 0)
 
 
 async def assigned(stage: Stage, wanted: int) -> list[RolloutAssigned]:

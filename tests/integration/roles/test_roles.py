@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from sqlalchemy import func, select, text, update
+from sqlalchemy import select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus import subjects
@@ -30,7 +30,7 @@ from orchestrator.pool import leases
 from orchestrator.pool.runs import begin_end, close_intake, intake_open
 from orchestrator.pool.tables import groups, rollouts
 from orchestrator.publish import publish_tasks
-from orchestrator.roles.dispatcher import dispatch, dispatcher
+from orchestrator.roles.dispatcher import dispatcher
 from orchestrator.roles.ingest import ingest_steps, ingest_verdicts
 from orchestrator.roles.intake import Intake
 from orchestrator.roles.reaper import reaper
@@ -41,6 +41,7 @@ from tests.integration.pool.rig import OWNER, Tree, counter, owed, rollout_row, 
 from tests.integration.roles.rig import (
     TASK,
     Stage,
+    dispatched,
     playing,
     staged,
     until,
@@ -326,13 +327,6 @@ async def test_publishing_waits_until_every_task_is_answered(stage: Stage) -> No
 
 
 # --- dispatcher -----------------------------------------------------------------------------------------------
-
-
-async def dispatched(stage: Stage, *, domain: str | None = None) -> int:
-    query = select(func.count()).where(groups.c.run_id == stage.run.run_id, groups.c.state == "dispatched")
-    async with stage.flow.engine.begin() as connection:
-        await dispatch(connection, stage.flow)
-        return int(await connection.scalar(query.where(groups.c.domain == domain) if domain else query) or 0)
 
 
 async def test_admission_stops_at_n_at_the_staleness_bound_and_at_the_slots(

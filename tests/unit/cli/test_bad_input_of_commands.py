@@ -7,34 +7,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import structlog
-import typer
 
 from orchestrator.cli import main, processes
 from orchestrator.deploy.home import write_template
+from tests.unit.cli.commands import COMMANDS, ROOT
 
 pytestmark = [pytest.mark.timeout(20), pytest.mark.tier("look")]  # seconds of each command
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 TOPOLOGY = str(REPOSITORY / "ops/cluster/topology.toml")
-ROOT: Any = typer.main.get_command(sys.modules[main.__module__].app)
-
-
-def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every command that can be called."""
-    if hasattr(command, "commands"):
-        if command.invoke_without_command:
-            yield " ".join(path), command
-        for name, below in command.commands.items():
-            yield from commands(below, (*path, name))
-    else:
-        yield " ".join(path), command
-
-
-COMMANDS = dict(commands(ROOT))
 NEEDS: Mapping[str, list[str]] = {
     "sql": ["select 1"],
     "drain": ["runner", "runner"],

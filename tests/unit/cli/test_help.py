@@ -15,25 +15,11 @@ from typer.testing import CliRunner
 from orchestrator.cli.examples import EXAMPLES
 from orchestrator.cli.main import app
 from orchestrator.scaffold_check.run import NAMES
+from tests.unit.cli.commands import COMMANDS, ROOT
 
-ROOT: Any = typer.main.get_command(app)  # Typer brings its own copy of click, and names none of its classes
 GUIDES = Path(__file__).resolve().parents[3] / "ops/guides"
 UsageError: Any = typer.BadParameter.__bases__[0]
 ENDS = {";", "|", ">", "<", "&", "||", "&&", ">>"}
-
-
-def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Every command that can be called."""
-    if hasattr(command, "commands"):
-        if command.invoke_without_command:
-            yield " ".join(path), command
-        for name, below in command.commands.items():
-            yield from commands(below, (*path, name))
-    else:
-        yield " ".join(path), command
-
-
-COMMANDS = dict(commands(ROOT))
 
 
 def calls(line: str) -> Iterator[list[str]]:

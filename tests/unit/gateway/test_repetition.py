@@ -1,6 +1,5 @@
 """A completion that repeats itself is ended at the token that proves it, for any segmentation."""
 
-import doctest
 import math
 from dataclasses import dataclass, field
 
@@ -31,11 +30,6 @@ pytestmark = pytest.mark.anyio
 
 SURE, UNSURE = -0.001, -1.0
 PROMPT = np.asarray([1, 2, 3], dtype="<i4")
-
-
-def test_the_worked_example_is_true() -> None:
-    failed, tried = doctest.testmod(repetition)
-    assert tried >= 3 and failed == 0
 
 
 @given(

@@ -1,12 +1,10 @@
 """The effect of each context policy on a history."""
 
-import doctest
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-import scaffolds.context.base
 from scaffolds.base import Completion, Message, PolicyFault
 from scaffolds.context.base import Past
 from scaffolds.context.drop_replies import DropReplies
@@ -46,10 +44,6 @@ def past(rest: Sequence[Message], *, size: int = 0, ask: Any = None) -> Past:
         return size * (len(messages) - len(HEAD))
 
     return Past(head=HEAD, rest=rest, context=1000, length=length, ask=ask or Summariser())
-
-
-def test_the_examples_of_the_docstrings_hold() -> None:
-    assert doctest.testmod(scaffolds.context.base).failed == 0
 
 
 async def test_the_window_slides_when_it_is_full_and_keeps_whole_turns() -> None:

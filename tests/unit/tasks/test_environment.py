@@ -1,13 +1,10 @@
 """The result of a Dockerfile of FROM, WORKDIR, COPY and ENV, and the refusals of everything else."""
 
-import doctest
 import re
 from typing import Any
 
 import pytest
 
-import orchestrator.tasks.dockerfile
-import orchestrator.tasks.environment
 from orchestrator.runtime import plugins
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
@@ -39,11 +36,6 @@ def refused(*lines: str, **options: Any) -> str:
 
 def bodies(*lines: str) -> dict[str, bytes]:
     return {path: file.data for path, file in read(*lines).files.items()}
-
-
-def test_the_examples_of_the_docstrings_hold() -> None:
-    for module in (orchestrator.tasks.dockerfile, orchestrator.tasks.environment):
-        assert doctest.testmod(module).failed == 0
 
 
 def test_comments_continuation_lines_case_and_white_space_are_read_as_docker_does() -> None:

@@ -1,7 +1,6 @@
 """The learner that a configuration makes: rates, optimizer, anchors, and the scale of a batch's advantages."""
 
 import dataclasses
-import doctest
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.settings.config import Config
 from orchestrator.settings.trainer import LEAST_EPS, TrainerSection
 from tests.unit.trainer.forests import everything, group_of_rollouts
-from trainer import schedule
 from trainer.advantage_scale import scaled_parts
 from trainer.batch import BadBatch, BatchPart
 from trainer.benchmarks.random_model import write_random_model
@@ -43,11 +41,6 @@ def part() -> BatchPart:
 def learner(model: Path, root: Path, **section: Any) -> Learner:
     settings = TrainerSection(**{"lr": 1e-3, **section})
     return Learner(save_first(root, model, settings), settings)
-
-
-def test_the_worked_examples_of_the_schedule_are_true() -> None:
-    failed, tried = doctest.testmod(schedule)
-    assert tried >= 3 and failed == 0
 
 
 def test_every_train_step_has_its_rate_also_after_a_resume(model: Path, tmp_path: Path) -> None:
