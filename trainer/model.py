@@ -62,12 +62,14 @@ def load_model(
     return trained
 
 
-def empty_model(directory: Path, *, dtype: torch.dtype = torch.float32) -> nn.Module:
+def empty_model(directory: Path) -> nn.Module:
     """The model of `directory` as `load_model` makes it, but without values, on torch's "meta" device, and not attached. Raises ValueError."""
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+            model: Any = AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=False
+            )
         model.use_kernels = False  # as from_pretrained sets it by default
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         raise ValueError(f"the model in {directory} cannot be built: {error}") from error

@@ -34,6 +34,8 @@ from orchestrator.settings.config import Config
 NAMES = (
     "dispatch", "lease", "run", "settle", "verify", "grade", "reap", "conclude", "take", "commit", "publish", "sync",
 )  # fmt: skip
+RECENT_GROUPS = 100  # queue positions whose durations `group_seconds` reads
+MIN_READY_GROUPS = 20  # fewer durations say nothing about the longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,13 +197,11 @@ async def open_batch(connection: AsyncConnection, run_id: int, batch_groups: int
     return OpenBatch(row.batch_no, batch_groups, int(row.taken)) if row is not None and row.taken else None
 
 
-async def group_seconds(
-    connection: AsyncConnection, run_id: int, among: int = 100, least: int = 20
-) -> tuple[float, float] | None:
-    """(longest, mean) seconds from dispatch to ready, over those of the newest `among` queue positions that are ready; None with fewer than
-    `least` of them."""
-    row = (await connection.execute(_SECONDS, {"run": run_id, "among": among})).one()
-    return (float(row.longest), float(row.mean)) if row.n >= least and row.mean > 0 else None
+async def group_seconds(connection: AsyncConnection, run_id: int) -> tuple[float, float] | None:
+    """(longest, mean) seconds from dispatch to ready, over those of the newest `RECENT_GROUPS` queue positions that are ready; None with fewer
+    than `MIN_READY_GROUPS` of them."""
+    row = (await connection.execute(_SECONDS, {"run": run_id, "among": RECENT_GROUPS})).one()
+    return (float(row.longest), float(row.mean)) if row.n >= MIN_READY_GROUPS and row.mean > 0 else None
 
 
 async def states(connection: AsyncConnection, run_id: int) -> Mapping[str, int]:

@@ -14,6 +14,7 @@ from orchestrator.pool.rows import from_row
 from orchestrator.pool.runs import StoredRun
 
 SHOWN = 200
+CURVE_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +128,13 @@ _STEPS = text(
 )
 
 
-async def run_activity(connection: AsyncConnection, run: StoredRun, *, curve: int = 40) -> RunActivity:
-    """`curve`: how many train steps the trainer's view covers."""
+async def run_activity(connection: AsyncConnection, run: StoredRun) -> RunActivity:
+    """The run's work now; the trainer's view covers the newest `CURVE_STEPS` train steps."""
     key = {"run": run.run_id, "n": SHOWN}
     states = {row.state: row.n for row in await connection.execute(_STATES, {"run": run.run_id})}
     rollouts = [from_row(ActiveRollout, row) for row in await connection.execute(_ROLLOUTS, key)]
     servers = [from_row(ServerActivity, row) for row in await connection.execute(_SERVERS, key)]
-    steps = (await connection.execute(_STEPS, {"run": run.run_id, "n": curve})).all()
+    steps = (await connection.execute(_STEPS, {"run": run.run_id, "n": CURVE_STEPS})).all()
     newest = steps[0] if steps else None
     trainer = TrainerView(
         version=await connection.scalar(_VERSION, {"run": run.run_id}),

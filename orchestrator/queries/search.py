@@ -272,7 +272,6 @@ async def group_list(
     *,
     before: int | None = None,
     n: int = PAGE,
-    budget_s: float = BUDGET_S,
 ) -> GroupPage:
     """The newest `n` groups below id `before` that match, or fewer if the time budget is spent."""
     given = {
@@ -299,7 +298,7 @@ async def group_list(
              ORDER BY f.group_id DESC"""
     )
     edge_of = text(f"SELECT min(group_id) AS last, count(*) AS found FROM ({candidates}) c")
-    deadline = time.monotonic() + budget_s
+    deadline = time.monotonic() + BUDGET_S
     rows: list[GroupRow] = []
     following: int | None = 2**62 if before is None else before
     searched = 0

@@ -20,6 +20,7 @@ from orchestrator.trajectory.branch import Branch
 from orchestrator.trajectory.trie import Node, Trie
 
 DRAWN = 1_500
+HEAD_TOKENS = 24
 """Nodes in a drawing by default: further ones are thinner than a pixel."""
 
 
@@ -70,7 +71,7 @@ class PrefixTree:
         return self.naive / self.unique if self.unique else 1.0
 
 
-def prefix_tree(samples: Sequence[Sample], *, drawn: int = DRAWN, head: int = 24) -> PrefixTree:
+def prefix_tree(samples: Sequence[Sample], *, drawn: int = DRAWN) -> PrefixTree:
     """The tree of `samples`, with its `drawn` largest nodes. Costs the stored tokens, not the expanded ones.
 
     >>> import numpy as np
@@ -88,7 +89,7 @@ def prefix_tree(samples: Sequence[Sample], *, drawn: int = DRAWN, head: int = 24
     ends: dict[Node, list[Sample]] = {}
     for branch, branch_samples in by_branch.items():
         ends.setdefault(trie.cut(branch), []).extend(branch_samples)
-    return _summarize(trie, ends, len(samples), drawn, head)
+    return _summarize(trie, ends, len(samples), drawn)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,15 +103,13 @@ class _Sum:
     one: Sample
 
 
-def _summarize(
-    trie: Trie, ends: Mapping[Node, Sequence[Sample]], samples: int, drawn: int, head: int
-) -> PrefixTree:
+def _summarize(trie: Trie, ends: Mapping[Node, Sequence[Sample]], samples: int, drawn: int) -> PrefixTree:
     root = trie.nodes[0]
     order = [root]
     for node in order:
         order.extend(node.children.values())
     sums = _sums(order, ends)
-    nodes = _drawn(root, sums, drawn, head)
+    nodes = _drawn(root, sums, drawn)
     unique = sum(len(node.ids) for node in order[1:])
     shown_tokens = sum(node.length for node in nodes)
     return PrefixTree(
@@ -142,7 +141,7 @@ def _sums(order: Sequence[Node], ends: Mapping[Node, Sequence[Sample]]) -> dict[
     return sums
 
 
-def _drawn(root: Node, sums: Mapping[Node, _Sum], most: int, head: int) -> list[DrawnNode]:
+def _drawn(root: Node, sums: Mapping[Node, _Sum], most: int) -> list[DrawnNode]:
     """The `most` nodes with the most tokens below them, each after its parent."""
     nodes: list[DrawnNode] = []
     waiting = [(-sums[child].below, n, child, None) for n, child in enumerate(root.children.values())]
@@ -164,7 +163,7 @@ def _drawn(root: Node, sums: Mapping[Node, _Sum], most: int, head: int) -> list[
                 group_id=total.one.group_id,
                 rollout_id=total.one.rollout_id,
                 step=total.one.step,
-                head=node.ids[:head].tolist(),
+                head=node.ids[:HEAD_TOKENS].tolist(),
             )
         )
         for child in node.children.values():

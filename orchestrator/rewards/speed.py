@@ -32,13 +32,9 @@ class Speed:
     bonus: float = 0.0  # performance · h(T/T_base), in (0, 1)
 
 
-def agent_seconds(wall_s: float, waiting_s: float = 0.0) -> float:
-    """T: the wall time without waiting for the platform (intervals, trajectory.waiting), at least SHORTEST_S.
-
-    >>> agent_seconds(wall_s=31.0, waiting_s=19.0)
-    12.0
-    """
-    return max(SHORTEST_S, wall_s - waiting_s)
+def at_least_shortest(own_s: float) -> float:
+    """T from the agent's own time, which counts no waiting for the platform: at least SHORTEST_S."""
+    return max(SHORTEST_S, own_s)
 
 
 def h(x: float) -> float:

@@ -13,7 +13,7 @@ from orchestrator.contracts.quote import cut_to
 from orchestrator.gateway_client import Seal
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.settled import MessageKey, MessageKind
-from orchestrator.rewards.speed import agent_seconds
+from orchestrator.rewards.speed import at_least_shortest
 from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.gateways import KnownGateway
 from orchestrator.runner.outcome import AttemptOutcome
@@ -104,7 +104,7 @@ def _finished(
         listing=left.listing,
         tool_calls=record.tool_calls,
         log=outcome.log,
-        agent_s=agent_seconds(own_s),
+        agent_s=at_least_shortest(own_s),
         queued_s=record.queued_s + waited,
         scaffold=lease.scaffold,
         scaffold_version=manifest.version if manifest else None,

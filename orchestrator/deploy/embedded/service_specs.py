@@ -10,10 +10,10 @@ from orchestrator.deploy.embedded.postgres_cluster import PostgresCluster
 from orchestrator.deploy.embedded.process_spec import ProcessSpec
 
 
-def postgres_spec(cluster: PostgresCluster, *, name: str = "postgres") -> ProcessSpec:
+def postgres_spec(cluster: PostgresCluster) -> ProcessSpec:
     """PostgreSQL under the supervisor; a fast shutdown at stop, crash recovery after a kill."""
     return ProcessSpec(
-        name=name,
+        name="postgres",
         argv=cluster.argv,
         env=cluster.env,
         inherit_env=False,
@@ -28,10 +28,10 @@ def postgres_spec(cluster: PostgresCluster, *, name: str = "postgres") -> Proces
     )
 
 
-def nats_spec(home: NatsHome, *, name: str = "nats") -> ProcessSpec:
+def nats_spec(home: NatsHome) -> ProcessSpec:
     """NATS under the supervisor."""
     return ProcessSpec(
-        name=name,
+        name="nats",
         argv=home.argv,
         env=home.env,
         inherit_env=False,

@@ -38,12 +38,11 @@ def parse_action(
     tools: Sequence[Mapping[str, Any]],
     *,
     stop: str | None = None,
-    calls_allowed: bool = True,
     rule: CallRule | None = None,
 ) -> Parsed:
-    """Read one action. `stop`: the stop string that ended it, which is not part of the message. `calls_allowed`: False for
-    tool_choice none. `rule`: the request's further conditions on calls. An action that breaks them is served as text, and is ill-formed."""
-    rule = rule or CallRule(None if calls_allowed else 0)
+    """Read one action. `stop`: the stop string that ended it, which is not part of the message. `rule`: the request's
+    conditions on calls; None: it has none. An action that breaks them is served as text, and is ill-formed."""
+    rule = rule or CallRule()
     marks = renderer.markers
     ids = list(action)
     while ids and ids[-1] in renderer.stop_ids:

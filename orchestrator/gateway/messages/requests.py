@@ -79,10 +79,6 @@ class CompletionRequest:
     wire: str | None = None
     number: int | None = None
 
-    @property
-    def calls_allowed(self) -> bool:
-        return self.rule.most != 0
-
     def check_answerable(self) -> None:
         """Raise Problem 400 if the last message is the assistant's: a reply after it would not continue it, as the client expects."""
         if self.turns and self.turns[-1].role == "assistant":

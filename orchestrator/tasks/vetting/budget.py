@@ -17,15 +17,15 @@ RESERVE: Final = 0.25
 """The share of a limit that stays unused."""
 
 
-def time_findings(runs: Sequence[Outcome], settings: TaskSettings, reserve: float = RESERVE) -> list[Finding]:
+def time_findings(runs: Sequence[Outcome], settings: TaskSettings) -> list[Finding]:
     """The slowest run of the solution, and of its tests, against their limits."""
     found = []
     for fault, what, limit_s, took_s in (
         (TaskFault.SLOW_ORACLE, "the solution", settings.agent.timeout_sec, max(r.agent_s for r in runs)),
         (TaskFault.SLOW_TESTS, "the tests", settings.verifier.timeout_sec, max(r.tests_s for r in runs)),
     ):
-        if took_s > limit_s * (1 - reserve):
-            says = f"{what} took {took_s:.1f} s of {limit_s:g} s: less than {reserve:.0%} in reserve"
+        if took_s > limit_s * (1 - RESERVE):
+            says = f"{what} took {took_s:.1f} s of {limit_s:g} s: less than {RESERVE:.0%} in reserve"
             found.append(Finding(control=Control.BUDGET, fault=fault, says=says))
     return found
 
@@ -40,9 +40,9 @@ def limits_of(section: SandboxSection, settings: TaskSettings) -> dict[str, floa
     }
 
 
-def squeezed(section: SandboxSection, reserve: float = RESERVE) -> SandboxSection:
+def squeezed(section: SandboxSection) -> SandboxSection:
     """The same sandbox without the reserve."""
-    share = 1 - reserve
+    share = 1 - RESERVE
     return section.model_copy(
         update={
             "memory_mb": max(int(section.memory_mb * share), 1),
@@ -68,16 +68,14 @@ def for_probes(
     return limits.model_copy(update=update)
 
 
-def squeeze_findings(
-    run: Outcome, maximum: float | None, limits: SandboxSection, reserve: float = RESERVE
-) -> list[Finding]:
+def squeeze_findings(run: Outcome, maximum: float | None, limits: SandboxSection) -> list[Finding]:
     """`run`: the solution in a sandbox of `squeezed` limits; `maximum`: its reward otherwise."""
     if same(run.reward, maximum):
         return []
     got = "no verdict" if run.reward is None else f"{run.reward:.10g}"
     because = f" ({run.reason})" if run.reason else ""
     says = (
-        f"the solution earns {got}{because} with {1 - reserve:.0%} of memory ({limits.memory_mb} MB), disk ({limits.disk_mb} MB) and processes "
+        f"the solution earns {got}{because} with {1 - RESERVE:.0%} of memory ({limits.memory_mb} MB), disk ({limits.disk_mb} MB) and processes "
         f"({limits.processes})"
     )
     return [Finding(control=Control.BUDGET, fault=TaskFault.TIGHT_LIMITS, says=says)]

@@ -256,7 +256,7 @@ def test_unknown_fields_are_tolerated() -> None:
         tool_choice={"type": "none"},
         stop_sequences=["END"],
     )
-    assert request.stop == ("END",) and not request.calls_allowed
+    assert request.stop == ("END",) and request.rule.most == 0
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def test_unknown_fields_are_tolerated_and_settings_of_the_run_prevail() -> None:
         max_tokens=5,
         max_completion_tokens=7,
     )
-    assert request.max_tokens == 5 and request.calls_allowed
-    assert not read(tool_choice="none").calls_allowed
+    assert request.max_tokens == 5 and request.rule.most is None
+    assert read(tool_choice="none").rule.most == 0
 
 
 @pytest.mark.parametrize(

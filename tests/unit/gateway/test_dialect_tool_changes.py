@@ -89,9 +89,9 @@ def test_a_choice_may_name_an_added_tool_and_no_removed_one() -> None:
 
 def test_no_call_may_be_made_once_every_tool_is_removed() -> None:
     """A request that never had tools takes a call of any name as it is."""
-    assert not read(user(removed(named("bash")))).calls_allowed
-    assert read(user(removed(named("bash")), added(LATE))).calls_allowed
-    assert read(user(removed(named("late"))), tools=[]).calls_allowed
+    assert read(user(removed(named("bash")))).rule.most == 0
+    assert read(user(removed(named("bash")), added(LATE))).rule.most is None
+    assert read(user(removed(named("late"))), tools=[]).rule.most is None
 
 
 @pytest.mark.parametrize(

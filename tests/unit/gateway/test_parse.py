@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.gateway.completions.parse import parse_action
 from orchestrator.gateway.completions.schema import fits
+from orchestrator.gateway.messages.requests import CallRule
 from orchestrator.gateway.messages.turns import CanonicalCall, Turn, canonical_json
 from orchestrator.gateway.render import TokenizerAdapter, load_renderer
 from orchestrator.gateway.render.qwen3 import QwenRenderer
@@ -140,19 +141,19 @@ def test_a_stop_string_after_a_call_leaves_the_call(
 
 
 def test_without_permission_to_call_a_call_is_text(renderer: QwenRenderer, ids_of: Any) -> None:
-    parsed = parse_action(renderer, ids_of(LS + "<|im_end|>"), [BASH], calls_allowed=False)
+    parsed = parse_action(renderer, ids_of(LS + "<|im_end|>"), [BASH], rule=CallRule(most=0))
     assert parsed.status == "ill_formed" and parsed.turn.text == LS
 
 
 @pytest.mark.parametrize(
     "text", [LS, WC, call_text('{"name": "rm", "arguments": {}}'), "<tool_call>", f"{LS} so"]
 )
-@pytest.mark.parametrize(("calls_allowed", "status"), [(True, "ok"), (False, "ill_formed")])
+@pytest.mark.parametrize(("rule", "status"), [(CallRule(), "ok"), (CallRule(most=0), "ill_formed")])
 def test_a_call_is_text_where_the_request_offers_no_tool(
-    renderer: QwenRenderer, ids_of: Any, text: str, calls_allowed: bool, status: str
+    renderer: QwenRenderer, ids_of: Any, text: str, rule: CallRule, status: str
 ) -> None:
     ids = ids_of(f"<think>\nlook\n</think>\n\n{text}<|im_end|>")
-    parsed = parse_action(renderer, ids, [], calls_allowed=calls_allowed)
+    parsed = parse_action(renderer, ids, [], rule=rule)
     assert parsed.status == status
     assert parsed.turn == Turn(role="assistant", text=text, reasoning="look")
     assert parse_action(renderer, ids_of(f"{text}</think>"), []).status == "ill_formed"
