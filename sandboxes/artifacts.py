@@ -12,7 +12,7 @@ import hashlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -31,6 +31,7 @@ from sandboxes.base import (
 from sandboxes.elsewhere import place_of, target_of
 from sandboxes.lost_properties import Losses, named
 from sandboxes.machine import pass_on
+from sandboxes.paths import parents_of_relative
 
 T = TypeVar("T")
 _REPORTED = 100
@@ -139,7 +140,7 @@ class _Collector:
         if not stat.S_ISLNK(entry.stat.st_mode):
             self.losses.look(entry)
         if not stat.S_ISDIR(entry.stat.st_mode):
-            self.filled.update(_above(entry.path))
+            self.filled.update(parents_of_relative(entry.path))
 
     def _look(self, entry: tree.TreeEntry, placed: PlacedEntry | None) -> RefusedReason | None:
         if not entry.path.isprintable() and not _is_utf8(entry.path):
@@ -230,13 +231,13 @@ class _Collector:
             if path in refused_paths:
                 continue
             if (known or path in self.filled) and mode == expected_mode:
-                self.filled.update(_above(path) if known else ())
+                self.filled.update(parents_of_relative(path) if known else ())
                 continue
             if self.count + len(recreated) >= self.limits.files:
                 self.refused.append((path, RefusedReason.TOO_MANY))
                 continue
             recreated[path] = mode
-            self.filled.update(_above(path))
+            self.filled.update(parents_of_relative(path))
         return dict(sorted(recreated.items()))
 
 
@@ -336,11 +337,6 @@ def left_of(limits: ArtifactLimits, found: Artifacts) -> ArtifactLimits:
         total_bytes=max(0, limits.total_bytes - sum(file.size for file in files)),
         memory_bytes=None if limits.memory_bytes is None else max(0, limits.memory_bytes - in_memory),
     )
-
-
-def _above(path: str) -> Iterator[str]:
-    while path := path.rpartition("/")[0]:
-        yield path
 
 
 def _directory_problem(entry: tree.TreeEntry, depth: int) -> RefusedReason | None:

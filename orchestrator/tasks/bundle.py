@@ -15,6 +15,7 @@ from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.tasks import TasksSection
 from sandboxes.base import AnyFile, File, StoredFile
+from sandboxes.paths import parents_of_relative
 
 MAX_PATH_BYTES: Final = 1024
 MAX_NAME_BYTES: Final = 255
@@ -123,7 +124,7 @@ class Bundle:
             check_path(path)
         no_directory = {**self.files, **self.links}
         for path in self.paths:
-            for folder in above(path):
+            for folder in parents_of_relative(path):
                 if folder in no_directory:
                     raise ValueError(f"{folder}: a task cannot have both this file and {path}")
         twice = next((path for path in self.links if path in self.files), None) or next(
@@ -164,12 +165,6 @@ def is_content(body: object) -> bool:
 def with_mode(body: bytes | AnyFile) -> AnyFile:
     """A file of `body`, with the bits of `mode_of` if it has none."""
     return File(body, mode_of(body)) if isinstance(body, bytes) else body
-
-
-def above(path: str) -> Iterator[str]:
-    """The directories above a relative path, from the nearest."""
-    while path := path.rpartition("/")[0]:
-        yield path
 
 
 @lru_cache(maxsize=1 << 15)  # tasks of one repository have the same paths

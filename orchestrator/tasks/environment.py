@@ -66,6 +66,7 @@ from sandboxes.base import (
 from sandboxes.docker_patterns import names
 from sandboxes.images import recipe
 from sandboxes.images.adapt import work_directory
+from sandboxes.paths import is_within, parents
 from sandboxes.users import refusal
 
 DOCKERFILE: Final = "Dockerfile"
@@ -130,16 +131,6 @@ class Environment:
             user=self.user,
             services=self.services,
         )
-
-
-def image_name(name: str) -> str:
-    """The full name of an image, as in registries.
-
-    >>> image_name("debian"), image_name("docker.io/library/python:3.11")
-    ('debian:latest', 'python:3.11')
-    """
-    short = name.removeprefix("docker.io/").removeprefix("library/")
-    return short if ":" in short.rpartition("/")[2] or "@" in short else f"{short}:latest"
 
 
 def read_environment(context: Bundle, bases: Collection[str] | None) -> Environment:
@@ -254,7 +245,7 @@ def of_image(
     """The build context of an image that exists; None where the sandbox's own system stands for it. ValueError if it does not."""
     if containers:
         return {DOCKERFILE: File(f"FROM {image}\n".encode())}
-    if bases is not None and image_name(image) not in map(image_name, bases):
+    if bases is not None and recipe.short_name(image) not in map(recipe.short_name, bases):
         raise ValueError(
             f"task.toml: [environment].docker_image = {quoted(image)}: the sandbox's own system stands for {', '.join(bases) or 'no image'} alone "
             "(sandbox.base_images); name one of them, or set sandbox.images.directory, with which bubblewrap builds images (ops/guides/images.md)"
@@ -359,7 +350,9 @@ class _Build:
             instruction.refuse("must be FROM image or FROM image AS name")
         self._based = True
         image = self._expand(instruction, words[0])
-        if self._bases is not None and image_name(image) not in {image_name(base) for base in self._bases}:
+        if self._bases is not None and recipe.short_name(image) not in {
+            recipe.short_name(base) for base in self._bases
+        }:
             instruction.refuse(
                 f"{words[0]}: the sandbox's own system stands for {', '.join(self._bases) or 'no image'} alone (sandbox.base_images); "
                 "name one of them, or set sandbox.images.directory, with which bubblewrap builds images (ops/guides/images.md)"
@@ -521,17 +514,12 @@ class _Build:
 
     def _file_above(self, path: str) -> bool:
         """Whether a file or link lies at `path` or above it."""
-        return any(one in self.files or one in self.links for one in (path, *_parents(path)))
+        return any(one in self.files or one in self.links for one in (path, *parents(path)))
 
     def _entered(self, path: str) -> None:
-        self._folders.update(_parents(path))
-
-
-def _parents(path: str) -> Iterator[str]:
-    while (path := posixpath.dirname(path)) != "/":
-        yield path
+        self._folders.update(parents(path))
 
 
 def _below(path: str, directory: str) -> bool:
     """Whether `path` is `directory` or below it; "" is the root of the context."""
-    return not directory or path == directory or path.startswith(f"{directory}/")
+    return not directory or is_within(path, directory)

@@ -12,6 +12,7 @@ from orchestrator.tasks.environment import LOGS, Environment
 from orchestrator.tasks.key_values import WORD_BYTES
 from sandboxes.artifacts import SYSTEM
 from sandboxes.base import WRITABLE
+from sandboxes.paths import parents
 
 STDIO: Final = "stdio"
 _NAME: Final = "1 to 64 letters, digits, _ and -"
@@ -44,22 +45,17 @@ def missing_skills(table: Mapping[str, Any], environment: Environment) -> Iterat
         return
     path = posixpath.normpath(posixpath.join(environment.work_dir, given))
     path = f"/{path.lstrip('/')}"
-    above = {path, *_parents(path)}
+    above = {path, *parents(path)}
     if above.intersection(SYSTEM) or above.intersection(environment.links):
         return
     there = {*WRITABLE, *LOGS, *environment.directories, *environment.modes}
     for placed in (*environment.files, *environment.links, *environment.directories, *environment.modes):
-        there.update(_parents(placed))
+        there.update(parents(placed))
     if path not in there:
         yield (
             f"task.toml: [environment].skills_dir = {quoted(given)}: no image is built, and no directory of the task lies there: put the skills "
             "below environment/files/, and name their place below /app"
         )
-
-
-def _parents(path: str) -> Iterator[str]:
-    while (path := posixpath.dirname(path)) != "/":
-        yield path
 
 
 def refusals(table: Mapping[str, Any], manifest: Manifest) -> Iterator[str]:

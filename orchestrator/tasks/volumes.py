@@ -8,6 +8,7 @@ from orchestrator.tasks.last_stage import last_stage
 from orchestrator.tasks.work_dir import dockerfile_of
 from sandboxes.base import WRITABLE, Provider
 from sandboxes.elsewhere import place_of
+from sandboxes.paths import is_within
 
 
 def volumes_closed(
@@ -19,7 +20,7 @@ def volumes_closed(
         return
     for each in last_stage(dockerfile_of(environment)).volumes:
         path = each.path
-        if path is None or any(_within(path, free) for free in (*WRITABLE, begins or path)):
+        if path is None or any(is_within(path, free) for free in (*WRITABLE, begins or path)):
             continue
         if not place_of(path):
             yield (
@@ -31,7 +32,3 @@ def volumes_closed(
                 f"{each.instruction.at} {quoted(path)} is not honoured: of an image, sandboxes of the provider {provider.name} let programs write "
                 "the work directory alone: name a directory in it, remove it, or choose bubblewrap with sandbox.images.directory"
             )
-
-
-def _within(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(f"{directory}/")

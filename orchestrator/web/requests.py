@@ -21,6 +21,7 @@ from orchestrator.contracts.ids import NAME_RULE, is_name
 from orchestrator.contracts.numbers import INT8, whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.pool.runs import StoredRun, find_run
+from orchestrator.runtime.json_response import json_response
 from orchestrator.settings.config import Config, effective
 from orchestrator.web.site import Site
 
@@ -192,8 +193,3 @@ async def requested_run(connection: AsyncConnection, site: Site, request: web.Re
     if found is None:
         raise Refused(404, f"run {quoted(name)} does not exist in this database")
     return found
-
-
-def json_response(value: object, status: int = 200) -> web.Response:
-    """`value` as JSON; numbers that are not finite become null."""
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")

@@ -17,6 +17,7 @@ from sandboxes.etc import ETC_FILES
 from sandboxes.images.architecture import MACHINES, machine
 from sandboxes.images.unpack import Unpacker
 from sandboxes.moves import TAKES, moved
+from sandboxes.paths import is_within
 
 _AGENT = {"passwd": b"agent:x:1000:1000::/home/agent:/bin/sh\n", "group": b"agent:x:1000:\n"}
 _MOST = 1 << 20
@@ -52,7 +53,7 @@ def work_directory(configured: str) -> str:
     work = "/" + work.lstrip("/")
     if work == "/":
         return WORK
-    taken = work in _SYSTEM or any(_within(work, own) or _within(own, work) for own in _OWN)
+    taken = work in _SYSTEM or any(is_within(work, own) or is_within(own, work) for own in _OWN)
     if taken and work not in TAKES:
         raise ImageRefused(
             f"WORKDIR {work} is taken by the sandbox itself: choose {WORK}, or another directory of its own"
@@ -111,7 +112,3 @@ def _check_programs(target: Unpacker) -> None:
 
 def _sized(data: bytes) -> tuple[int, io.BytesIO]:
     return len(data), io.BytesIO(data)
-
-
-def _within(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(f"{directory}/")

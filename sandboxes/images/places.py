@@ -24,6 +24,7 @@ from pathlib import Path
 from sandboxes.base import DEFAULT_ENV, HOME, PLACED, WORK, WRITABLE
 from sandboxes.elsewhere import DEFAULT, place_of
 from sandboxes.machine import pass_on
+from sandboxes.paths import is_within
 
 _OWN = (WORK, HOME, *PLACED, "/tmp", "/logs", "/proc", "/dev", "/sys", "/run")
 _SYSTEM = ("usr", "bin", "sbin", "etc", "opt", "lib", "lib32", "lib64", "libx32")
@@ -64,10 +65,10 @@ def places(
         for place in _divided(root, top, kept)
     ]
     for path in (*(_directory_of(root, each) for each in wanted), *volumes):
-        if not place_of(path) or any(_within(path, place) for place in found):
+        if not place_of(path) or any(is_within(path, place) for place in found):
             continue
         new = _divided(root, path, kept) if _is_directory(root, path) else _new(root, path, kept)
-        found = [place for place in found if not any(_within(place, each) for each in new)] + list(new)
+        found = [place for place in found if not any(is_within(place, each) for each in new)] + list(new)
     return tuple(sorted(found))
 
 
@@ -76,7 +77,7 @@ def closed(root: Path, work: str, env: Mapping[str, str], volumes: Sequence[str]
     if not volumes:  # an image's directories need not be read
         return ()
     written = (*places(root, work, env, volumes=volumes), work, *WRITABLE)
-    return tuple(each for each in volumes if not any(_within(each, place) for place in written))
+    return tuple(each for each in volumes if not any(is_within(each, place) for place in written))
 
 
 def _directory_of(root: Path, path: str) -> str:
@@ -140,9 +141,9 @@ def _candidates(root: Path, top: str) -> Iterator[str]:
 
 def _divided(root: Path, path: str, kept: Collection[str]) -> tuple[str, ...]:
     """`path`, a directory of the image, or those in it that neither are, hold nor lie in what is `kept`."""
-    if any(_within(path, each) for each in kept):
+    if any(is_within(path, each) for each in kept):
         return ()
-    if not any(_within(each, path) for each in kept):
+    if not any(is_within(each, path) for each in kept):
         return (path,)
     names = os.listdir(f"{root}{path}")
     if len(names) > _MOST:
@@ -153,7 +154,7 @@ def _divided(root: Path, path: str, kept: Collection[str]) -> tuple[str, ...]:
 
 def _new(root: Path, path: str, kept: Collection[str]) -> tuple[str, ...]:
     """`path` if it can be made: it is not there, and what is above it are real directories."""
-    if any(_within(path, each) or _within(each, path) for each in kept):
+    if any(is_within(path, each) or is_within(each, path) for each in kept):
         return ()
     above = [path[:at] for at in range(1, len(path)) if path[at] == "/"]
     free = all(_is_directory(root, each) or not os.path.lexists(f"{root}{each}") for each in above)
@@ -219,7 +220,3 @@ def _beginning(file: Path, most: int) -> str:
     with open(fd, "rb") as source:
         regular = stat.S_ISREG(os.fstat(fd).st_mode)
         return source.read(most).decode(errors="surrogateescape") if regular else ""
-
-
-def _within(path: str, directory: str) -> bool:
-    return path == directory or path.startswith(f"{directory}/")

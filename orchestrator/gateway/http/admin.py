@@ -16,7 +16,7 @@ from scaffolds.base import Conversations
 from orchestrator.contracts.numbers import INT2, INT4, INT8
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import SessionState
-from orchestrator.gateway.http.base import json_response, read_json
+from orchestrator.gateway.http.base import read_json
 from orchestrator.gateway.http.dialects.chat import ChatDialect
 from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.servers.pool import ServerPool
@@ -24,6 +24,7 @@ from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.session import SessionSpec
 from orchestrator.gateway_client import OpenSession, SessionBudget
 from orchestrator.pool.drain_requests import Orders
+from orchestrator.runtime.json_response import json_response
 from orchestrator.settings.sampling import checked
 from orchestrator.settings.timeouts import LONGEST_S
 

@@ -24,7 +24,7 @@ from aiohttp import web
 
 from orchestrator.gateway.completions.offload import SMALL, check_room
 from orchestrator.gateway.completions.service import CompletionService
-from orchestrator.gateway.http.base import json_response, problem_response, token_of
+from orchestrator.gateway.http.base import problem_response, token_of
 from orchestrator.gateway.http.bodies import (
     DIALECTS,
     costly,
@@ -51,6 +51,7 @@ from orchestrator.gateway.sessions.call import CompletionCall
 from orchestrator.gateway.sessions.node import Placement
 from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.session import Session
+from orchestrator.runtime.json_response import json_response
 from orchestrator.runtime.log import bind, get
 
 log = get(__name__)

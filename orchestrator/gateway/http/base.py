@@ -10,6 +10,7 @@ from aiohttp import web
 
 from orchestrator.gateway.problems import Problem, bad_request, credentials_disagree, unknown_session
 from orchestrator.pool.sanitize import clean_json
+from orchestrator.runtime.json_response import json_response
 
 FUTILE = frozenset({409, 502})  # statuses that clients would retry, here without effect
 
@@ -73,11 +74,6 @@ def _no_number(name: str) -> float:
 def _finite(text: str) -> float:
     value = float(text)
     return value if math.isfinite(value) else _no_number(text)
-
-
-def json_response(value: Any, status: int = 200) -> web.Response:
-    """A JSON answer."""
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 
 
 def problem_response(body: Any, problem: Problem) -> web.Response:

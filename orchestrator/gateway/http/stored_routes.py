@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 
 from orchestrator.contracts.numbers import whole
 from orchestrator.contracts.quote import quoted
-from orchestrator.gateway.http.base import json_response, problem_response, token_of
+from orchestrator.gateway.http.base import problem_response, token_of
 from orchestrator.gateway.http.dialects.errors import openai_error
 from orchestrator.gateway.http.dialects.responses import finished_response, output_items
 from orchestrator.gateway.http.stored import input_items, name_step, node_of, reply_of
@@ -23,6 +23,7 @@ from orchestrator.gateway.sessions.node import Node
 from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.session import Session
 from orchestrator.gateway.sessions.store import SessionStore
+from orchestrator.runtime.json_response import json_response
 
 MOST, USUAL = 100, 20
 Answer = Callable[[web.Request, Session, str, Node], Any]

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum, auto
-from typing import Final
+from typing import Final, Self
 
 TARGET: Final = "out"
 """The target file of a task without a solution."""
@@ -123,6 +123,11 @@ class Probe:
     file: str = ""
     answer: str | None = None
     needs: Needs = Needs.NOTHING
+
+    @classmethod
+    def of_program(cls, name: str, kind: ProbeKind, tries: str, program: str) -> Self:
+        """A probe whose program the judge runs in place of the solution's."""
+        return cls(name=name, kind=kind, tries=tries, program=program, needs=Needs.PROGRAM)
 
     def acts(
         self,

@@ -7,7 +7,7 @@ from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.somewhere import is_wanted
-from orchestrator.tasks.traps.tree import every, source_of
+from orchestrator.tasks.traps.tree import every, source_of, variables_in
 
 _NEGATIVE: Final = re.compile(
     r"(?:\[\s(?!\s*!)[^\n]*?\s-(?:ne|lt|gt|le|ge)\s|\[\s+!\s[^\n]*?\s-(?:eq|ne|lt|gt|le|ge)\s)"
@@ -30,21 +30,21 @@ class IntegerTests:
             if node.type == "variable_assignment" and len(node.named_children) > 1:
                 self._values.setdefault(source_of(node.named_children[0]), []).append(node.named_children[1])
             elif node.type == "case_statement":
-                self._known |= _variables(node.named_children[0])
+                self._known |= variables_in(node.named_children[0])
             elif node.type == "command":
                 ends = ends or re.match(r"set\s+-\w*e", source_of(node)) is not None
                 if re.match(r"e?grep\b", source_of(node)) and _DIGITS.search(source_of(node)):
-                    self._known |= _variables(node.parent if node.parent is not None else node)
+                    self._known |= variables_in(node.parent if node.parent is not None else node)
         self._ends_at_errors = ends
         for test, source in text.conditions:
             if _DIGITS.search(source) or (_POSITIVE.search(source) and is_wanted(_whole(test))):
-                self._known |= _variables(test)
+                self._known |= variables_in(test)
 
     def pass_without_number(self, node: Node, source: str) -> bool:
         """`[ "$got" -ne 42 ] && exit 1`, where nothing requires that `got` is a number, or has a value by a test that holds."""
         if source.startswith("[[") or not _NEGATIVE.match(source) or not is_wanted(_whole(node), holds=False):
             return False
-        names = _variables(node)
+        names = variables_in(node)
         if names & self._known or _NUMBERS.search(source):
             return False
         values = [value for name in names for value in self._values.get(name, [])]
@@ -81,7 +81,3 @@ def _is_test(node: Node) -> bool:
     if node.type == "list":
         return all(map(_is_test, node.named_children))
     return node.type == "test_command" or source_of(node).startswith("test ")
-
-
-def _variables(node: Node) -> set[str]:
-    return {source_of(n) for n in every(node) if n.type == "variable_name"}

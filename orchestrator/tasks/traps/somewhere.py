@@ -10,7 +10,7 @@ from tree_sitter import Node
 from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.rules import Rule
-from orchestrator.tasks.traps.tree import above, every, operands, options, plain, source_of
+from orchestrator.tasks.traps.tree import above, every, operands, options, plain, source_of, variables_in
 
 GREPS: Final = frozenset({"grep", "egrep", "fgrep", "rg", "zgrep"})
 AWKS: Final = frozenset({"awk", "gawk", "mawk", "nawk"})
@@ -249,7 +249,7 @@ def _by_line(node: Node, deciding: Node, names: set[str], own: set[str]) -> bool
     if node.type == "case_item":
         pattern = source_of(node.named_children[0]) if node.named_children else "*"
         subject = node.parent.named_children[0] if node.parent is not None else node
-        return pattern != "*" and bool(_variables(subject) & names)
+        return pattern != "*" and bool(variables_in(subject) & names)
     if node.type == "list":
         signs = [child.type for child in node.children]
         if "&&" not in signs or node.named_children[0].end_byte > deciding.start_byte:
@@ -263,8 +263,8 @@ def _by_line(node: Node, deciding: Node, names: set[str], own: set[str]) -> bool
         return False
     return any(
         sign in _EQUALS
-        and bool(_variables(e) & names)
-        and not (_variables(e) - names) & own
+        and bool(variables_in(e) & names)
+        and not (variables_in(e) - names) & own
         and "[" not in source_of(e).strip("[")
         for condition in conditions
         for e in every(condition)
@@ -278,7 +278,3 @@ def _signs(node: Node) -> list[str]:
         return [source_of(node.children[1])]
     found = [source_of(child) for child in node.children] if node.type == "command" else []
     return found[2:3] if len(found) == 4 and found[0] == "test" else []
-
-
-def _variables(node: Node) -> set[str]:
-    return {source_of(n) for n in every(node) if n.type == "variable_name"}

@@ -38,6 +38,11 @@ def above(node: Node) -> Iterator[Node]:
         node = up
 
 
+def variables_in(node: Node) -> set[str]:
+    """The names of the variables in a node."""
+    return {source_of(n) for n in every(node) if n.type == "variable_name"}
+
+
 def plain(node: Node) -> str:
     """A word without its quotes."""
     text = source_of(node)

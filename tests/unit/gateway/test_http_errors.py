@@ -13,12 +13,13 @@ import zstandard
 from aiohttp import web
 
 from orchestrator.gateway.http.app import guard
-from orchestrator.gateway.http.base import decode_json, json_response, problem_response
+from orchestrator.gateway.http.base import decode_json, problem_response
 from orchestrator.gateway.http.bodies import read_body
 from orchestrator.gateway.http.dialects.errors import error_for
 from orchestrator.gateway.http.encodings import MOST_MEMBERS, decoded
 from orchestrator.gateway.http.protocol import WireRunner
 from orchestrator.gateway.problems import BodyTooLarge, Problem
+from orchestrator.runtime.json_response import json_response
 
 pytestmark = pytest.mark.anyio
 
