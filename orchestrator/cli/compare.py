@@ -15,12 +15,12 @@ from orchestrator.cli.reading import reading
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.figures import VISIBLE_BARS, sparkline
 
 if TYPE_CHECKING:
     from orchestrator.queries.comparison import Compared
     from orchestrator.queries.evaluations import EvaluationPoint
 
-BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 40  # characters of a curve
 
 
@@ -105,8 +105,13 @@ def _show(names: list[str], found: "list[Compared]", keys: tuple[str, ...]) -> N
         if not values:
             continue
         typer.echo(f"\n{key}, {min(values):.4g} to {max(values):.4g}, over train steps")
+        low, high = min(values), max(values)
         rows = [
-            [name, f"0 to {each.last_step}", curve(each.lines.get(key, []), min(values), max(values))]
+            [
+                name,
+                f"0 to {each.last_step}",
+                sparkline(each.lines.get(key, []), low=low, high=high, width=WIDTH, bars=VISIBLE_BARS),
+            ]
             for name, each in zip(names, found, strict=True)
         ]
         tables.print_rows(["run", "train steps", ""], rows, upright=False)
@@ -115,24 +120,6 @@ def _show(names: list[str], found: "list[Compared]", keys: tuple[str, ...]) -> N
 def _judged(point: "EvaluationPoint") -> str:
     """How many rollouts are behind a share, and how many were wanted if those are more."""
     return str(point.n) if point.n == point.wanted else f"{point.n} of {point.wanted}"
-
-
-def curve(values: "list[float | None]", low: float, high: float) -> str:
-    """Values as a line of blocks on one scale, at most `WIDTH` wide.
-
-    >>> curve([0.0, None, 0.5, 1.0], 0.0, 1.0)
-    '▁ ▅█'
-    """
-    step = max(1, -(-len(values) // WIDTH))
-    bars = ""
-    for start in range(0, len(values), step):
-        part = [value for value in values[start : start + step] if value is not None]
-        if not part:
-            bars += " "
-            continue
-        share = (sum(part) / len(part) - low) / (high - low) if high > low else 0.0
-        bars += BARS[round(share * (len(BARS) - 1))]
-    return bars
 
 
 def register(app: typer.Typer) -> None:

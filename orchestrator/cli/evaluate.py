@@ -22,13 +22,13 @@ from orchestrator.contracts.numbers import INT2, INT4, whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FilterReason
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.figures import sparkline
 
 if TYPE_CHECKING:
     from orchestrator.queries.evaluations import Evaluation, EvaluationPoint, Unscored
 
 app = typer.Typer(no_args_is_help=True)
 NEWEST = "newest"
-BARS = " ▁▂▃▄▅▆▇█"
 
 PolicyOption = Annotated[str, typer.Option("--policy", help="Policy version, or newest.")]
 
@@ -276,7 +276,7 @@ def _curves(found: "Sequence[Evaluation]") -> None:
     table = Table("domain", f"success over versions {found[0].version} to {found[-1].version}", "")
     for domain in domains:
         points = [next((point for point in each.points if point.domain == domain), None) for each in found]
-        line = "".join(BARS[round(8 * point.success)] if point else " " for point in points)
+        line = sparkline([point.success if point else None for point in points])
         table.add_row(
             cell(domain), line, " ".join(f"{point.success:.2f}" if point else "-" for point in points)
         )

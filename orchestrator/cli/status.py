@@ -17,6 +17,7 @@ from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.states import GroupState, RunState, ServerState
 from orchestrator.deploy.embedded.process_spec import ProcessState, SupervisorStatus
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.figures import age
 from orchestrator.settings.config import Config, effective
 
 if TYPE_CHECKING:
@@ -217,22 +218,6 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
     for sentence in run.stuck:
         if sentence not in named:
             typer.echo(f"STUCK: {sentence}")
-
-
-def age(seconds: float) -> str:
-    """Seconds in readable form.
-
-    >>> age(0.4), age(75), age(7300)
-    ('0.4 s', '1 min 15 s', '2 h 1 min')
-    """
-    rounded = round(seconds)
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if rounded < 60:
-        return f"{rounded} s"
-    if rounded < 3600:
-        return f"{rounded // 60} min {rounded % 60} s"
-    return f"{rounded // 3600} h {rounded % 3600 // 60} min"
 
 
 def register(app: typer.Typer) -> None:

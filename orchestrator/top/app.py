@@ -11,6 +11,7 @@ from textual.containers import Horizontal, Vertical
 from textual.widgets import DataTable, Footer, Static
 
 from orchestrator.contracts.errors import PenstockError
+from orchestrator.runtime.figures import sparkline
 from orchestrator.top import text
 from orchestrator.top.picture import LEGEND, picture
 from orchestrator.top.snapshot import Snapshot
@@ -122,7 +123,7 @@ class Top(App[None]):
         self._say("below", drawing.below)
         if not self._paused:
             self._say("legend", LEGEND)
-        self._say("trainer", f"{text.trainer(found)}  {text.curve(found.work.trainer.performances[::-1])}")
+        self._say("trainer", f"{text.trainer(found)}  {sparkline(found.work.trainer.performances[::-1])}")
         for name, rows in (
             ("rollouts", text.rollouts(found)),
             ("servers", text.servers(found)),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from orchestrator.queries.queue import Mix
+from orchestrator.runtime.figures import short_age, sparkline
 from orchestrator.top.picture import LEGEND, picture
 from orchestrator.top.snapshot import Snapshot
 
@@ -24,25 +25,6 @@ ROLLOUTS = (
 SERVERS = ("rollout server", "state", "version", "gateway", "detail")
 PROCESSES = ("process", "host", "last seen", "works on")
 MIX = ("domain", "offered", "served", "wait")
-BARS = " ▁▂▃▄▅▆▇█"
-
-
-def age(seconds: float | None) -> str:
-    """Seconds in four characters or so.
-
-    >>> [age(s) for s in (None, 0.26, 75, 7300, -3)]
-    ['', '0.3s', '1m15', '2h01', '-3s']
-    """
-    if seconds is None:
-        return ""
-    if seconds < 10:
-        return f"{seconds:.1f}s" if seconds >= 0 else f"{seconds:.0f}s"
-    rounded = round(seconds)
-    if rounded < 60:
-        return f"{rounded}s"
-    if rounded < 3600:
-        return f"{rounded // 60}m{rounded % 60:02}"
-    return f"{rounded // 3600}h{rounded % 3600 // 60:02}"
 
 
 def worker(owner: str | None) -> str:
@@ -60,12 +42,12 @@ def rollouts(found: Snapshot) -> list[Sequence[str]]:
             r.domain,
             r.scaffold,
             r.state,
-            age(r.for_s),
+            short_age(r.for_s),
             str(r.attempt),
             str(r.steps),
             str(r.action_tokens),
             "" if r.version is None else str(r.version),
-            age(r.last_step_s),
+            short_age(r.last_step_s),
             worker(r.owner),
         )
         for r in found.work.rollouts
@@ -87,8 +69,8 @@ def processes(found: Snapshot) -> list[Sequence[str]]:
     """The processes and their current work, hanging ones first."""
     rows: list[Sequence[str]] = []
     for p in found.work.processes:
-        last_report = "stopped" if p.stopped else f"{age(p.silent_s)} ago"
-        stuck = f"HANGS for {age(p.stuck_s)}; " if p.stuck_s else ""
+        last_report = "stopped" if p.stopped else f"{short_age(p.silent_s)} ago"
+        stuck = f"HANGS for {short_age(p.stuck_s)}; " if p.stuck_s else ""
         left = f"drains, {p.left} left; " if p.left else "drains; " if p.left is None else "drained; "
         state = stuck + (left if p.draining else "")
         rows.append((p.name, p.host, last_report, state + ("; ".join(p.busy[:3]) if not p.stopped else "")))
@@ -114,18 +96,7 @@ def trainer(found: Snapshot) -> str:
     figures = " ".join(
         f"{name} {t.metrics[name]:.3g}" for name in names if isinstance(t.metrics.get(name), int | float)
     )
-    return f"version {t.version}, train step {t.train_step} of batch {t.batch_no}, {age(t.since_s)} ago: {figures}"
-
-
-def curve(values: Sequence[float | None]) -> str:
-    """Values of 0 to 1 as a line of bars, oldest left.
-
-    >>> curve([0.0, None, 0.5, 1.0])
-    '  ▄█'
-    """
-    return "".join(
-        " " if v is None else BARS[max(0, min(len(BARS) - 1, round(v * (len(BARS) - 1))))] for v in values
-    )
+    return f"version {t.version}, train step {t.train_step} of batch {t.batch_no}, {short_age(t.since_s)} ago: {figures}"
 
 
 def head_line(found: Snapshot) -> str:
@@ -158,7 +129,7 @@ def whole(found: Snapshot, width: int) -> Iterator[str | tuple[Sequence[str], li
         yield LEGEND
     yield trainer(found)
     if found.work.trainer.performances:
-        yield f"performance of the last train steps: |{curve(found.work.trainer.performances[::-1])}|"
+        yield f"performance of the last train steps: |{sparkline(found.work.trainer.performances[::-1])}|"
     for columns, rows in (
         (ROLLOUTS, rollouts(found)),
         (SERVERS, servers(found)),

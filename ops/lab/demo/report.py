@@ -20,8 +20,7 @@ from ops.lab.demo.outcome import (
 from ops.lab.demo.phases import Evaluation
 from orchestrator.audit import Report
 from orchestrator.queries.evaluations import wilson
-
-BARS = " ▁▂▃▄▅▆▇█"
+from orchestrator.runtime.figures import sparkline
 
 
 def percent(successes: int, n: int) -> str:
@@ -93,7 +92,7 @@ def show_evaluations(
 
 def show_outcome(console: Console, run: DemoOutcome) -> None:
     """The run's figures and the three questions."""
-    line = "".join(BARS[min(8, round(8 * reward))] for _, reward in run.curve)
+    line = sparkline([reward for _, reward in run.curve])
     values = " ".join(f"{reward:.2f}" for _, reward in run.curve)
     console.print(f"training reward by tenths of the run  {line}  {values}", highlight=False, soft_wrap=True)
     console.print(

@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner, Result
 
-from orchestrator.cli.compare import curve
 from orchestrator.cli.main import app
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.deploy.stack import upgrade
@@ -103,9 +102,3 @@ async def test_a_failed_comparison_is_reported_in_one_sentence(
         done = await compare(*given)
         assert isinstance(done.exception, PenstockError) and sentence in str(done.exception), done.exception
         assert "secret" not in str(done.exception)
-
-
-def test_curves_of_several_runs_share_a_scale_and_a_width() -> None:
-    assert curve([0.0, None, 0.5, 1.0], 0.0, 1.0) == "▁ ▅█"
-    assert len(curve([float(n) for n in range(1000)], 0.0, 999.0)) <= 40
-    assert curve([1.0, 1.0], 1.0, 1.0) == "▁▁"
