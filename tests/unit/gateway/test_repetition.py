@@ -94,7 +94,7 @@ class Script:
             completion_tokens=len(now),
             cached_tokens=0,
             retractions=0,
-            timings=Timings(0.0, 0.0, 0.0),
+            timings=Timings(0.0, 0.0),
             text="",
             sent=ids,
         )

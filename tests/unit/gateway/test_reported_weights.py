@@ -54,7 +54,7 @@ def reply(*spans: tuple[str, str | None]) -> Generation:
         completion_tokens=len(spans),
         cached_tokens=0,
         retractions=0,
-        timings=Timings(0.0, None, None),
+        timings=Timings(0.0, None),
         text="",
     )
 

@@ -74,7 +74,7 @@ class Server:
             completion_tokens=made,
             cached_tokens=0,
             retractions=0,
-            timings=Timings(0.0, None, None),
+            timings=Timings(0.0, None),
             text="",
             sent=ids,
             routes=rows(len(self.requested), routes_from, len(ids) + made - 1) if tells else None,

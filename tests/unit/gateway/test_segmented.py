@@ -75,7 +75,7 @@ def reply(
         completion_tokens=len(ids),
         cached_tokens=0,
         retractions=0,
-        timings=timings or Timings(0.0, 0.0, None),
+        timings=timings or Timings(0.0, 0.0),
         text="",
         sent=request.ids,
     )
@@ -333,13 +333,13 @@ def test_an_end_token_ends_nothing_where_the_call_ignores_it() -> None:
 
 def test_all_time_but_the_generation_was_waiting_and_the_first_token_lies_in_the_generation() -> None:
     segmented = call(began=100.0)
-    first = reply(next_request(segmented), [7], Finish.ABORT, timings=Timings(1.0, 1.5, 3.0))
+    first = reply(next_request(segmented), [7], Finish.ABORT, timings=Timings(1.0, 1.5))
     accepted(segmented, first, sent=102.0, now=105.0)
     assert list(segmented.newest) == [(103.0, 105.0)]
     next_request(segmented)
     accepted(segmented, None, sent=105.0, now=109.0)
     assert segmented.newest == ()
-    last = reply(next_request(segmented), [8], timings=Timings(0.5, 0.6, 1.0))
+    last = reply(next_request(segmented), [8], timings=Timings(0.5, 0.6))
     accepted(segmented, last, sent=110.0, now=111.0)
     made = segmented.result(112.0)
     assert made.generating == ((103.0, 105.0), (110.5, 111.0))

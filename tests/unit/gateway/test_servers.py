@@ -174,19 +174,19 @@ def reply(timings: Timings, kind: Finish = Finish.STOP, tokens: int = 1) -> Gene
 
 @dataclass
 class Telling:
-    """A server whose replies take as long as their timings state."""
+    """A server with replies and the seconds that each takes."""
 
-    replies: list[Generation]
+    replies: list[tuple[float, Generation]]
 
     base_url: str = "http://127.0.0.1:1"
 
     async def generate(self, *_args: object, **_options: object) -> Generation:
-        scripted = self.replies.pop(0)
-        await passes(scripted.timings.e2e_s or 0.0)
+        took_s, scripted = self.replies.pop(0)
+        await passes(took_s)
         return scripted
 
 
-async def timed(closed_s: float, *replies: Generation) -> tuple[StepTimings, float]:
+async def timed(closed_s: float, *replies: tuple[float, Generation]) -> tuple[StepTimings, float]:
     """The timings of a call that waits `closed_s` for admission and then gets `replies`, and how long it took."""
     server = RolloutServer(cast(RolloutServerClient, Telling(list(replies))))
     server.admit(1)
@@ -208,7 +208,7 @@ async def timed(closed_s: float, *replies: Generation) -> tuple[StepTimings, flo
 
 
 async def test_the_first_token_lies_inside_the_generation_and_what_was_waited_before_in_neither() -> None:
-    timings, whole = await timed(0.2, reply(Timings(queue_s=0.1, first_token_s=0.15, e2e_s=0.2)))
+    timings, whole = await timed(0.2, (0.2, reply(Timings(queue_s=0.1, first_token_s=0.15))))
     assert whole == pytest.approx(0.4) and timings.queue == pytest.approx(0.3), (
         "admission, then the server's queue"
     )
@@ -216,8 +216,8 @@ async def test_the_first_token_lies_inside_the_generation_and_what_was_waited_be
 
 
 async def test_a_segment_that_is_broken_off_before_its_first_token_was_waiting_all_of_it() -> None:
-    lost = reply(Timings(queue_s=0.0, first_token_s=None, e2e_s=0.1), Finish.ABORT, tokens=0)
-    timings, whole = await timed(0.1, lost, reply(Timings(queue_s=0.02, first_token_s=0.05, e2e_s=0.06)))
+    lost = reply(Timings(queue_s=0.0, first_token_s=None), Finish.ABORT, tokens=0)
+    timings, whole = await timed(0.1, (0.1, lost), (0.06, reply(Timings(queue_s=0.02, first_token_s=0.05))))
     assert timings.queue == pytest.approx(
         0.1 + 0.1 + 0.02
     ) and timings.queue + timings.generation == pytest.approx(whole)

@@ -77,7 +77,6 @@ class Timings:
 
     queue_s: float
     first_token_s: float | None
-    e2e_s: float | None
 
 
 def _nothing() -> Ids:
@@ -167,7 +166,6 @@ def parse_generation(raw: bytes, requested: Requested) -> Generation:
         timings=Timings(
             queue_s=meta.queue_time or 0.0,
             first_token_s=meta.first_token_latency,
-            e2e_s=meta.e2e_latency,
         ),
         text=reply.text,
         routes=_routes(meta.routed_experts, requested.experts),

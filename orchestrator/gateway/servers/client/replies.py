@@ -121,7 +121,6 @@ class CompletionMeta(msgspec.Struct, frozen=True, kw_only=True):
     num_retractions: Position | None = None
     queue_time: Seconds | None = None
     first_token_latency: Seconds | None = None
-    e2e_latency: Seconds | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
