@@ -78,8 +78,7 @@ class Timeouts(BaseModel):
     arrival_s: Seconds = 60.0
     """Seconds that announced steps may take to arrive after their result."""
     rewards_s: Seconds = 300.0
-    """Seconds that the rewards of a group may take to compute, times the groups that are computed at once (up to 4). A group whose rewards
-    take longer is dead."""
+    """Seconds that the rewards of a group may take, times the groups that are computed at once (up to 4); else the group is dead."""
     stale_log_interval_s: Seconds = 10.0
     """Interval in seconds at which a flood of stale messages gets a few lines in the log."""
     # Runners.

@@ -9,7 +9,18 @@ import zipfile
 from pathlib import Path
 
 _MODULES = (
-    *("__init__", "base", "tree", "artifacts", "elsewhere", "lost_properties", "machine", "paths", "procfs", "seccomp"),
+    *(
+        "__init__",
+        "base",
+        "tree",
+        "artifacts",
+        "elsewhere",
+        "lost_properties",
+        "machine",
+        "paths",
+        "procfs",
+        "seccomp",
+    ),
     *(
         "inside/__init__",
         "inside/frames",
