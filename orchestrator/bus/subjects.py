@@ -26,6 +26,7 @@ from enum import StrEnum
 
 from orchestrator.contracts.ids import check_domain, check_name
 from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.states import Purpose
 from orchestrator.settings.timeouts import timeouts
 
 POOL_DEFAULT = "default"
@@ -211,6 +212,11 @@ def blobs_missing(question: str) -> str:
 def every_blobs_wanted() -> str:
     """The pattern of all questions."""
     return "blobs_wanted.*"
+
+
+def pool_for(purpose: Purpose) -> str:
+    """The pool of runners and verifier runners that works on groups of a purpose."""
+    return POOL_DEFAULT if purpose is Purpose.TRAIN else POOL_EVAL
 
 
 def work_rollout(run: str, pool: str = POOL_DEFAULT) -> str:

@@ -123,7 +123,7 @@ def _value(
     signal = function(name)
     try:
         value = float(signal(step, before))
-    except Exception as error:  # noqa: BLE001 a function of others; roles.complete counts and logs what it raises
+    except Exception as error:  # noqa: BLE001 a function of others; roles.conclude counts and logs what it raises
         failed.setdefault(name, f"process signal {name} raised {type(error).__name__}: {error}"[:500])
         return None
     if not -1 <= value <= 1:  # also NaN

@@ -10,7 +10,6 @@ from functools import partial
 from operator import attrgetter
 from typing import TypeVar
 
-import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.bus import subjects
@@ -18,20 +17,21 @@ from orchestrator.bus.base import Delivery
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import RolloutFinished, StepRecorded, VerdictReached, decode
 from orchestrator.contracts.quote import quoted
-from orchestrator.contracts.states import FailureClass, RolloutState
+from orchestrator.contracts.states import FailureClass
 from orchestrator.pool import leases, results, transitions
 from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest, policies_of
 from orchestrator.pool.lease_check import why_stale
 from orchestrator.pool.policy_versions import published
 from orchestrator.pool.transact import TransactionEnded, transact
-from orchestrator.roles.complete import assign_verification, complete_reported, conclude_group
+from orchestrator.roles.complete import complete_reported
+from orchestrator.roles.conclude import conclude_group
 from orchestrator.roles.consume import IDLE_ENDS, Outcome, consume
 from orchestrator.roles.context import Flow
 from orchestrator.roles.listed_artifacts import with_listed
-from orchestrator.roles.metrics import Ended, ordered_again
+from orchestrator.roles.metrics import Ended
+from orchestrator.roles.retry_policy import verdict_failed
 from orchestrator.roles.stale_log import Stale
 from orchestrator.roles.untrainable import untrainable, vocabulary_of
-from orchestrator.runtime.backoff import doubled
 from orchestrator.runtime.log import get
 from orchestrator.settings.config import Config
 from orchestrator.tasks.artifacts import limits_of
@@ -176,7 +176,7 @@ async def ingest_verdicts(flow: Flow) -> None:
         events, refused = await _readable(flow, deliveries, VerdictReached, _checked_verdict)
         for event in events:
             if event.failure_class is not FailureClass.COMPLETED:
-                taken = await _failed(connection, flow, event)
+                taken = await verdict_failed(connection, flow, event)
             elif taken := await results.verdict(connection, flow.run_id, event):
                 await conclude_group(connection, flow, await leases.group_of(connection, event.rollout))
             if taken:
@@ -235,67 +235,3 @@ async def _why(connection: AsyncConnection, flow: Flow, event: RolloutFinished |
 
 def _in_range(reward: float | None) -> bool:
     return reward is not None and 0.0 <= reward <= 1.0
-
-
-async def _failed(connection: AsyncConnection, flow: Flow, event: VerdictReached) -> bool:
-    """Verify again with the same draws. After the last try the rollout is lost, with two exceptions that get reward 0 and stay in their group: the
-    agent's programs ran in the verification, or the artifacts are the reason why the tests reached no verdict."""
-    reason = event.reason or event.failure_class
-    if event.programs or event.left:
-        tries = 1 + await results.verify_tries(connection, event.rollout)
-        if tries >= flow.config.queue.max_attempts:
-            why = "programs under test ran" if event.programs else "the tests reach a verdict over nothing"
-            explanation = f"reward 0: {why}, and {tries} verifications failed; the last one: {reason}"
-            answered = msgspec.structs.replace(
-                event,
-                failure_class=FailureClass.COMPLETED,
-                reward=0.0,
-                reason=explanation,
-                log=f"{explanation}\n{event.log}",
-            )
-            if taken := await results.verdict(connection, flow.run_id, answered):
-                await conclude_group(connection, flow, await leases.group_of(connection, event.rollout))
-            return taken
-    return await verify_again(connection, flow, event.rollout, event.attempt, event.epoch, reason)
-
-
-async def verify_again(
-    connection: AsyncConnection,
-    flow: Flow,
-    rollout_id: int,
-    attempt: int,
-    epoch: int,
-    reason: str,
-    *,
-    given_back: bool = False,
-) -> bool:
-    """Verify the same artifacts again. With the tries used up the member is lost and never rewarded. Returned leases do not count as tries and have
-    no delay. False (counted) for a stale epoch."""
-    delay_s = 0.0 if given_back else flow.config.rollout.retry_delay_s
-    again = await results.verify_again(
-        connection,
-        flow.run_id,
-        rollout_id,
-        attempt,
-        epoch,
-        reason=reason,
-        delay_s=delay_s,
-        tried=not given_back,
-    )
-    if again is None:
-        await transitions.count(connection, flow.run_id, "verdicts_stale")
-        return False
-    tries, new_epoch = again
-    if tries >= flow.config.queue.max_attempts:
-        lost = f"{tries} verifications failed; the last one: {reason}"
-        if await leases.lose(
-            connection, rollout_id, RolloutState.FINISHED, new_epoch, FailureClass.VERIFIER_FAILURE, lost
-        ):
-            await conclude_group(connection, flow, await leases.group_of(connection, rollout_id))
-        return True
-    ordered_again("verification", FailureClass.VERIFIER_FAILURE)
-    purpose = await leases.purpose_of(connection, rollout_id)
-    await assign_verification(
-        connection, flow, rollout_id, attempt, new_epoch, purpose, delay_s=doubled(delay_s, tries)
-    )
-    return True

@@ -291,7 +291,7 @@ class Intake:
             label=_label(event),
             pinned_version=event.version,
             sampling=sampling or None,
-            pool=subjects.POOL_DEFAULT if purpose is Purpose.TRAIN else subjects.POOL_EVAL,
+            pool=subjects.pool_for(purpose),
             difficulty=task.settings.metadata.difficulty
             if purpose is Purpose.TRAIN and config.stage.then
             else None,

@@ -34,11 +34,11 @@ from orchestrator.pool.transact import (
     transact,
     when_committed,
 )
-from orchestrator.roles.complete import complete_reported, give_up, run_again
+from orchestrator.roles.complete import complete_reported
 from orchestrator.roles.consume import IDLE_ENDS
 from orchestrator.roles.context import Flow
-from orchestrator.roles.ingest import verify_again
 from orchestrator.roles.rebuild import remind
+from orchestrator.roles.retry_policy import give_up, run_again, verify_again
 from orchestrator.roles.rewarding import MOMENT
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get

@@ -14,9 +14,9 @@ from orchestrator.pool.dispatch import Assignment, waiting_work
 from orchestrator.pool.outbox import enqueue_all
 from orchestrator.pool.policy_versions import newest_version
 from orchestrator.pool.transact import transact
-from orchestrator.roles.complete import verification
 from orchestrator.roles.context import Flow
 from orchestrator.roles.dispatcher import assignment
+from orchestrator.roles.retry_policy import verification
 from orchestrator.runtime.log import get
 
 log = get(__name__)

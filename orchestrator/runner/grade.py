@@ -102,7 +102,7 @@ class GradedWork:
 class Grade:
     """The result of the test script. `reward` is None without a verdict, and `cause` and `reason` explain. `reason` also explains a reward of 0
     after a program under test used up a limit, or when some artifacts did not reach the tests. `exit_code`, `killed_by` and `log` are the script's;
-    at the log's head, notes name what was odd and changed nothing. `programs`: how many ran under the wrapper. `wall_s`: seconds that the script took.
+    at the log's head, notes name what was odd and changed nothing. `programs`: how many ran under the wrapper. `wall_s`: seconds of the script.
     `components`: the named numbers of `reward.json`, None without any."""
 
     reward: float | None

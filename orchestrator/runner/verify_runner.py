@@ -11,7 +11,7 @@ A task with several steps is graded step by step, each in a sandbox of its own; 
 Only the reward file (reward.txt or reward.json) sets the reward; the script's exit code is recorded with it. A missing or unreadable reward
 file, a script ended by a signal, a time-out, a reached limit or a failing sandbox is a `verifier_failure` (`NoVerdict` has all causes). It is
 retried with the same draws, and is not a reward of 0, with two exceptions. If a program of the agent's used up the limit, that is an answer
-(`runner.judging`). In the last try (`roles.ingest`), reward 0 is given if programs of the agent's ran, or if the same tests reach a verdict on
+(`runner.judging`). In the last try (`roles.retry_policy`), reward 0 is given if programs of the agent's ran, or if the same tests reach a verdict on
 the pristine environment: then the agent's files made the tests or their sandbox hang or break. While the sandboxes' disk is full, no verification
 starts that could fail (runner.assignments). Programs of the agent's that ran do not count where a signal, or a limit of memory or disk, ends the
 script over the pristine environment, too: then the verifier dies by itself.

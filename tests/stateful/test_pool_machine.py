@@ -46,12 +46,13 @@ from orchestrator.pool.rescore import Chosen
 from orchestrator.pool.rewind import FIRST, rewind
 from orchestrator.pool.run_end import filter_open
 from orchestrator.pool.runs import begin_end, finish_end
-from orchestrator.roles.complete import complete_reported, conclude_group
+from orchestrator.roles.complete import complete_reported
+from orchestrator.roles.conclude import conclude_group
 from orchestrator.roles.context import Flow
 from orchestrator.roles.dispatcher import dispatch
-from orchestrator.roles.ingest import verify_again
 from orchestrator.roles.reaper import reap
 from orchestrator.roles.rescore import rescore
+from orchestrator.roles.retry_policy import verify_again
 from orchestrator.scheduling.queue_policies import Windowed
 from orchestrator.scheduling.replay import Transition, replay
 from tests import builders

@@ -27,7 +27,7 @@ from orchestrator.pool.engine import open_engine
 from orchestrator.pool.quarantine import quarantine
 from orchestrator.pool.runs import StoredRun, begin_end, finish_end
 from orchestrator.pool.trainer_logprobs import TrainedStep
-from orchestrator.roles.complete import conclude_group
+from orchestrator.roles.conclude import conclude_group
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders

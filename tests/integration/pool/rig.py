@@ -34,9 +34,10 @@ from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.steps import canonical
 from orchestrator.pool.transitions import lock_run
-from orchestrator.roles.complete import complete_reported, conclude_group
+from orchestrator.roles.complete import complete_reported
+from orchestrator.roles.conclude import conclude_group
 from orchestrator.roles.context import Flow
-from orchestrator.roles.ingest import verify_again
+from orchestrator.roles.retry_policy import verify_again
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders

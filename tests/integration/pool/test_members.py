@@ -13,7 +13,7 @@ from orchestrator.pool.tables import (
     rewards,
     transitions,
 )
-from orchestrator.roles.complete import conclude_group
+from orchestrator.roles.conclude import conclude_group
 from tests import builders
 from tests.integration.pool.attempts import AUTHOR, expire, fail, reaped, started, succeed
 from tests.integration.pool.rig import (

@@ -13,9 +13,10 @@ from orchestrator.pool import leases, tables
 from orchestrator.pool.ingest import Fate, decode_step, ingest
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import StoredRun, get_run
-from orchestrator.roles.complete import complete_reported, run_again
+from orchestrator.roles.complete import complete_reported
 from orchestrator.roles.context import Flow
 from orchestrator.roles.reaper import reap
+from orchestrator.roles.retry_policy import run_again
 from tests import builders
 from tests.integration.pool.rig import (
     OWNER,

@@ -22,7 +22,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool import leases
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.leases import Expired, Lease
-from orchestrator.roles import complete, consume, reaper, rewarding
+from orchestrator.roles import conclude, consume, reaper, rewarding
 from orchestrator.roles.context import Flow
 from orchestrator.roles.ingest import ingest_verdicts
 from orchestrator.roles.reward import reward_group
@@ -75,7 +75,7 @@ class Slow:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
     slow = Slow()
-    monkeypatch.setattr(complete, "reward_group", slow)
+    monkeypatch.setattr(conclude, "reward_group", slow)
     return slow
 
 
@@ -157,7 +157,7 @@ async def test_a_reapers_pass_waits_a_moment_for_all_slow_groups_together(
         go.wait(20.0)
         return reward_group(group, *rest, **named)
 
-    monkeypatch.setattr(complete, "reward_group", compute)
+    monkeypatch.setattr(conclude, "reward_group", compute)
     groups = [await running(stage.flow.engine, stage.run, 3, f"t{n}") for n in range(3)]
     for leases_of in groups:
         for n, lease in enumerate(leases_of[:2]):
@@ -244,7 +244,7 @@ async def test_more_slow_groups_than_are_rewarded_at_once_are_rewarded_once_each
             at_once -= 1
         return reward_group(group, *rest, **named)
 
-    monkeypatch.setattr(complete, "reward_group", compute)
+    monkeypatch.setattr(conclude, "reward_group", compute)
     groups = [await running(stage.flow.engine, stage.run, 2, f"t{n}") for n in range(6)]
     for lease in chain(*groups):
         assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))

@@ -21,7 +21,7 @@ from orchestrator.contracts.states import SubmissionStatus
 from orchestrator.pool import leases
 from orchestrator.pool.leases import Expired
 from orchestrator.pool.transact import transact
-from orchestrator.roles import complete, intake, reaper
+from orchestrator.roles import conclude, intake, reaper
 from orchestrator.roles.consume import Outcome, consume
 from orchestrator.roles.context import Flow
 from orchestrator.roles.intake import Intake
@@ -205,7 +205,7 @@ async def test_a_group_whose_rewards_cannot_be_computed_is_dead_and_the_next_one
             raise ZeroDivisionError("division by zero")
         return compute(group, *rest, **named)
 
-    monkeypatch.setattr(complete, "reward_group", reward)
+    monkeypatch.setattr(conclude, "reward_group", reward)
     for n, lease in enumerate((*first, *second)):
         assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
         await verify(stage.flow, lease.rollout_id, float(n % 2))

@@ -13,7 +13,7 @@ from orchestrator.pool.dispatch import dispatch_other
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import begin_end, finish_end
 from orchestrator.pool.transact import transact
-from orchestrator.roles.complete import run_again
+from orchestrator.roles.retry_policy import run_again
 from orchestrator.runtime import failpoints
 from orchestrator.runtime.metrics import measuring
 from tests import builders

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from orchestrator.bus import subjects
+from orchestrator.contracts.states import Purpose
 from tests.memory_bus import overlap
 
 
@@ -112,3 +113,11 @@ def test_consumers_of_a_work_queue_never_overlap_nor_share_a_name() -> None:
 )
 def test_patterns_match_as_in_nats(pattern: str, subject: str, expected: bool) -> None:
     assert subjects.matches(pattern, subject) is expected
+
+
+def test_only_training_uses_the_default_pool() -> None:
+    assert {purpose: subjects.pool_for(purpose) for purpose in Purpose} == {
+        Purpose.TRAIN: "default",
+        Purpose.EVAL: "eval",
+        Purpose.RECORD: "eval",
+    }
