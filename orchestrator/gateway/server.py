@@ -47,7 +47,7 @@ from orchestrator.gateway.servers.health import HealthProbe
 from orchestrator.gateway.servers.lease import ServerLease
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway.servers.server import RolloutServer
-from orchestrator.gateway.servers.targets import EvaluatedVersions, PublishedVersions
+from orchestrator.gateway.servers.targets import TargetVersion, announcements, evaluated_or_newest
 from orchestrator.gateway.servers.weight_sync import WeightSyncer
 from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.store import SessionStore
@@ -57,6 +57,7 @@ from orchestrator.pool.drain_requests import Orders
 from orchestrator.pool.engine import Role
 from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.opened import opened
+from orchestrator.pool.policy_versions import newest_version
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.server_leases import ServerRows
 from orchestrator.pool.settled import settled_messages
@@ -342,11 +343,11 @@ def _keep_weights(
 ) -> None:
     """Start the loops that hold each rollout server's lease, probe it and sync it to the version that it should serve."""
     config = settings.config
-    published = PublishedVersions(
-        engine, run_id, metrics, poll_interval_s=config.servers.version_poll_interval_s
-    )
-    evaluated = EvaluatedVersions(engine, run_id, poll_interval_s=config.servers.version_poll_interval_s)
-    tasks.start_soon(restartable, "versions.bus", partial(published.follow, bus, settings.run))
+    poll_interval_s = config.servers.version_poll_interval_s
+    published = TargetVersion(engine, run_id, newest_version, poll_interval_s=poll_interval_s)
+    evaluated = TargetVersion(engine, run_id, evaluated_or_newest, poll_interval_s=poll_interval_s)
+    announced = partial(announcements, published, bus, settings.run, metrics)
+    tasks.start_soon(restartable, "versions.bus", announced)
     tasks.start_soon(restartable, "versions.look", published.watch)
     if pool.reserved:
         tasks.start_soon(restartable, "versions.evaluated", evaluated.watch)
@@ -356,7 +357,7 @@ def _keep_weights(
         syncer = WeightSyncer(
             server,
             lease,
-            targets=evaluated if reserved else published,
+            target=evaluated if reserved else published,
             metrics=metrics,
             settings=config.servers,
             tolerance=config.gateway.canary_tolerance,

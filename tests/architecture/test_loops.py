@@ -30,9 +30,8 @@ RESTARTABLE = {
     "orchestrator/runner/cleanup.py:remove_leftovers": "orchestrator/runner/worker.py",
     "orchestrator/gateway/sessions/registry.py:SessionRegistry.expire": "orchestrator/gateway/server.py",
     "orchestrator/gateway/servers/lease.py:ServerLease.run": "orchestrator/gateway/server.py",
-    "orchestrator/gateway/servers/targets.py:EvaluatedVersions.watch": "orchestrator/gateway/server.py",
-    "orchestrator/gateway/servers/targets.py:PublishedVersions.follow": "orchestrator/gateway/server.py",
-    "orchestrator/gateway/servers/targets.py:PublishedVersions.watch": "orchestrator/gateway/server.py",
+    "orchestrator/gateway/servers/targets.py:TargetVersion.watch": "orchestrator/gateway/server.py",
+    "orchestrator/gateway/servers/targets.py:announcements": "orchestrator/gateway/server.py",
     "orchestrator/gateway/servers/health.py:HealthProbe.run": "orchestrator/gateway/server.py",
     "orchestrator/web/change_feed.py:ChangeFeed.run": "orchestrator/web/server.py",
 }

@@ -35,7 +35,7 @@ from orchestrator.gateway.servers.lease import LeaseLost, ServerLease
 from orchestrator.gateway.servers.pool import first_of
 from orchestrator.gateway.servers.published import IntactVersion, SyncFailed, read_published
 from orchestrator.gateway.servers.server import RolloutServer
-from orchestrator.gateway.servers.targets import Targets
+from orchestrator.gateway.servers.targets import TargetVersion
 from orchestrator.gateway.servers.transfer import Sender, TransferFailed, sending
 from orchestrator.gateway.servers.weights import ReportedWeights
 from orchestrator.pool.policy_versions import PolicyVersion
@@ -62,7 +62,7 @@ class WeightSyncer:
         server: RolloutServer,
         lease: ServerLease,
         *,
-        targets: Targets,
+        target: TargetVersion,
         metrics: GatewayMetrics,
         settings: ServersSection,
         tolerance: float,
@@ -72,7 +72,7 @@ class WeightSyncer:
         self._purpose = purpose
         self._lease = lease
         server.owned = lambda: lease.epoch is not None
-        self._targets = targets
+        self._target = target
         self._metrics = metrics
         self._settings = settings
         self._tolerance = tolerance
@@ -99,8 +99,8 @@ class WeightSyncer:
     async def _keep_in_sync(self, line: Loop) -> None:
         server, waits = self._server, backoff(FIRST_WAIT_S, self._settings.retry_s)
         while True:
-            self._tell(line, self._targets.newest)
-            target, moved, leased = self._targets.newest, self._targets.moved, self._lease.moved
+            self._tell(line, self._target.version)
+            target, moved, leased = self._target.version, self._target.changed, self._lease.moved
             attention = server.attention = anyio.Event()
             if server.answers:
                 self._away = ""

@@ -31,9 +31,10 @@ from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import FailureClass, Left, StepKind
 from orchestrator.gateway.metrics import GatewayMetrics
-from orchestrator.gateway.servers.targets import PublishedVersions
+from orchestrator.gateway.servers.targets import TargetVersion, announcements
 from orchestrator.pool.ingest import decode_step
 from orchestrator.pool.leases import Lease
+from orchestrator.pool.policy_versions import newest_version
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.roles.stale_log import MOST, Stale
 from orchestrator.settings.timeouts import timeouts
@@ -494,13 +495,13 @@ async def test_a_false_announcement_is_counted_and_logged_and_the_versions_stay_
 ) -> None:
     run, metrics = stage.run.name, GatewayMetrics()
     await stage.serves(3)
-    versions = PublishedVersions(stage.flow.engine, stage.run.run_id, metrics, poll_interval_s=3600.0)
+    target = TargetVersion(stage.flow.engine, stage.run.run_id, newest_version, poll_interval_s=3600.0)
     good = PolicyPublished(run=run, version=9, path="", manifest_sha="", batch_no=None, revision=9)
 
     async def refused_so_far(n: int) -> bool:
         return metrics.registry.get_sample_value("penstock_gateway_announcements_refused_total") == n
 
-    async with playing([partial(versions.follow, stage.bus, run)]):
+    async with playing([partial(announcements, target, stage.bus, run, metrics)]):
         with capture_logs() as logs:
             bodies = [b"", b"\xff", b'{"run": 7}', encode(msgspec.structs.replace(good, run="another"))]
             for n, body in enumerate([*bodies, encode(msgspec.structs.replace(good, version=-1))], 1):
@@ -513,8 +514,8 @@ async def test_a_false_announcement_is_counted_and_logged_and_the_versions_stay_
         await stage.serves(4)
         await stage.send(subjects.policy(run), good)
         with anyio.fail_after(60):
-            while versions.newest is None or versions.newest.version != 4:
-                await versions.moved.wait()
+            while target.version is None or target.version.version != 4:
+                await target.changed.wait()
     reasons = [line["reason"] for line in logs if line["event"] == "announcement.refused"]
     assert [reason.partition(":")[0] for reason in reasons] == ["PolicyPublished"] * 5
     assert reasons[-1] == "PolicyPublished: version -1 does not exist"
