@@ -22,7 +22,7 @@ from scaffolds.base import Conversations
 
 from orchestrator.contracts.errors import InfraFailure, PenstockError, PolicyFailure
 from orchestrator.contracts.events import StepMark, StepTimings
-from orchestrator.contracts.marks import ParseStatus, ReplyFinish
+from orchestrator.contracts.marks import MAIN_AGENT, ParseStatus, ReplyFinish
 from orchestrator.runtime.backoff import backoff
 from orchestrator.runtime.unreachable import cause_of, origin_of
 from orchestrator.settings.timeouts import timeouts
@@ -363,7 +363,7 @@ class NativeLlm(_Client):
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] = (),
         *,
-        agent: str = "main",
+        agent: str = MAIN_AGENT,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         replace_reason: str | None = None,
@@ -387,7 +387,7 @@ class NativeLlm(_Client):
         return msgspec.convert(await self._post(f"{self._path}/complete", body), RecordedCompletion)
 
     async def count(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, agent: str = "main"
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), *, agent: str = MAIN_AGENT
     ) -> int:
         """Tokens of the state that `complete` would send, `tools` included; nothing is generated or recorded. Raises SessionOver,
         GatewayRefused, or InfraFailure when the gateway is away."""

@@ -11,7 +11,7 @@ from orchestrator.cli import interrupt, tables
 from orchestrator.cli.options import HERE, ID, ConfigOption, JsonOption
 from orchestrator.cli.reading import reading
 from orchestrator.cli.terminal import plain
-from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.marks import MAIN_AGENT, Finish, ParseStatus
 from orchestrator.deploy.home import Home
 from orchestrator.runtime.streams import check_reader, ends_with_reader
 from orchestrator.settings.config import Config
@@ -85,7 +85,7 @@ def _line(change: object) -> str:
         done = f"{change.tokens} tokens, version {change.version}"
         parse_problem = "" if change.parse is ParseStatus.OK else f"[{change.parse}] "
         cut_off = "[cut off] " if change.finish is Finish.LENGTH else ""
-        agent = "" if change.agent == "main" else f"{change.agent}: "
+        agent = "" if change.agent == MAIN_AGENT else f"{change.agent}: "
         columns = (
             name,
             f"{done:<24}",

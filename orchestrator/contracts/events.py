@@ -23,7 +23,7 @@ from orchestrator.contracts.limits import (
     LONGEST_PAYLOAD,
     LONGEST_SENTENCE,
 )
-from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.marks import MAIN_AGENT, Finish, ParseStatus
 from orchestrator.contracts.members import read, without_empty
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.spans import VersionSpan
@@ -143,7 +143,7 @@ class StepRecorded(Event, frozen=True, kw_only=True):
     sampling: dict[Name, Any]
     finish: Finish
     parse: ParseStatus
-    agent: Name = "main"
+    agent: Name = MAIN_AGENT
     prompt: Payload | None = None
     prompt_sha: Name | None = None  # hex
     timings: StepTimings = StepTimings()

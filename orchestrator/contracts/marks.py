@@ -1,10 +1,14 @@
-"""Closed sets of words about steps: how one finished, how it parsed, why it is marked, why it branches, which budget is spent.
+"""Closed sets of words about steps: how one finished, how it parsed, why it is marked, why it branches, which budget is
+spent; and the name of the agent that takes them.
 
 Rows hold the plain strings; a member equals its string. A message's `finish` and `parse` must be members. Its reasons of marks and branches are
 plain strings, because a newer gateway may know more of them.
 """
 
 from enum import StrEnum
+
+MAIN_AGENT = "main"
+"""The agent that takes a step when a scaffold names none."""
 
 
 class Finish(StrEnum):

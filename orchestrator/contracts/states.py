@@ -156,6 +156,23 @@ class DrainKind(StrEnum):
     SERVER = "server"  # a rollout server
 
 
+class BacklogStageName(StrEnum):
+    """The stages of unfinished work, in the order in which a task passes through them (pool/backlog.py)."""
+
+    DISPATCH = "dispatch"  # accepted groups
+    LEASE = "lease"  # queued rollouts
+    RUN = "run"  # leased rollouts
+    SETTLE = "settle"  # reported rollouts with missing steps
+    VERIFY = "verify"  # queued verifications
+    GRADE = "grade"  # leased verifications
+    REAP = "reap"  # expired leases
+    CONCLUDE = "conclude"  # groups whose members are all terminal
+    TAKE = "take"  # ready groups
+    COMMIT = "commit"  # the closed batch
+    PUBLISH = "publish"  # messages in the outbox
+    SYNC = "sync"  # servers without the newest version
+
+
 class ServerState(StrEnum):
     """A rollout server as its owning gateway sees it."""
 

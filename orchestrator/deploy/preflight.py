@@ -31,6 +31,7 @@ from orchestrator.settings.trainer import ExpertBias, TrainerSection
 from orchestrator.tasks.verdict import SIGNAL_NAME
 from orchestrator.trajectory.routes import check_replay, names_experts, no_experts
 from sandboxes.base import Provider, SandboxFull
+from sandboxes.kubernetes import KUBERNETES
 from sandboxes.reap import default_root
 
 NEEDED_DISK_MB = 512  # a fresh PostgreSQL, its write-ahead log and a few checkpoints of a small policy
@@ -183,7 +184,7 @@ def missing(config: Config) -> list[str]:
         )
     pods = config.sandbox.kubernetes
     files = {"gateway.secret_file": config.gateway.secret_file}
-    if config.sandbox.provider == "kubernetes":
+    if config.sandbox.provider == KUBERNETES:
         files |= {
             "sandbox.kubernetes.token_file": pods.token_file,
             "sandbox.kubernetes.ca_file": pods.ca_file,
@@ -246,7 +247,7 @@ def sandbox_shortages(
     """The resources that this machine has too little of for all slots of its runner and verifier at once, one sentence each. The start is not
     refused: the limits bound one sandbox and reserve nothing. The last two arguments replace the machine's values, in tests."""
     section = config.sandbox
-    if section.provider == "kubernetes":  # pods run elsewhere, and request what they need
+    if section.provider == KUBERNETES:  # pods run elsewhere, and request what they need
         return []
     slots = {
         "rollout.slots": config.rollout.slots if ProcessRole.RUNNER in only else 0,

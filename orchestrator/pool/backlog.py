@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.states import GroupState
+from orchestrator.contracts.states import BacklogStageName, GroupState
 from orchestrator.pool.dispatch import view_queue
 from orchestrator.pool.rows import from_row
 from orchestrator.scheduling.admission import QueueSettings, binding
@@ -31,9 +31,6 @@ from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.scheduling.window import QueueRow
 from orchestrator.settings.config import Config
 
-NAMES = (
-    "dispatch", "lease", "run", "settle", "verify", "grade", "reap", "conclude", "take", "commit", "publish", "sync",
-)  # fmt: skip
 RECENT_GROUPS = 100  # queue positions whose durations `group_seconds` reads
 MIN_READY_GROUPS = 20  # fewer durations say nothing about the longest
 
@@ -43,7 +40,7 @@ class BacklogStage:
     """One stage. `item` is the oldest of its `open` items. `late_s` is 0 while its age is in order; `held` is the reason why it waits.
     `owner`: the holder of its lease. `last_s`: time since the last event in the stage, None if that means nothing."""
 
-    name: str
+    name: BacklogStageName
     open: int = 0
     item: str = ""
     oldest_s: float = 0.0
@@ -156,14 +153,14 @@ async def stages(
     """Every stage of a run, in the order in which a task passes through them. `settings` are those of admission."""
     rows = await connection.execute(_STAGES, {"run": run_id})
     found = {row.name: from_row(BacklogStage, row, oldest_s=float(row.oldest_s)) for row in rows}
-    training = "commit" in found
+    training = BacklogStageName.COMMIT in found
     judged = []
-    for name in NAMES:
+    for name in BacklogStageName:
         stage = found.get(name, BacklogStage(name=name))
         match name:
-            case "take":
+            case BacklogStageName.TAKE:
                 stage = await _take(connection, run_id, config, training)
-            case "dispatch" if stage.open:
+            case BacklogStageName.DISPATCH if stage.open:
                 stage = await _dispatch(connection, run_id, config, settings, stage)
             case _ if stage.open:
                 stage = _judge(stage, config)
@@ -211,16 +208,16 @@ async def states(connection: AsyncConnection, run_id: int) -> Mapping[str, int]:
 
 def _judge(stage: BacklogStage, config: Config) -> BacklogStage:
     match stage.name:
-        case "run":
+        case BacklogStageName.RUN:
             late = stage.oldest_s - config.rollout.timeout_s
             return (
                 replace(stage, late_s=late) if late > 0 else replace(stage, held="attempts take their time")
             )
-        case "grade":
+        case BacklogStageName.GRADE:
             return replace(stage, held="verifications take their time")
-        case "commit":
+        case BacklogStageName.COMMIT:
             return replace(stage, held="it is being trained")
-        case "sync":
+        case BacklogStageName.SYNC:
             return replace(stage, held="it is being brought there")
     return _lately(stage)
 
@@ -254,14 +251,17 @@ async def _take(connection: AsyncConnection, run_id: int, config: Config, traini
     rows = (await connection.execute(_QUEUE, {"run": run_id})).all()
     ready = {row.seq: row for row in rows if row.state == GroupState.READY}
     if not ready:
-        return BacklogStage(name="take")
+        return BacklogStage(name=BacklogStageName.TAKE)
     queue = config.queue
     policy = queue_policy(queue.policy, queue.capacity, queue.window_fraction)
     open_rows = [QueueRow(row.seq, GroupState(row.state), row.domain) for row in rows]
     takeable = policy.takeable(open_rows, len(open_rows))
     oldest = max((ready[seq] for seq in takeable or ready), key=lambda row: float(row.ready_s))
     stage = BacklogStage(
-        name="take", open=len(ready), item=f"group {oldest.group_id}", oldest_s=float(oldest.ready_s)
+        name=BacklogStageName.TAKE,
+        open=len(ready),
+        item=f"group {oldest.group_id}",
+        oldest_s=float(oldest.ready_s),
     )
     if training:
         return replace(stage, held="a batch is being trained")

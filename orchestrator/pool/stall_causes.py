@@ -17,24 +17,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.contracts.processes import ProcessRole
+from orchestrator.contracts.states import BacklogStageName
 from orchestrator.pool.backlog import BacklogStage
 from orchestrator.pool.heartbeats import LoopReport, ProcessReport
 
 # The process that works on a stage, and its loops (the first words of their names).
-TAKEN_ON: dict[str, tuple[str, tuple[str, ...]]] = {
-    "dispatch": (ProcessRole.ORCHESTRATOR, ("dispatcher",)),
-    "lease": (ProcessRole.RUNNER, ("rollouts",)),
-    "run": (ProcessRole.RUNNER, ("attempt", "heartbeat", "courier", "journal")),
-    "settle": (ProcessRole.GATEWAY, ("courier", "journal")),
-    "verify": (ProcessRole.VERIFIER, ("verifications",)),
-    "grade": (ProcessRole.VERIFIER, ("verification", "heartbeat", "courier", "journal")),
-    "reap": (ProcessRole.ORCHESTRATOR, ("reaper",)),
-    "conclude": (ProcessRole.ORCHESTRATOR, ("steps", "results", "verdicts")),
-    "take": (ProcessRole.TRAINER, ("train",)),
-    "commit": (ProcessRole.TRAINER, ("train",)),
-    "publish": (ProcessRole.ORCHESTRATOR, ("relay",)),
-    "sync": (ProcessRole.GATEWAY, ("sync", "syncer", "versions", "lease")),
+TAKEN_ON: dict[BacklogStageName, tuple[str, tuple[str, ...]]] = {
+    BacklogStageName.DISPATCH: (ProcessRole.ORCHESTRATOR, ("dispatcher",)),
+    BacklogStageName.LEASE: (ProcessRole.RUNNER, ("rollouts",)),
+    BacklogStageName.RUN: (ProcessRole.RUNNER, ("attempt", "heartbeat", "courier", "journal")),
+    BacklogStageName.SETTLE: (ProcessRole.GATEWAY, ("courier", "journal")),
+    BacklogStageName.VERIFY: (ProcessRole.VERIFIER, ("verifications",)),
+    BacklogStageName.GRADE: (ProcessRole.VERIFIER, ("verification", "heartbeat", "courier", "journal")),
+    BacklogStageName.REAP: (ProcessRole.ORCHESTRATOR, ("reaper",)),
+    BacklogStageName.CONCLUDE: (ProcessRole.ORCHESTRATOR, ("steps", "results", "verdicts")),
+    BacklogStageName.TAKE: (ProcessRole.TRAINER, ("train",)),
+    BacklogStageName.COMMIT: (ProcessRole.TRAINER, ("train",)),
+    BacklogStageName.PUBLISH: (ProcessRole.ORCHESTRATOR, ("relay",)),
+    BacklogStageName.SYNC: (ProcessRole.GATEWAY, ("sync", "syncer", "versions", "lease")),
 }
+ASSIGNED = (BacklogStageName.LEASE, BacklogStageName.VERIFY)
+"""The stages whose items wait for a process that leases them: messages assign them."""
 SLOT = "a free slot"
 ROOM = "room for a sandbox"  # the item of a slot that could not open a sandbox
 DRAINS = "the end of its drain"
@@ -58,7 +61,7 @@ def stall_causes(
     found: Sequence[BacklogStage], processes: Sequence[ProcessReport], no_progress_s: float
 ) -> dict[str, StallCause]:
     """Causes by stage; stages in order have none."""
-    named = {}
+    named: dict[str, StallCause] = {}
     up_s = _up(processes)
     for stage in found:
         stage = replace(stage, late_s=min(stage.late_s, up_s))
@@ -69,7 +72,7 @@ def stall_causes(
 
 def eased(found: Sequence[BacklogStage], processes: Sequence[ProcessReport]) -> list[BacklogStage]:
     """The stages, adjusted by facts that only processes know: the leasing processes have no free slot, or are ordered to drain."""
-    return [_eased(stage, processes) if stage.name in ("lease", "verify") else stage for stage in found]
+    return [_eased(stage, processes) if stage.name in ASSIGNED else stage for stage in found]
 
 
 def _eased(stage: BacklogStage, processes: Sequence[ProcessReport]) -> BacklogStage:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
 from orchestrator.contracts.limits import MOST_TOOL_CALLS
-from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.marks import MAIN_AGENT, Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan, from_flat
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.routes import Key as StepKey
@@ -187,7 +187,7 @@ class StepReading:
     reply: dict[str, Any]
     marked: bool
     versions: frozenset[int]
-    agent: str = "main"
+    agent: str = MAIN_AGENT
     tools: tuple[ToolResult, ...] = ()
     unrecorded: bool = False
     shows_tools: bool = True

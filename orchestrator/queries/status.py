@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Row, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.states import RunState
+from orchestrator.contracts.states import BacklogStageName, RunState
 from orchestrator.pool.backlog import BacklogStage, stages
 from orchestrator.pool.dispatch import ended_lately
 from orchestrator.pool.heartbeats import ProcessReport, present
@@ -26,7 +26,18 @@ from orchestrator.scheduling.breaker import BreakerSettings, halts
 from orchestrator.settings.config import Config
 
 # If nothing is stuck, stages are reported in this order: the first whose waiting blocks all later ones.
-TELLING = ("commit", "take", "dispatch", "verify", "grade", "run", "lease", "sync", "publish", "conclude")
+TELLING = (
+    BacklogStageName.COMMIT,
+    BacklogStageName.TAKE,
+    BacklogStageName.DISPATCH,
+    BacklogStageName.VERIFY,
+    BacklogStageName.GRADE,
+    BacklogStageName.RUN,
+    BacklogStageName.LEASE,
+    BacklogStageName.SYNC,
+    BacklogStageName.PUBLISH,
+    BacklogStageName.CONCLUDE,
+)
 
 _LEFT = text("SELECT count(*) FROM groups WHERE run_id = :run AND NOT done")
 _HEAD = text(
@@ -144,32 +155,41 @@ async def _why(
         )
     by_name = {stage.name: stage for stage in found if stage.open}
     if not row.admission_open:
-        running = by_name["run"].open if "run" in by_name else 0
+        running = by_name[BacklogStageName.RUN].open if BacklogStageName.RUN in by_name else 0
         left = f"{running} rollouts still run" if running else "nothing runs any more"
         return f"Admission is {row.admission_reason or 'closed'}; {left}.", False
     if by_name and not alive:
         return "No process of this run lives: start them with `penstock up`.", True
     if not by_name:
         return "Nothing is unfinished: the run waits for tasks (`penstock tasks publish`).", False
-    if (take := by_name.get("take")) is not None and take.held.startswith("the window"):
+    if (take := by_name.get(BacklogStageName.TAKE)) is not None and take.held.startswith("the window"):
         return await _head(connection, run.run_id, take), False
     stage = next((by_name[name] for name in TELLING if name in by_name), next(iter(by_name.values())))
     return _sentence(stage), False
 
 
 _WORDS = {  # singular, plural
-    "dispatch": ("an accepted group waits for dispatch", "{n} accepted groups wait for dispatch"),
-    "lease": ("{item} waits for a runner", "{n} rollouts wait for a runner"),
-    "run": ("{item} runs", "{n} rollouts run"),
-    "settle": ("{item} waits for its last steps", "{n} rollouts wait for their last steps"),
-    "verify": ("{item} waits for a verifier runner", "{n} rollouts wait for a verifier runner"),
-    "grade": ("{item} is verified", "{n} rollouts are verified"),
-    "reap": ("a lease has run out", "{n} leases have run out"),
-    "conclude": ("{item} is about to be concluded", "{n} groups are about to be concluded"),
-    "take": ("{item} is ready for the trainer", "{n} groups are ready for the trainer"),
-    "commit": ("{item} is closed", "{n} batches are closed"),
-    "publish": ("a message waits to be published", "{n} messages wait to be published"),
-    "sync": ("{item} is on its way", "the newest version is on its way to {n} rollout servers"),
+    BacklogStageName.DISPATCH: (
+        "an accepted group waits for dispatch",
+        "{n} accepted groups wait for dispatch",
+    ),
+    BacklogStageName.LEASE: ("{item} waits for a runner", "{n} rollouts wait for a runner"),
+    BacklogStageName.RUN: ("{item} runs", "{n} rollouts run"),
+    BacklogStageName.SETTLE: ("{item} waits for its last steps", "{n} rollouts wait for their last steps"),
+    BacklogStageName.VERIFY: (
+        "{item} waits for a verifier runner",
+        "{n} rollouts wait for a verifier runner",
+    ),
+    BacklogStageName.GRADE: ("{item} is verified", "{n} rollouts are verified"),
+    BacklogStageName.REAP: ("a lease has run out", "{n} leases have run out"),
+    BacklogStageName.CONCLUDE: ("{item} is about to be concluded", "{n} groups are about to be concluded"),
+    BacklogStageName.TAKE: ("{item} is ready for the trainer", "{n} groups are ready for the trainer"),
+    BacklogStageName.COMMIT: ("{item} is closed", "{n} batches are closed"),
+    BacklogStageName.PUBLISH: ("a message waits to be published", "{n} messages wait to be published"),
+    BacklogStageName.SYNC: (
+        "{item} is on its way",
+        "the newest version is on its way to {n} rollout servers",
+    ),
 }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.contracts.marks import ParseStatus
+from orchestrator.contracts.marks import MAIN_AGENT, ParseStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,4 +66,4 @@ class RecordedStep:
 
     action: ParsedAction
     results: tuple[ToolResult, ...] = ()
-    agent: str = "main"
+    agent: str = MAIN_AGENT

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.pool import transitions
 from orchestrator.pool.backlog import BacklogStage, group_seconds, stages
 from orchestrator.pool.heartbeats import present
-from orchestrator.pool.stall_causes import StallCause, eased, stall_causes
+from orchestrator.pool.stall_causes import ASSIGNED, StallCause, eased, stall_causes
 from orchestrator.pool.transact import transact
 from orchestrator.queries.run_gauges import run_gauges
 from orchestrator.roles.context import Flow
@@ -40,7 +40,6 @@ log = get(__name__)
 LOOKS = 12  # per no_progress_s
 ADMISSION_HALTED = "admission_halted"  # an alert waits for it
 WINDOW_EVERY = 12  # looks
-ASSIGNED = ("lease", "verify")  # stages whose items are assigned by messages
 
 
 @dataclass(slots=True)

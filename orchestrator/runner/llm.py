@@ -17,6 +17,7 @@ from scaffolds.context.base import ContextPolicy
 
 from orchestrator.contracts.events import ToolCallTimed
 from orchestrator.contracts.limits import LONGEST_AGENT, LONGEST_TOOL, MOST_TOOL_CALLS
+from orchestrator.contracts.marks import MAIN_AGENT
 from orchestrator.contracts.numbers import INT2, INT4, INT8
 from orchestrator.contracts.quote import cut_to, quoted
 from orchestrator.gateway_client import BudgetExhausted, GatewayRefused, NativeLlm, RecordedCompletion
@@ -39,7 +40,7 @@ class Recorder:
     limits: AgentLimits
     tool_calls: list[ToolCallTimed] = field(default_factory=list)
     policy: ContextPolicy | None = None
-    agents: set[str] = field(default_factory=lambda: {"main"})
+    agents: set[str] = field(default_factory=lambda: {MAIN_AGENT})
     served: Served = field(default_factory=Served)  # completions that a resume served again
 
     def agent(self, name: str) -> Agent:

@@ -4,6 +4,7 @@ from scaffolds.base import AgentLimits, Scaffold, TaskView
 from scaffolds.context.base import ContextPolicy
 
 from orchestrator.contracts.events import ToolCallTimed
+from orchestrator.contracts.marks import MAIN_AGENT
 from orchestrator.contracts.states import FailureClass
 from orchestrator.gateway_client import NativeLlm
 from orchestrator.runner.clocked_sandbox import ClockedSandbox
@@ -36,7 +37,7 @@ async def run_white(
         policy=policy,
         served=served or Served(),
     )
-    main = recorder.agent("main")
+    main = recorder.agent(MAIN_AGENT)
     watched = ClockedSandbox(sandbox, clocks)
 
     async def answer_of() -> str:

@@ -4,6 +4,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, Final
 
 from orchestrator.contracts.hosts import HostList
@@ -13,6 +14,21 @@ from orchestrator.tasks.reserved import reserved
 from sandboxes.users import is_user
 
 ValueCheck = Callable[[Any], str | None]
+
+
+class RewardStrategy(StrEnum):
+    """How the rewards of the steps make the reward of a task: their mean, or that of the last step that was graded."""
+
+    MEAN = "mean"
+    FINAL = "final"
+
+
+class EnvironmentMode(StrEnum):
+    """Where the tests of a task run: in the environment of the agent, or in one of their own."""
+
+    SHARED = "shared"
+    SEPARATE = "separate"
+
 
 VERSIONS: Final = re.compile(r"1(\.[0-9]{1,4}){0,2}")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -134,8 +150,13 @@ def min_reward(value: Any) -> str | None:
     return None if _finite(value) and 0 <= value <= 1 else "a number from 0 to 1, or a table of numbers"
 
 
+def _one_of(members: type[StrEnum], value: Any) -> str | None:
+    *others, last = (f'"{member}"' for member in members)
+    return None if value in tuple(members) else f"{', '.join(others)} or {last}"
+
+
 def strategy(value: Any) -> str | None:
-    return None if value in ("mean", "final") and isinstance(value, str) else '"mean" or "final"'
+    return _one_of(RewardStrategy, value)
 
 
 def _finite(value: Any) -> bool:
@@ -144,7 +165,7 @@ def _finite(value: Any) -> bool:
 
 
 def mode(value: Any) -> str | None:
-    return None if value in ("shared", "separate") else '"shared" or "separate"'
+    return _one_of(EnvironmentMode, value)
 
 
 def path(value: Any) -> str | None:
@@ -176,7 +197,7 @@ def flag(value: Any) -> str | None:
 
 
 def network_mode(value: Any) -> str | None:
-    return None if value in tuple(NetworkMode) else '"no-network", "allowlist" or "public"'
+    return _one_of(NetworkMode, value)
 
 
 def hosts(value: Any) -> str | None:

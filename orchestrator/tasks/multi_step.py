@@ -25,11 +25,9 @@ from orchestrator.tasks.bundle import EMPTY, Bundle
 from orchestrator.tasks.collected import ANSWER_PATH, hooks
 from orchestrator.tasks.environment import DOCKERFILE, Environment
 from orchestrator.tasks.harbor import INSTRUCTION, SOLUTIONS, STEPS, TESTS, Task
-from orchestrator.tasks.key_values import REWARD
+from orchestrator.tasks.key_values import REWARD, EnvironmentMode, RewardStrategy
 from orchestrator.tasks.settings import (
-    SEPARATE,
     Healthcheck,
-    RewardStrategy,
     StepSettings,
     TaskSettings,
     VerifierLimits,
@@ -153,7 +151,9 @@ def _verifier(whole: VerifierLimits, own: Mapping[str, Any], *, dockerfile: bool
         environment.pop("docker_image", None)
     elif isinstance(table, dict) and whole.environment and "docker_image" in whole.environment:
         environment.setdefault("docker_image", whole.environment["docker_image"])
-    mode = own.get("environment_mode") or (SEPARATE if isinstance(table, dict) else whole.environment_mode)
+    mode = own.get("environment_mode") or (
+        EnvironmentMode.SEPARATE.value if isinstance(table, dict) else whole.environment_mode
+    )
     known = isinstance(table, dict) or whole.environment is not None
     return whole.model_copy(
         update={

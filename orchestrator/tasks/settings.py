@@ -27,7 +27,6 @@ accepted earlier are read here unchanged, within the limits of sizes.py.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -35,7 +34,14 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from orchestrator.contracts.ids import is_domain
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.collected import ArtifactSource, CollectHook, hooks, sources
-from orchestrator.tasks.key_values import REWARD, default, min_reward, step_name
+from orchestrator.tasks.key_values import (
+    REWARD,
+    EnvironmentMode,
+    RewardStrategy,
+    default,
+    min_reward,
+    step_name,
+)
 from orchestrator.tasks.keys import FREE, TABLES
 from orchestrator.tasks.sizes import TooLarge, read_task_toml
 from sandboxes.users import is_user
@@ -45,7 +51,6 @@ SuiteDomain = Literal["reasoning", "coding", "agent", "general"]
 DOMAINS: Final[tuple[SuiteDomain, ...]] = get_args(SuiteDomain)
 """Domains of the built-in suite. Any other name that is valid in a subject is a domain, too."""
 MOST_TURNS: Final = 2**31 - 1
-SEPARATE: Final = "separate"
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, strict=True, allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True, max_length=256)]
@@ -178,7 +183,7 @@ class VerifierLimits(_Networked):
     @property
     def is_separate(self) -> bool:
         """Whether the tests get nothing of the agent's sandbox but the declared artifacts."""
-        return self.environment_mode == SEPARATE or (
+        return self.environment_mode == EnvironmentMode.SEPARATE or (
             self.environment_mode is None and self.environment is not None
         )
 
@@ -187,13 +192,6 @@ class Solution(_Table):
     """Variables of the reference solution."""
 
     env: Variables = {}
-
-
-class RewardStrategy(StrEnum):
-    """How the rewards of the steps make the reward of a task: their mean, or that of the last step that was graded."""
-
-    MEAN = "mean"
-    FINAL = "final"
 
 
 class StepSettings(_Table):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.marks import Finish
+from orchestrator.contracts.marks import MAIN_AGENT, Finish
 from orchestrator.contracts.states import StepKind
 from orchestrator.queries import rollouts, steps, tokens
 from orchestrator.queries.files import File, FileKind
@@ -147,7 +147,7 @@ def _outline(rollout: Rollout) -> Iterator[str]:
             if step.kind is StepKind.CONTINUES
             else f" <em>{step.kind}{origin}{': ' + _escaped(step.branch_reason).replace('_', ' ') if step.branch_reason else ''}</em>"
         )
-        agent = "" if step.agent == "main" else f" <b>{_escaped(step.agent)}</b>"
+        agent = "" if step.agent == MAIN_AGENT else f" <b>{_escaped(step.agent)}</b>"
         label = _escaped(", ".join(step.tools)) or (
             "answer" if step.finish is Finish.STOP else _escaped(step.finish)
         )

@@ -46,7 +46,7 @@ from sandboxes.bubblewrap import check_spec
 from sandboxes.directory import FIRST_UID, refuse_build
 from sandboxes.ending import ended_by, tasks_ended_by
 from sandboxes.from_environment import from_environment
-from sandboxes.kubernetes import objects
+from sandboxes.kubernetes import KUBERNETES, objects
 from sandboxes.kubernetes.api import Api, ApiError, Object
 from sandboxes.kubernetes.channel import Channel
 from sandboxes.kubernetes.objects import OPENING, SANDBOX, Identity, copied, name_of
@@ -79,13 +79,13 @@ _NEVER = (
 class KubernetesProvider:
     """Sandboxes as pods."""
 
-    name = "kubernetes"
+    name = KUBERNETES
     isolated = True
     containers = False
     own_system = True
 
     def __init__(self, settings: KubernetesSettings | None = None) -> None:
-        self.settings = settings or from_environment(KubernetesSettings, "kubernetes")
+        self.settings = settings or from_environment(KubernetesSettings, KUBERNETES)
         self._api = Api(self.settings)
         self._numbers = itertools.count(1)
         self._removed_at = 0.0

@@ -15,6 +15,7 @@ from orchestrator.contracts.processes import ProcessRole
 from orchestrator.deploy.cluster.placement import PlacedProcess
 from orchestrator.deploy.cluster.topology import SecretKey, ServerEngine, ServerPool, Topology
 from orchestrator.settings.timeouts import to_argument
+from sandboxes.kubernetes import KUBERNETES
 
 READS_POOL = frozenset(ProcessRole) - {ProcessRole.POSTGRES, ProcessRole.NATS, ProcessRole.ROLLOUT_SERVER}
 READS_BUS = READS_POOL - {ProcessRole.MIGRATE, ProcessRole.TRAINER}  # the dashboard republishes dead letters
@@ -115,7 +116,7 @@ def configuration(topology: Topology, links: Links) -> dict[str, Any]:
         "trainer": {"ranks": topology.trainer.ranks},
         "metrics": {"host": "0.0.0.0"},
     }
-    if links.provider == "kubernetes":
+    if links.provider == KUBERNETES:
         derived["sandbox"]["kubernetes"] = {
             "image": topology.images.sandbox,
             "namespace": topology.kubernetes.sandbox_namespace,

@@ -8,14 +8,13 @@ import msgspec
 
 from orchestrator.contracts.events import StepTimings
 from orchestrator.contracts.ids import sha256
-from orchestrator.contracts.marks import Finish, ParseStatus, ReplyFinish
+from orchestrator.contracts.marks import MAIN_AGENT, Finish, ParseStatus, ReplyFinish
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.messages.turns import Turn, call_id, too_deep
 from orchestrator.gateway.problems import bad_request
 
 MAX_STOPS, MAX_STOP_CHARACTERS = 16, 256
 SYNTAXES = ("lark", "regex")
-MAIN_AGENT = "main"
 INPUT = "input"  # the only parameter of a freeform tool
 FREEFORM: dict[str, Any] = {
     "type": "object",

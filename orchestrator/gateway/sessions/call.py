@@ -3,7 +3,8 @@
 import anyio
 
 from orchestrator.contracts.ids import Ids
-from orchestrator.gateway.messages.requests import MAIN_AGENT, Reply
+from orchestrator.contracts.marks import MAIN_AGENT
+from orchestrator.gateway.messages.requests import Reply
 from orchestrator.gateway.problems import Problem
 from orchestrator.gateway.servers.in_flight import InFlight
 

@@ -14,13 +14,12 @@ from typer.testing import CliRunner
 
 from orchestrator.cli import status
 from orchestrator.cli.main import app
-from orchestrator.contracts.states import Purpose, RunState
+from orchestrator.contracts.states import BacklogStageName, Purpose, RunState
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template
 from orchestrator.pool import batches, transitions
 from orchestrator.pool.backlog import (
     _STAGES,
-    NAMES,
     BacklogStage,
     group_seconds,
     open_batch,
@@ -60,7 +59,7 @@ async def look(engine: AsyncEngine, run: StoredRun) -> dict[str, BacklogStage]:
     config = Config.from_json(run.config)
     async with engine.connect() as connection:
         found = await stages(connection, run.run_id, config, QueueSettings.of(config))
-    assert tuple(stage.name for stage in found) == NAMES
+    assert tuple(stage.name for stage in found) == tuple(BacklogStageName)
     return {stage.name: stage for stage in found if stage.open}
 
 
@@ -311,9 +310,14 @@ async def test_a_process_says_in_its_row_what_its_loops_do(engine: AsyncEngine) 
     )
 
 
-LATE = BacklogStage(name="lease", open=3, item="rollout 5", oldest_s=90.0, late_s=90.0)
+LATE = BacklogStage(name=BacklogStageName.LEASE, open=3, item="rollout 5", oldest_s=90.0, late_s=90.0)
 TRAINING = BacklogStage(
-    name="commit", open=1, item="batch 4", oldest_s=900.0, late_s=0.0, held="it is being trained"
+    name=BacklogStageName.COMMIT,
+    open=1,
+    item="batch 4",
+    oldest_s=900.0,
+    late_s=0.0,
+    held="it is being trained",
 )
 
 

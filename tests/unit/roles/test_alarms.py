@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.contracts.states import BacklogStageName
 from orchestrator.pool.backlog import BacklogStage
 from orchestrator.pool.heartbeats import BEATS, LoopReport, ProcessReport
 from orchestrator.pool.stall_causes import stall_causes
@@ -46,26 +47,26 @@ def hangs(now: float, beat: float) -> tuple[BacklogStage, list[ProcessReport]]:
     """A loop makes no progress from 0 on. Nothing is late: an attempt may take longer."""
     loop = Loop(name="attempt", since=0.0)
     stuck_s = loop.stuck_for(beat, LIMIT_S)
-    return BacklogStage(name="run", open=1, item="rollout 5"), [
+    return BacklogStage(name=BacklogStageName.RUN, open=1, item="rollout 5"), [
         runner(now - beat, report("attempt", stuck_s=stuck_s))
     ]
 
 
 def is_lost(now: float, beat: float) -> tuple[BacklogStage, list[ProcessReport]]:
     """A rollout that is due since 0 was never announced."""
-    return BacklogStage(name="lease", open=1, item="rollout 5", oldest_s=now, late_s=now), [
+    return BacklogStage(name=BacklogStageName.LEASE, open=1, item="rollout 5", oldest_s=now, late_s=now), [
         runner(now - beat, report("rollouts"))
     ]
 
 
 def is_nobodys(now: float, beat: float) -> tuple[BacklogStage, list[ProcessReport]]:
     """No runner has ever been there."""
-    return BacklogStage(name="lease", open=1, item="rollout 5", oldest_s=now, late_s=now), []
+    return BacklogStage(name=BacklogStageName.LEASE, open=1, item="rollout 5", oldest_s=now, late_s=now), []
 
 
 def is_stopped(now: float, beat: float) -> tuple[BacklogStage, list[ProcessReport]]:
     """The only runner hangs from 0 on, just after a heartbeat."""
-    return BacklogStage(name="run", open=1, item="rollout 5"), [runner(now, report("attempt"))]
+    return BacklogStage(name=BacklogStageName.RUN, open=1, item="rollout 5"), [runner(now, report("attempt"))]
 
 
 def rings(seen: Seen, first_beat: float, first_look: float) -> float:

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import msgspec
 
 from orchestrator.contracts.limits import LONGEST_AGENT
+from orchestrator.contracts.marks import MAIN_AGENT
 from orchestrator.contracts.quote import cut_to, quoted
 from orchestrator.gateway.http.dialects.choice import read_choice
 from orchestrator.gateway.http.dialects.fields import check_fields, stripped, unknown
 from orchestrator.gateway.http.dialects.tool_names import ToolNames
 from orchestrator.gateway.messages.requests import (
-    MAIN_AGENT,
     CallRule,
     CompletionRequest,
     Reply,
