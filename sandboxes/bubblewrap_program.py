@@ -50,7 +50,7 @@ class BubblewrapProgram(SupervisedProgram):
         streams = Streams(given=stdin is not None)
         part_fds: list[int] = []
         try:
-            part_fds = part.doors() if part else []
+            part_fds = part.open_fds() if part else []
             self._line = join.join(entry, session.pidfd, streams.theirs, part_fds)
         except BaseException:
             streams.close()

@@ -147,7 +147,7 @@ class CgroupPart:
     directory: Path
     attach: tuple[Path, ...]
 
-    def doors(self) -> list[int]:
+    def open_fds(self) -> list[int]:
         """Descriptors, opened for writing. A process that writes 0 into each of them becomes a member, regardless of its own rights. The caller
         closes them."""
         found: list[int] = []

@@ -97,9 +97,11 @@ _joiner: _Joiner | None = None
 _lock = threading.Lock()
 
 
-def join(entry: JoinedProgram, process: int, streams: Sequence[int], doors: Sequence[int]) -> socket.socket:
+def join(
+    entry: JoinedProgram, process: int, streams: Sequence[int], cgroup_fds: Sequence[int]
+) -> socket.socket:
     """Start a program in the namespaces of `process` (a pidfd), with `streams` as its stdin, stdout and stderr, in the control groups of
-    `doors`. The caller keeps all of these descriptors. Returns the line on which its gate reports.
+    `cgroup_fds`. The caller keeps all of these descriptors. Returns the line on which its gate reports.
 
     `SandboxError` if the joiner cannot be started.
     """
@@ -107,7 +109,7 @@ def join(entry: JoinedProgram, process: int, streams: Sequence[int], doors: Sequ
     own_end = _request(
         _PROGRAM,
         asdict(entry) | {"calls": None if calls is None else calls.hex()},
-        (process, *streams, *doors),
+        (process, *streams, *cgroup_fds),
     )
     own_end.setblocking(False)
     return own_end
@@ -232,7 +234,9 @@ def _make(kind: bytes, line: int, task: int) -> NoReturn:
         os._exit(0)
 
 
-def _gate(line: int, task: int, process: int, stdin: int, stdout: int, stderr: int, *doors: int) -> NoReturn:
+def _gate(
+    line: int, task: int, process: int, stdin: int, stdout: int, stderr: int, *cgroup_fds: int
+) -> NoReturn:
     reports = socket.socket(fileno=line)
     try:
         os.close(0)
@@ -251,8 +255,8 @@ def _gate(line: int, task: int, process: int, stdin: int, stdout: int, stderr: i
         streams = (stdin, stdout, stderr)
         begin = _warden if request["warden"] else _program
         if (pid := os.fork()) == 0:
-            begin(request, reports, streams, doors)
-        for fd in (*streams, *doors, process):
+            begin(request, reports, streams, cgroup_fds)
+        for fd in (*streams, *cgroup_fds, process):
             os.close(fd)
         _say(reports, {"pid": pid}, os.pidfd_open(pid))
         _, status, used = os.wait4(pid, 0)
@@ -274,14 +278,14 @@ def _become(uid: int, gid: int, groups: list[int]) -> None:
 
 
 def _warden(
-    request: dict[str, Any], reports: socket.socket, streams: tuple[int, ...], doors: tuple[int, ...]
+    request: dict[str, Any], reports: socket.socket, streams: tuple[int, ...], cgroup_fds: tuple[int, ...]
 ) -> NoReturn:
     try:
         confine.adopt_orphans()
         confine.renounce()
         child = os.fork()
         if child == 0:
-            _program(request, reports, streams, doors)
+            _program(request, reports, streams, cgroup_fds)
         for fd in streams:
             os.close(fd)
         os.chdir("/")
@@ -299,17 +303,17 @@ def _warden(
 
 
 def _program(
-    request: dict[str, Any], reports: socket.socket, streams: tuple[int, ...], doors: tuple[int, ...]
+    request: dict[str, Any], reports: socket.socket, streams: tuple[int, ...], cgroup_fds: tuple[int, ...]
 ) -> NoReturn:
     code = 126
     try:
-        for group_fd in doors:
+        for group_fd in cgroup_fds:
             os.write(group_fd, b"0")
         os.setsid()
         for target, fd in enumerate(streams):
             os.dup2(fd, target)
         confine.settle()
-        confine.limit(request["limits"], alone=not doors)
+        confine.limit(request["limits"], alone=not cgroup_fds)
         confine.renounce()
         confine.filter_calls(None if request["calls"] is None else bytes.fromhex(request["calls"]))
     except BaseException as error:  # noqa: BLE001 - as for the gate

@@ -22,7 +22,7 @@ import anyio
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.numbers import INT4, INT8, option, real, whole
 from orchestrator.runtime.exception_groups import first_error
-from orchestrator.runtime.gc_tuning import collect_seldom, keep_loaded
+from orchestrator.runtime.gc_tuning import collect_infrequently, keep_loaded
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.metrics import Target, measuring, served
 from orchestrator.runtime.streams import ending_signals, guard
@@ -131,7 +131,7 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before the import
     if place or arguments.ranks > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stack trace for a lost rank
-    collect_seldom()
+    collect_infrequently()
     try:
         configure("trainer")
     except ValueError as error:
@@ -139,7 +139,7 @@ def main() -> int:
         return 1
     from trainer.loop import TrainerSettings
 
-    keep_loaded(seldom=False)
+    keep_loaded(infrequent=False)
     followers: Followers | None = None
     if place is None and arguments.ranks > 1:
         place, followers = fork(arguments.ranks)

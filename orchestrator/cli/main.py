@@ -46,7 +46,7 @@ from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import ArgumentError, PenstockError
 from orchestrator.contracts.quote import quoted, readable
 from orchestrator.runtime.exception_groups import first_error
-from orchestrator.runtime.gc_tuning import collect_seldom
+from orchestrator.runtime.gc_tuning import collect_infrequently
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.streams import ReaderGone, guard
 
@@ -137,7 +137,7 @@ def _run() -> None:
 def main() -> None:
     """Run the command line; an error is one line on stderr and exit status 1."""
     guard()
-    collect_seldom()
+    collect_infrequently()
     try:
         configure("penstock", level=LogLevel.ERROR)
         with as_sentences():

@@ -53,7 +53,7 @@ from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.pool.chat_format import check_chat_format_of, vocabulary
 from orchestrator.pool.dead_letters import keep_unsendable
-from orchestrator.pool.drain_requests import Orders
+from orchestrator.pool.drain_requests import DrainRequests
 from orchestrator.pool.engine import Role
 from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.opened import opened
@@ -194,7 +194,7 @@ async def serve(settings: GatewaySettings) -> None:
         model = Path(config.policy.model) if config.policy.model else settings.model_dir
         settings = replace(settings, config=config, model_dir=model)
         async with Gateway.open(settings, engine, bus, run.run_id):
-            keep_loaded(seldom=True)
+            keep_loaded(infrequent=True)
             await anyio.sleep_forever()
 
 
@@ -253,13 +253,13 @@ async def _connect(
     )
 
 
-def _orders(store: SessionStore, journal: Journal, pool: ServerPool) -> Orders:
+def _orders(store: SessionStore, journal: Journal, pool: ServerPool) -> DrainRequests:
     """The drain orders of this gateway and of its rollout servers. Its remaining work: sessions of running rollouts and unsent steps."""
 
     async def pending_writes(connection: AsyncConnection) -> int:
         return await store.running(connection) + len(journal.pending())
 
-    orders = Orders(of_servers=True)
+    orders = DrainRequests(of_servers=True)
     orders.own, orders.calls = pending_writes, pool.calls_at
     orders.servers_changed = lambda: pool.drain(orders.servers)
     return orders
@@ -312,7 +312,7 @@ def _admin(
     completions: CompletionService,
     pool: ServerPool,
     registry: CollectorRegistry,
-    orders: Orders,
+    orders: DrainRequests,
 ) -> AdminRoutes:
     """The routes for runners and operators."""
     config = settings.config.gateway

@@ -1,7 +1,7 @@
 """The drain orders of a process, as it reads them with its heartbeats: take no new work and, for a gateway, give certain rollout
 servers no new calls (pool.draining).
 
-An order interrupts a task that waits for work at once (`taking`). A task with work in progress checks `drains` before its next step.
+An order interrupts a task that waits for work at once (`taking`). A task with work in progress checks `draining` before its next step.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
@@ -19,13 +19,13 @@ async def _nothing(connection: AsyncConnection) -> int:
     return 0
 
 
-class Orders:
-    """The orders of one process. `own` counts its remaining work, `calls` the calls of a rollout server. `servers_changed` is called when
+class DrainRequests:
+    """The requests to one process. `own` counts its remaining work, `calls` the calls of a rollout server. `servers_changed` is called when
     the set of draining servers changes. `of_servers`: whether it is a gateway."""
 
     def __init__(self, *, of_servers: bool = False) -> None:
         self.of_servers = of_servers
-        self.drains = False
+        self.draining = False
         self.servers: frozenset[str] = frozenset()
         self.own: Callable[[AsyncConnection], Awaitable[int]] = _nothing
         self.calls: Callable[[str], int] = lambda url: 0
@@ -36,11 +36,11 @@ class Orders:
     @property
     def any(self) -> bool:
         """Whether anything drains: a person then waits for reports."""
-        return self.drains or bool(self.servers)
+        return self.draining or bool(self.servers)
 
     def update(self, drains: bool, servers: Collection[str] = ()) -> None:
         """Apply the orders that the data pool holds now."""
-        was_draining, self.drains = self.drains, drains
+        was_draining, self.draining = self.draining, drains
         if drains and not was_draining:
             for scope in list(self._takers):
                 scope.cancel()
@@ -55,7 +55,7 @@ class Orders:
     def taking(self) -> Iterator[anyio.CancelScope]:
         """Use while waiting for work: cancelled at once when this process is to drain."""
         with anyio.CancelScope() as scope:
-            if self.drains:
+            if self.draining:
                 scope.cancel()
             self._takers.add(scope)
             try:
@@ -63,12 +63,12 @@ class Orders:
             finally:
                 self._takers.discard(scope)
 
-    async def taken_back(self) -> None:
+    async def until_withdrawn(self) -> None:
         """Wait until this process may work."""
-        while self.drains:
+        while self.draining:
             await self._works.wait()
 
-    async def holds(self, connection: AsyncConnection) -> Mapping[str, int]:
+    async def remaining_work(self, connection: AsyncConnection) -> Mapping[str, int]:
         """The remaining work per draining item; empty: nothing drains, as far as this process knows."""
-        own = {SELF: await self.own(connection)} if self.drains else {}
+        own = {SELF: await self.own(connection)} if self.draining else {}
         return {**own, **{url: self.calls(url) for url in self.servers}}

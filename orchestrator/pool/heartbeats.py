@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.http_urls import one_spelling
 from orchestrator.pool.code_digest import digest_of
-from orchestrator.pool.drain_requests import Orders
+from orchestrator.pool.drain_requests import DrainRequests
 from orchestrator.pool.rows import from_wide_row
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import processes, rollout_servers
@@ -82,7 +82,7 @@ def own_code() -> str:
 
 @asynccontextmanager
 async def send_heartbeats(
-    engine: AsyncEngine, run_id: int, orders: Orders | None = None
+    engine: AsyncEngine, run_id: int, orders: DrainRequests | None = None
 ) -> AsyncIterator[None]:
     """While the context is open, this process reports its loops to the data pool; at the end, it reports its end. It reads its orders
     on entry and with every heartbeat. Without a watchdog it reports nothing."""
@@ -114,7 +114,7 @@ async def send_heartbeats(
         raise failed
 
 
-async def _beat(engine: AsyncEngine, run_id: int, dog: Watchdog, orders: Orders | None) -> None:
+async def _beat(engine: AsyncEngine, run_id: int, dog: Watchdog, orders: DrainRequests | None) -> None:
     period_s = dog.settings.no_progress_s / BEATS
     with track_loop("heartbeat") as loop:
         while True:
@@ -128,10 +128,10 @@ async def _beat(engine: AsyncEngine, run_id: int, dog: Watchdog, orders: Orders 
 
 
 async def write_heartbeat(
-    connection: AsyncConnection, run_id: int, dog: Watchdog, orders: Orders | None = None
+    connection: AsyncConnection, run_id: int, dog: Watchdog, orders: DrainRequests | None = None
 ) -> None:
     """Write the row of this process and read its orders."""
-    holds = await orders.holds(connection) if orders is not None else {}
+    holds = await orders.remaining_work(connection) if orders is not None else {}
     row = {
         "holds": holds or None,
         "pid": os.getpid(),

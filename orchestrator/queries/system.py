@@ -23,7 +23,7 @@ LEASES = 200  # shown, those that expire first
 LEFT = "no gateway uses it: it belongs to an earlier start"
 
 
-class ProcessStanding(StrEnum):
+class ReportedProcessState(StrEnum):
     """How a process is, as its reports tell."""
 
     LIVES = "lives"
@@ -34,7 +34,7 @@ class ProcessStanding(StrEnum):
     STOPPED = "stopped"
 
 
-class ServerStanding(StrEnum):
+class ReportedServerState(StrEnum):
     """A rollout server as its gateway last wrote it (`ServerState`). STOPPED: it failed, because it or its gateway has ended in good order."""
 
     STARTING = ServerState.STARTING.value
@@ -53,7 +53,7 @@ class ProcessLine:
     process: str
     host: str
     pid: int
-    state: ProcessStanding
+    state: ReportedProcessState
     silent_s: float
     loops: list[LoopReport]
     drains: str | None
@@ -68,7 +68,7 @@ class ServerLine:
     does not drain, or not every gateway has received the request yet."""
 
     url: str
-    state: ServerStanding
+    state: ReportedServerState
     version: int | None
     wanted: int | None
     owner: str | None
@@ -205,15 +205,15 @@ def _process(report: ProcessReport, limit: float) -> ProcessLine:
     stuck = any(loop.stuck_s for loop in report.loops)
     left = own_left(report)
     if report.stopped:
-        state = ProcessStanding.STOPPED
+        state = ReportedProcessState.STOPPED
     elif silent:
-        state = ProcessStanding.SILENT
+        state = ReportedProcessState.SILENT
     elif stuck:
-        state = ProcessStanding.STUCK
+        state = ReportedProcessState.STUCK
     elif report.draining:
-        state = ProcessStanding.DRAINED if left == 0 else ProcessStanding.DRAINING
+        state = ReportedProcessState.DRAINED if left == 0 else ReportedProcessState.DRAINING
     else:
-        state = ProcessStanding.LIVES
+        state = ReportedProcessState.LIVES
     kind = None if report.stopped else kind_of(report.process)
     return ProcessLine(
         process=report.process,
@@ -230,8 +230,8 @@ def _process(report: ProcessReport, limit: float) -> ProcessLine:
 
 def _server(line: ServerLine, gateways: Sequence[ProcessReport], run_state: RunState) -> ServerLine:
     ended = run_state is RunState.ENDED
-    if line.state is ServerStanding.FAILED and not line.leased and (ended or gateways):
-        line = replace(line, state=ServerStanding.STOPPED, detail="the run has ended" if ended else LEFT)
+    if line.state is ReportedServerState.FAILED and not line.leased and (ended or gateways):
+        line = replace(line, state=ReportedServerState.STOPPED, detail="the run has ended" if ended else LEFT)
     return replace(line, left=calls_left(gateways, line.url)) if line.draining else line
 
 

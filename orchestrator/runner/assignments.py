@@ -49,23 +49,23 @@ Work = Callable[[Lease], Awaitable[Outgoing]]
 """Does the work of one lease; returns the result to send. Cancelled when the lease is lost: then nothing is sent."""
 
 
-class Door(Protocol):
+class WorkGate(Protocol):
     """Whether the dependency of the work accepts more of it."""
 
-    async def shut(self) -> str | None:
+    async def why_closed(self) -> str | None:
         """The condition that more work waits for, as a loop reports it; None: it waits for none."""
 
-    async def opens(self) -> None:
+    async def wait_open(self) -> None:
         """Wait until the condition holds."""
 
 
-class Open:
-    """A door that is always open."""
+class _OpenGate:
+    """A gate that is always open."""
 
-    async def shut(self) -> None:
+    async def why_closed(self) -> None:
         return
 
-    async def opens(self) -> None:
+    async def wait_open(self) -> None:
         return
 
 
@@ -78,11 +78,11 @@ class Assignments:
         expected: type[RolloutAssigned] | type[VerifyAssigned],
         work: Work,
         *,
-        door: Door | None = None,
+        gate: WorkGate | None = None,
     ) -> None:
         self._worker = worker
         self._orders = worker.orders
-        self._door = door or Open()
+        self._gate = gate or _OpenGate()
         self._expected = expected
         self._before = RolloutState.QUEUED if expected is RolloutAssigned else RolloutState.FINISHED
         self._work = work
@@ -112,11 +112,11 @@ class Assignments:
     async def _serve(self, consumer: Consumer, tasks: anyio.abc.TaskGroup) -> None:
         while True:
             current().idle(DRAINS)
-            await self._orders.taken_back()
-            if (needed := await self._door.shut()) is not None:
+            await self._orders.until_withdrawn()
+            if (needed := await self._gate.why_closed()) is not None:
                 current().idle(needed)
                 with self._orders.taking():
-                    await self._door.opens()
+                    await self._gate.wait_open()
                 continue
             # One at a time: another runner could do a message that waits here. Unleased messages here are handed back.
             async with self._worker.bus.subscribe(consumer, batch=1) as arriving:
@@ -153,7 +153,11 @@ class Assignments:
             return False
         held: Lease | None = None
         try:
-            if may := not self._orders.drains and await self._door.shut() is None and not self._orders.drains:
+            if (
+                may := not self._orders.draining
+                and await self._gate.why_closed() is None
+                and not self._orders.draining
+            ):
                 held = await self._lease(event)
         except BaseException:
             self._slots.release()
@@ -187,7 +191,7 @@ class Assignments:
 
     async def _slot(self, delivery: Delivery) -> bool:
         """Wait for a slot; there is a wait only if another pool has taken the last one. False when this worker is to drain."""
-        while not self._orders.drains:
+        while not self._orders.draining:
             with self._orders.taking(), anyio.move_on_after(timeouts().bus_ack_wait_s / 3):
                 current().idle(SLOT)
                 await self._slots.acquire()

@@ -49,7 +49,7 @@ log = get(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Todo:
+class AgentStep:
     """A step, as its agent sees it, and the limits of its agent."""
 
     step: TaskStep
@@ -79,12 +79,12 @@ class AttemptWork:
     def limits(self) -> ArtifactLimits:
         return limits_of(self.worker.config.sandbox)
 
-    async def run(self, todo: Sequence[Todo], black: BlackBox | None) -> AttemptOutcome:
+    async def run(self, agent_steps: Sequence[AgentStep], black: BlackBox | None) -> AttemptOutcome:
         """All steps, up to the one that ends the attempt. `black`: the black box whose files for the first step are in place. The outcome of the
         first step that did not complete, if there is one."""
         first: AttemptOutcome | None = None
         last: AttemptOutcome | None = None
-        for each in todo:
+        for each in agent_steps:
             started = time.monotonic()
             unready = await self._unready(each, black if each.step.number else None)
             self.between_s += time.monotonic() - started
@@ -96,18 +96,22 @@ class AttemptWork:
             first = first or (last if last.failure is not FailureClass.COMPLETED else None)
             if last.ungradable is not None or (last.infra and not last.reachable):
                 return last
-            if each is not todo[-1] and await self._ends_after(each.step, last):
+            if each is not agent_steps[-1] and await self._ends_after(each.step, last):
                 break
         assert last is not None
         return last if first is None else replace(first, answer=last.answer)
 
-    async def _unready(self, todo: Todo, black: BlackBox | None) -> AttemptOutcome | None:
+    async def _unready(self, agent_step: AgentStep, black: BlackBox | None) -> AttemptOutcome | None:
         """Prepare the sandbox for a step; the outcome if that fails. What the agent has done so far may be why, so it counts as the agent's fault.
         Raises InfraFailure in the first step. `black`: its files are placed again."""
-        step = todo.step
-        files = black.files(todo.view, endpoint_of(self.session), todo.limits) if black is not None else {}
+        step = agent_step.step
+        files = (
+            black.files(agent_step.view, endpoint_of(self.session), agent_step.limits)
+            if black is not None
+            else {}
+        )
         try:
-            await prepare(self.sandbox, step, self.pristine.work_dir, todo.limits.timeout_s, files)
+            await prepare(self.sandbox, step, self.pristine.work_dir, agent_step.limits.timeout_s, files)
         except (InfraFailure, PathRefused) as error:
             if step.number == 0:
                 raise InfraFailure(str(error)) from error
@@ -118,12 +122,12 @@ class AttemptWork:
             return await captured(partial(_failing, error))
         return None
 
-    async def _step(self, todo: Todo, black: BlackBox | None) -> AttemptOutcome:
+    async def _step(self, agent_step: AgentStep, black: BlackBox | None) -> AttemptOutcome:
         """The agent's run, and what it leaves."""
-        task, step = todo.step.task, todo.step
+        task, step = agent_step.step.task, agent_step.step
         current().busy(f"the scaffold of rollout {self.lease.rollout_id}", on="scaffold")
         with phase(SlotPhase.AGENT):
-            outcome = redacted(await self._agent(todo, black), self.session.token)
+            outcome = redacted(await self._agent(agent_step, black), self.session.token)
         if self.scaffold.manifest.solution and outcome.answer is not None:
             outcome = replace(outcome, answer=answer_of_output(outcome.answer))
         current().busy(f"what rollout {self.lease.rollout_id} changed", on="sandbox")
@@ -148,7 +152,7 @@ class AttemptWork:
                 return replace(outcome, failure=failure, reason=why, ungradable=why)
         return outcome
 
-    async def _agent(self, todo: Todo, black: BlackBox | None) -> AttemptOutcome:
+    async def _agent(self, agent_step: AgentStep, black: BlackBox | None) -> AttemptOutcome:
         lease = self.lease
         activity, sight = partial(self.gateway.admin.activity, **key_of(lease)), Sight()
 
@@ -156,24 +160,24 @@ class AttemptWork:
             if black is not None:
                 return await run_black(
                     black,
-                    todo.view,
+                    agent_step.view,
                     self.sandbox,
                     self.session,
                     self.clocks,
-                    todo.limits,
+                    agent_step.limits,
                     activity,
                     sight,
-                    installs=todo.step.number == 0,
+                    installs=agent_step.step.number == 0,
                 )
             async with NativeLlm(self.gateway.url, self.session.token) as native:
                 policy = policy_of(self.worker.config.rollout.context, lease.scaffold)
                 return await run_white(
                     self.scaffold,
-                    todo.view,
+                    agent_step.view,
                     self.sandbox,
                     native,
                     self.clocks,
-                    todo.limits,
+                    agent_step.limits,
                     self.tool_calls,
                     policy,
                     served=self._served,

@@ -93,15 +93,15 @@ class Gateways:
         first = next(self._turn)
         return min(answering, key=lambda gateway: (len(gateway.held), gateway is not first), default=first)
 
-    async def shut(self) -> str | None:
+    async def why_closed(self) -> str | None:
         """The condition that blocks a new attempt; None: it may begin. An absent gateway does not block: it may be back soon."""
         if len(self._gateways) == 1:  # a single gateway has no `watch`
             await _answers(self._gateways[0])
         return GATEWAY_DRAINS if all(gateway.draining for gateway in self._gateways) else None
 
-    async def opens(self) -> None:
+    async def wait_open(self) -> None:
         """Wait until one of them takes sessions."""
-        while await self.shut() is not None:
+        while await self.why_closed() is not None:
             await anyio.sleep(ASK_S)
 
     async def until_one_answers(self) -> None:

@@ -45,7 +45,7 @@ from orchestrator.pool.leases import Lease, whole_task
 from orchestrator.pool.transact import transact
 from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.attempt_result import AttemptRecord, key_of, result_of
-from orchestrator.runner.attempt_work import AttemptWork, Todo
+from orchestrator.runner.attempt_work import AgentStep, AttemptWork
 from orchestrator.runner.blackbox import (
     endpoint_of,
 )
@@ -115,7 +115,7 @@ async def serve_rollouts(settings: RunnerSettings) -> None:
             await gateways.until_one_answers()  # no work is taken before this
             runner = RolloutRunner(worker, gateways)
             log.info("runner.ready", owner=worker.owner, slots=worker.slots)
-            await Assignments(worker, RolloutAssigned, runner.attempt, door=gateways).serve(
+            await Assignments(worker, RolloutAssigned, runner.attempt, gate=gateways).serve(
                 [
                     subjects.consume_work_rollout(worker.run, pool)
                     for pool in (subjects.POOL_DEFAULT, subjects.POOL_EVAL)
@@ -185,16 +185,16 @@ class RolloutRunner:
         started_at = time.monotonic()
         session = await self._open_session(record, lease, task, scaffold, limits)
         limits = replace(limits, context=session.context)
-        todo = self._todo(lease, task, scaffold, environment.work_dir, limits, solutions)
+        agent_steps = self._agent_steps(lease, task, scaffold, environment.work_dir, limits, solutions)
         record.clocks = clocks = self._clocks(lease, record.gateway.admin, task, scaffold, limits)
         black = scaffold.black() if scaffold.manifest.kind == ScaffoldKind.BLACK else None
         section = granted(self._worker.config.sandbox, task.settings.environment)
-        longest = max(each.limits.timeout_s for each in todo)
+        longest = max(each.limits.timeout_s for each in agent_steps)
         outer_limits = sandbox_limits(section, longest, scaffold.manifest.needs)
         if black is None:
             spec = environment.spec(environment.files, outer_limits)
         else:
-            spec = _spec_of_program(black, environment, outer_limits, todo[0], session, record.gateway)
+            spec = _spec_of_program(black, environment, outer_limits, agent_steps[0], session, record.gateway)
         within = environment.services_s
         current().busy(f"the sandbox of rollout {lease.rollout_id}", on="sandbox", within=within)
         reachable = access(of_agent(task.settings), section)
@@ -217,7 +217,7 @@ class RolloutRunner:
                     tool_calls=record.tool_calls,
                     artifacts=record.artifacts,
                 )
-                outcome = await work.run(todo, black)
+                outcome = await work.run(agent_steps, black)
                 record.queued_s += work.between_s
                 with phase(SlotPhase.CHANGES):
                     record.left = carried(record.artifacts, outcome.answer)
@@ -225,7 +225,7 @@ class RolloutRunner:
                 ended = True
         return outcome
 
-    def _todo(
+    def _agent_steps(
         self,
         lease: Lease,
         task: Task,
@@ -233,11 +233,11 @@ class RolloutRunner:
         work_dir: str,
         limits: AgentLimits,
         solutions: Sequence[Solution | None],
-    ) -> list[Todo]:
+    ) -> list[AgentStep]:
         """The steps of the task as their agents get them, each with its own time; `solutions`: one a step."""
         declared = task.settings.environment
         return [
-            Todo(
+            AgentStep(
                 step=step,
                 view=TaskView(
                     name=lease.task_name,
@@ -427,7 +427,7 @@ def _spec_of_program(
     black: BlackBox,
     environment: Environment,
     limits: Limits,
-    first: Todo,
+    first: AgentStep,
     session: OpenSession,
     gateway: KnownGateway,
 ) -> SandboxSpec:

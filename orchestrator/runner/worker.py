@@ -22,7 +22,7 @@ from orchestrator.bus.feed import in_background
 from orchestrator.bus.journal import Journal
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ServiceError
-from orchestrator.pool.drain_requests import Orders
+from orchestrator.pool.drain_requests import DrainRequests
 from orchestrator.pool.engine import Role
 from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.opened import opened
@@ -83,7 +83,7 @@ class Worker:
     heart: Heart
     provider: Provider
     files: TaskFiles
-    orders: Orders
+    orders: DrainRequests
 
 
 @asynccontextmanager
@@ -118,7 +118,7 @@ async def open_worker(settings: WorkerSettings, name: str) -> AsyncIterator[Work
         courier = Courier(journal, bus, confirm=confirm, unsendable=failed_instead)
         await bus.ensure_streams()
         await stack.enter_async_context(in_background(courier.run))
-        orders = Orders()
+        orders = DrainRequests()
 
         async def unsent(connection: AsyncConnection) -> int:
             return len(journal.pending())

@@ -87,7 +87,7 @@ async def serve(settings: WebSettings) -> None:
             if settings.announce is not None:
                 settings.announce(f"{address}/?token={keys.token}")
             tasks.start_soon(restartable, "change_feed", changes.run)
-            keep_loaded(seldom=True)
+            keep_loaded(infrequent=True)
             with ready():
                 await anyio.sleep_forever()
         finally:

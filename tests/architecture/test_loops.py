@@ -93,7 +93,7 @@ INSIDE = {
     "orchestrator/gateway/servers/weight_sync.py:WeightSyncer._keep_in_sync": PART,
     "orchestrator/gateway_client.py:_Client._post": PART,
     "orchestrator/pool/engine.py:_answers": START,
-    "orchestrator/pool/drain_requests.py:Orders.taken_back": PART,
+    "orchestrator/pool/drain_requests.py:DrainRequests.until_withdrawn": PART,
     "orchestrator/pool/prune.py:_detach": PERSON,
     "orchestrator/pool/prune.py:_without": PERSON,
     "orchestrator/pool/transact.py:_until_committed": PART,

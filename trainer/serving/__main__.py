@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
-from orchestrator.runtime.gc_tuning import collect_seldom, keep_loaded
+from orchestrator.runtime.gc_tuning import collect_infrequently, keep_loaded
 from orchestrator.runtime.inherited import inherited
 from orchestrator.runtime.log import configure as configure_log
 from orchestrator.runtime.metrics import measuring
@@ -79,7 +79,7 @@ async def serve(settings: ServerSettings, listener: socket.socket, started: floa
     from trainer.serving.service import Service, log
     from trainer.serving.state import Described
 
-    keep_loaded(seldom=False)
+    keep_loaded(infrequent=False)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in ending_signals():
@@ -154,7 +154,7 @@ async def _until_it_ends(service: "Service", stop: asyncio.Event) -> None:
 def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
     guard()
-    collect_seldom()
+    collect_infrequently()
     try:
         configure_log("rollout-server")
         settings = parse_arguments(argv)

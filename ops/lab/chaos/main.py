@@ -35,7 +35,7 @@ from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.numbers import whole
 from orchestrator.deploy.embedded.identity import ProcessId
 from orchestrator.deploy.home import Home
-from orchestrator.runtime.gc_tuning import collect_seldom
+from orchestrator.runtime.gc_tuning import collect_infrequently
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.streams import guard
 from orchestrator.settings.config import FILE
@@ -123,7 +123,7 @@ def main(
 ) -> None:
     """Kill and hurt a real run at random, and show that nothing is lost and nothing trained twice."""
     guard()
-    collect_seldom()
+    collect_infrequently()
     configure("chaos", level=LogLevel.CRITICAL)
     console = Console(stderr=as_json, width=None if sys.stdout.isatty() else 160)
     started = time.monotonic()

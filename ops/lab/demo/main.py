@@ -23,7 +23,7 @@ from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.deploy.cluster.topology import ServerEngine
 from orchestrator.deploy.embedded.spawn import spawn
-from orchestrator.runtime.gc_tuning import collect_seldom
+from orchestrator.runtime.gc_tuning import collect_infrequently
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.plugins import names
 from orchestrator.runtime.streams import guard
@@ -126,7 +126,7 @@ def main(
 ) -> None:
     """Take this machine to a policy that has learned, by the real loop."""
     guard()
-    collect_seldom()
+    collect_infrequently()
     configure("demo", level=LogLevel.ERROR)
     console = Console(stderr=as_json)
     started = time.monotonic()

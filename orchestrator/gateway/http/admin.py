@@ -23,7 +23,7 @@ from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway.sessions.registry import SessionRegistry
 from orchestrator.gateway.sessions.session import SessionSpec
 from orchestrator.gateway_client import OpenSession, SessionBudget
-from orchestrator.pool.drain_requests import Orders
+from orchestrator.pool.drain_requests import DrainRequests
 from orchestrator.runtime.json_response import json_response
 from orchestrator.settings.sampling import checked
 from orchestrator.settings.timeouts import LONGEST_S
@@ -80,7 +80,7 @@ class AdminRoutes:
         session_ttl_s: float,
         socket_path: Path,
         sandbox_port: int,
-        orders: Orders,
+        orders: DrainRequests,
         context: Callable[[int], int],
     ) -> None:
         self._run = run
@@ -194,7 +194,7 @@ class AdminRoutes:
         must not touch the others at that time. The gateway's own sessions continue: they use its address, which readiness does not hide
         (`publishNotReadyAddresses`). The probes that end a process use its metrics port, which answers 200.
         """
-        if self._orders.drains:
+        if self._orders.draining:
             return web.Response(
                 text="it drains: it opens no new sessions, and goes on with those it has\n", status=503
             )

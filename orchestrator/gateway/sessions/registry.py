@@ -22,7 +22,7 @@ from orchestrator.gateway.sessions.session import (
 )
 from orchestrator.gateway.sessions.store import SessionStore, StoredSession
 from orchestrator.gateway_client import Activity, Seal
-from orchestrator.pool.drain_requests import Orders
+from orchestrator.pool.drain_requests import DrainRequests
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get
 from orchestrator.settings.timeouts import timeouts
@@ -45,9 +45,9 @@ class SessionRegistry:
         journal: Journal,
         store: SessionStore,
         metrics: GatewayMetrics,
-        orders: Orders | None = None,
+        orders: DrainRequests | None = None,
     ) -> None:
-        self._orders = orders or Orders()
+        self._orders = orders or DrainRequests()
         self._engine = engine
         self._run_id = run_id
         self._renderer = renderer
@@ -67,7 +67,7 @@ class SessionRegistry:
         """
         token = new_token()
         async with self._opening:
-            if self._orders.drains and (
+            if self._orders.draining and (
                 await self._store.by_lease(spec.rollout, spec.attempt, spec.epoch) is None
             ):
                 raise Problem(503, "draining", "this gateway drains: it opens no new session")
@@ -158,7 +158,7 @@ class SessionRegistry:
         session = self._current(rollout, attempt, epoch)
         if session is None:
             return Activity(
-                in_flight=0, calls=0, queued_s=0.0, instance=self.instance, draining=self._orders.drains
+                in_flight=0, calls=0, queued_s=0.0, instance=self.instance, draining=self._orders.draining
             )
         waiting_s = max((call.in_flight.waiting_s for call in session.calls.values()), default=0.0)
         replayed_s = session.replay.replayed_s if session.replay is not None else 0.0
@@ -170,7 +170,7 @@ class SessionRegistry:
             instance=self.instance,
             held_s=waiting_s,
             replayed_s=replayed_s,
-            draining=self._orders.drains,
+            draining=self._orders.draining,
             generation_s=times.generation,
             undecided_s=times.undecided,
             worked_s=session.worked_s,

@@ -211,7 +211,7 @@ async def test_a_draining_gateway_lets_its_sessions_end_and_its_runner_begins_no
 
             # A runner that does not know the order yet leases work that it cannot start: it gives the work back, which does not count as a try.
             with monkeypatch.context() as patched:
-                patched.setattr(Gateways, "shut", nothing_known)
+                patched.setattr(Gateways, "why_closed", nothing_known)
                 await rig.until(
                     "SELECT count(*) AS n FROM attempts WHERE rollout_id = :id AND failure_class = 'cancelled'",
                     lambda row: row.n > len(before),
