@@ -54,9 +54,8 @@ class Hierarchies:
                 _make(directory, self.version)
             for directory, file, value in _settings(group, limits):
                 if (directory / file).exists():
-                    with contextlib.suppress(
-                        *([OSError] if file == _CORES[1] else [])
-                    ):  # a group above has fewer
+                    # A group above may have fewer.
+                    with contextlib.suppress(*([OSError] if file == _CORES[1] else [])):
                         (directory / file).write_text(value)
         except OSError as error:
             group.remove()
@@ -294,9 +293,8 @@ def _make(directory: Path, version: int) -> None:
             for level in (directory.parent.parent, directory.parent):
                 with contextlib.suppress(FileNotFoundError):
                     (level / "cgroup.subtree_control").write_text("+memory +pids")
-                with contextlib.suppress(
-                    OSError
-                ):  # without it, cores are not limited (`Cgroup.limits_cores`)
+                # Without it, cores are not limited (`Cgroup.limits_cores`).
+                with contextlib.suppress(OSError):
                     (level / "cgroup.subtree_control").write_text("+cpu")
         try:
             directory.mkdir()

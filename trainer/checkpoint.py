@@ -143,9 +143,8 @@ def write_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
     try:
         saved = _open(final, checked=files.linked)  # linked files were compared when they were linked
-    except (
-        ValueError
-    ) as error:  # what was just written: the disk is at fault, and the weights are still in memory
+    except ValueError as error:
+        # It was just written: the disk is at fault, and the weights are still in memory.
         raise OSError(errno.EIO, f"it was not stored as it was written: {error}") from error
     return replace(saved, written=files.summary(time.perf_counter() - started))
 

@@ -321,9 +321,8 @@ class Trainer:
             for name in needed:  # discarded by an earlier attempt that lost its lock
                 try:
                     bring_back(self.root / name)
-                except (
-                    OSError
-                ) as error:  # a disk error must not leave here: transact would take it for a lost Postgres
+                except OSError as error:
+                    # A disk error must not leave here: transact would take it for a lost Postgres.
                     log.error("checkpoint.not_restored", path=str(self.root / name), detail=str(error))
                     restored = False
             for path in list_checkpoints(self.root):

@@ -39,9 +39,8 @@ HEADER_DEAD_SUBJECT = "Penstock-Dead-Subject"
 HEADER_DEAD_DELIVERIES = "Penstock-Dead-Deliveries"
 HEADER_DEAD_BODY_BYTES = "Penstock-Dead-Body-Bytes"  # original length; if longer than the body, it was cut
 HEADER_DEAD_MSG_ID = "Penstock-Dead-Msg-Id"
-HEADER_DEAD_KEPT = (
-    "Penstock-Dead-Kept"  # "yes": the data pool has it already; "no": the orchestrator stores it there
-)
+# "yes": the data pool has it already; "no": the orchestrator stores it there.
+HEADER_DEAD_KEPT = "Penstock-Dead-Kept"
 
 INLINE_LIMIT_BYTES = 512 * 1024  # above this a payload travels as `blob: sha256`, never inline
 MIN_MAX_PAYLOAD_BYTES = 1024 * 1024  # the smallest max_payload that a server may have

@@ -178,12 +178,12 @@ def _import(
 ) -> None:
     """Import, print the report, and end with status 1 if a task was refused."""
     from orchestrator.tasks.importing.place import import_all
-    from orchestrator.tasks.importing.report import Outcome
+    from orchestrator.tasks.importing.report import ImportOutcome
 
     results: list[Imported] = []
     with busy("import tasks"):
         results += import_all(found, to, section, limits)
-    counts = {outcome.value: sum(each.outcome is outcome for each in results) for outcome in Outcome}
+    counts = {outcome.value: sum(each.outcome is outcome for each in results) for outcome in ImportOutcome}
     not_run = sum(each.run is not None for each in results)
     if as_json:
         typer.echo(
@@ -194,7 +194,7 @@ def _import(
         whole = ", ".join(f"{number} {name}" for name, number in counts.items())
         beyond = f"; {not_run} of them a run with these sandboxes would refuse" if not_run else ""
         typer.echo(f"{whole}{beyond}")
-    if counts[Outcome.REFUSED]:
+    if counts[ImportOutcome.REFUSED]:
         raise typer.Exit(1)
 
 

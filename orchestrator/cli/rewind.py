@@ -56,9 +56,8 @@ async def _rewind(config: "Config", to_batch: int, why: str) -> "Rewound":
         async with engine.connect() as connection:
             target = (await versions_by_batch(connection, run.run_id)).get(to_batch)
         directory = Path(target.path) if target is not None else None
-        if (
-            target is not None and directory is not None and directory.is_dir()
-        ):  # else the rewind reports the reason
+        # Else the rewind reports the reason.
+        if target is not None and directory is not None and directory.is_dir():
             published = KnownCheckpoint(manifest_sha=target.manifest_sha, batch_no=target.batch_no)
             # Before the transaction: reading all files takes long.
             faults = await anyio.to_thread.run_sync(lambda: list(faults_of(directory, published)))

@@ -216,9 +216,8 @@ def _warnings(directory: Path) -> list[tuple[str, str]]:
             in_force = recorded(file_config).config(file_config)
             found = [("sandboxes", each) for each in sandbox_shortages(in_force)]
             return found + [("configuration", each) for each in no_effect(in_force)]
-    except (
-        ConfigurationError
-    ) as error:  # the file and the run contradict each other: `penstock up` refuses that
+    except ConfigurationError as error:
+        # The file and the run contradict each other: `penstock up` refuses that.
         return [("sandboxes", str(error))]
 
 

@@ -5,9 +5,8 @@ import re
 
 from rich.text import Text
 
-CONTROL = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
-)  # except tab and line feed
+# Except tab and line feed.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """C0 and C1 control characters, and characters that reverse the writing direction."""
 
 

@@ -114,9 +114,8 @@ class Replay(StrEnum):
     """The result of a resume: the recorded steps of an attempt are served again to its scaffold under a new lease."""
 
     CONTINUED = "continued"  # all recorded steps were requested again, and the attempt continued
-    DIVERGED = (
-        "diverged"  # a request differs from its recorded step: the next attempt starts from the beginning
-    )
+    # A request differs from its recorded step: the next attempt starts from the beginning.
+    DIVERGED = "diverged"
     INTERRUPTED = "interrupted"  # it ended before all steps were requested; not the replay's fault
 
 
@@ -211,9 +210,8 @@ ROLLOUT_TERMINAL = frozenset({RolloutState.VERIFIED, RolloutState.LOST})
 
 BATCH_TRANSITIONS: Mapping[BatchState, frozenset[BatchState]] = {
     BatchState.OPEN: frozenset({BatchState.CLOSED, BatchState.VOIDED}),
-    BatchState.CLOSED: frozenset(
-        {BatchState.CLOSED, BatchState.COMMITTED, BatchState.VOIDED}
-    ),  # closed again: training failed
+    # Closed again: training failed.
+    BatchState.CLOSED: frozenset({BatchState.CLOSED, BatchState.COMMITTED, BatchState.VOIDED}),
     BatchState.COMMITTED: frozenset({BatchState.VOIDED}),
     BatchState.VOIDED: frozenset(),
 }

@@ -124,9 +124,8 @@ def rollout_servers(
         return []
     key = () if (file := home.server_key) is None else ("--key-file", str(file))
     secret = None if file is None else shared_secret(file)  # made before any process reads it
-    if (
-        secret is not None and config.servers.command
-    ):  # SGLang takes options from a file, and so others cannot read them
+    if secret is not None and config.servers.command:
+        # SGLang takes options from a file, and so others cannot read them.
         write_private(
             home.server_key_config, f"api-key: {json.dumps(secret)}\nadmin-api-key: {json.dumps(secret)}\n"
         )

@@ -30,9 +30,8 @@ log = get(__name__)
 
 PARTITIONED = ("steps", "step_routes", "trained_steps", "messages", "prompts")
 UNPARTITIONED = (tool_calls, artifacts)  # of the same trajectories, few and small: plain rows
-LOCK_WAIT = (
-    "1s"  # other locks on these tables (for a new run's partitions, for example) wait at most this long
-)
+# Other locks on these tables (for a new run's partitions, for example) wait at most this long.
+LOCK_WAIT = "1s"
 PATIENCE_S = 60.0
 OLDEST_DAYS = 36_500  # a hundred years: PostgreSQL's dates are limited
 _NO_LOCK, _UNFINISHED, _NO_TABLE = "55P03", "55000", "42P01"

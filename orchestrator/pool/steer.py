@@ -36,9 +36,8 @@ class Action(StrEnum):
     UNDRAIN = "undrain"
 
 
-PAUSED = (
-    "paused by"  # the beginning of the reason if a person closed admission: only then may a person reopen it
-)
+# The beginning of the reason if a person closed admission: only then may a person reopen it.
+PAUSED = "paused by"
 
 
 RESUMED = "Admission is open again."

@@ -202,9 +202,8 @@ class AttemptWork:
             stored = await self.worker.files.left(left)
             work = work_of(step, outcome.answer or "", left, self.pristine, stored)
             found = await grade_step(self.worker, step, work, drawn, what)
-        except (
-            Exception
-        ) as error:  # the files of the agent may cause it, and another try of the attempt would be a reroll
+        except Exception as error:
+            # The files of the agent may cause it, and another try of the attempt would be a reroll.
             for leaf in leaves(error):
                 if isinstance(leaf, ServiceError):
                     raise leaf from None

@@ -24,9 +24,8 @@ from sandboxes.base import GATEWAY_SOCKET, ExecResult, Sandbox
 
 log = get(__name__)
 
-IN_TIME = (
-    0.9  # of its time limit: a program that reports a time-out after less time of its own is not believed
-)
+# Of its time limit: a program that reports a time-out after less time of its own is not believed.
+IN_TIME = 0.9
 ASK_S = 1.0  # between two queries to the gateway, and the longest wait for an answer
 OWN_SHARE = 0.5  # of a gateway's silence: above this share of own requests, the session caused it
 _PATH = re.compile(r"/\S+")

@@ -91,9 +91,8 @@ class Clocks:
         self._open: set[OpenCompletion] = set()
         self._policy_since: float | None = None  # since when a black box is seen waiting for the policy
         self._calls = 0
-        self._reported: GatewayReport | None = (
-            None  # of a black box, by the gateway process that answered last
-        )
+        # Of a black box, by the gateway process that answered last.
+        self._reported: GatewayReport | None = None
         self._before = GatewayReport()  # sum over earlier gateway processes
         # Of a black box's programs: CPU time, at most the time between two looks.
         self._busy_s, self._busy_at = 0.0, self._began

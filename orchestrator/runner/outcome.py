@@ -29,9 +29,8 @@ log = get(__name__)
 
 # Faults of this process or this machine, which all attempts share.
 OURS = FAULTS | {errno.ENOMEM}
-NOT_DELIVERED = frozenset(
-    {MarkReason.AUXILIARY, MarkReason.UNDELIVERED}
-)  # marks of steps that cannot have moved the program
+# Marks of steps that cannot have moved the program.
+NOT_DELIVERED = frozenset({MarkReason.AUXILIARY, MarkReason.UNDELIVERED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +151,8 @@ def judged(outcome: AttemptOutcome, seal: Seal, clocks: Clocks | None = None) ->
         return replace(
             outcome, failure=FailureClass.INFRA_FAILURE, reason=f"gateway: {failed}", resumable=True
         )
-    first = (
-        seal.steps <= seal.recorded + 1
-    )  # a program with a time-out of its own requests the same reply several times
+    # A program with a time-out of its own requests the same reply several times.
+    first = seal.steps <= seal.recorded + 1
     own_s = clocks.own_in_runs_s if clocks is not None else 0.0
     if outcome.failure is FailureClass.TIMEOUT and first and own_s and seal.generation_s >= own_s / 2:
         return outcome

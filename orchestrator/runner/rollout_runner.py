@@ -28,9 +28,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.errors import InfraFailure, PenstockError, ServiceError
-from orchestrator.contracts.events import (
-    RolloutAssigned,
-)
+from orchestrator.contracts.events import RolloutAssigned
 from orchestrator.contracts.states import FailureClass, Purpose, SlotPhase
 from orchestrator.gateway_client import (
     GatewayAdmin,
@@ -46,9 +44,7 @@ from orchestrator.pool.transact import transact
 from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.attempt_result import AttemptRecord, key_of, result_of
 from orchestrator.runner.attempt_work import AgentStep, AttemptWork
-from orchestrator.runner.blackbox import (
-    endpoint_of,
-)
+from orchestrator.runner.blackbox import endpoint_of
 from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.gateways import (
     Gateways,

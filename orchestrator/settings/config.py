@@ -23,7 +23,6 @@ from orchestrator.settings.assignments import assigned, key_of
 from orchestrator.settings.curriculum import (
     Count,
     Positive,
-    Section,
     Small,
     StageSection,
 )
@@ -35,6 +34,7 @@ from orchestrator.settings.rollout import RolloutSection
 from orchestrator.settings.sampling import SamplingSection as SamplingSection
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.settings.scope import AS_STORED, PROCESS, Scope, merged, model_in, scope_of
+from orchestrator.settings.section import Section
 from orchestrator.settings.storable import unstorable
 from orchestrator.settings.tasks import TasksSection
 from orchestrator.settings.timeouts import SCALED, Seconds, Timeouts

@@ -6,13 +6,13 @@
 The current stage follows only from the number of committed batches. So a restart changes nothing, and a rewind also goes back to an earlier stage.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, model_validator
-from pydantic_core import CoreSchema
+from pydantic import Field, model_validator
 
-from orchestrator.contracts.numbers import INT2, INT4, as_written
+from orchestrator.contracts.numbers import INT2, INT4
 from orchestrator.contracts.quote import quoted
+from orchestrator.settings.section import Section
 from orchestrator.settings.timeouts import LONGEST_S
 
 Positive = Annotated[int, Field(ge=1, le=INT4)]
@@ -20,19 +20,6 @@ Small = Annotated[int, Field(ge=1, le=INT2)]
 """Numbers that the data pool keeps as a smallint: groups of a batch, its parts, attempts."""
 Count = Annotated[int, Field(ge=0, le=INT4)]
 Context = Count  # tokens; 0: the model's own
-
-
-class Section(BaseModel):
-    """The form of tables that people write: frozen, unknown keys refused. A number is a number: neither text in quotes, nor true, nor nan or
-    infinity."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler, /) -> CoreSchema:
-        schema = handler(source)
-        as_written(schema)
-        return schema
 
 
 class DomainLimits(Section):
@@ -49,7 +36,7 @@ class NextStage(Section):
 
     name: str = "main"
     """The name of the stage; every stage has a name of its own."""
-    domains: dict[str, float] = {}
+    domains: dict[str, float] = {}  # noqa: RUF012  (pydantic copies it)
     """The shares of domains among new groups; empty: whatever is submitted, in equal parts."""
     difficulties: tuple[str, ...] = ()
     """The difficulties of tasks that train in this stage (`[metadata].difficulty`); empty: any."""
@@ -57,7 +44,7 @@ class NextStage(Section):
     """Completions of one rollout, unless its task or domain sets its own number."""
     max_context: Context = 0
     """Tokens of one context, state and action together, unless the domain sets its own number; 0: as many as the model takes."""
-    limits: dict[str, DomainLimits] = {}
+    limits: dict[str, DomainLimits] = {}  # noqa: RUF012  (pydantic copies it)
     """Limits of single domains in the place of the stage's."""
     end_train_steps: Count = 0
     """The run ends after so many train steps; 0: no limit."""

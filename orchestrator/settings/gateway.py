@@ -9,8 +9,9 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from orchestrator.contracts.choices import UnprovenTemplate, WeightTransport
 from orchestrator.contracts.http_urls import check_http_urls
 from orchestrator.contracts.numbers import INT4
-from orchestrator.settings.curriculum import Count, Positive, Section
+from orchestrator.settings.curriculum import Count, Positive
 from orchestrator.settings.scope import is_stored
+from orchestrator.settings.section import Section
 from orchestrator.settings.timeouts import Seconds, Wait
 
 KEY_FILE, KEY_CONFIG = "{key_file}", "{key_config}"

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from orchestrator.contracts.numbers import INT4
-from orchestrator.settings.curriculum import Section
 from orchestrator.settings.scope import RUN
+from orchestrator.settings.section import Section
 from orchestrator.settings.timeouts import LONGEST_S
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.images.settings import ImageSettings

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from orchestrator.contracts.choices import BatchScaling, SignalSource, SignalSpan, ZeroSignal
 from orchestrator.contracts.numbers import INT2
-from orchestrator.settings.curriculum import Section
+from orchestrator.settings.section import Section
 from orchestrator.settings.timeouts import Seconds
 
 MOST_WEIGHT: Final = 1e6

@@ -7,8 +7,9 @@ from scaffolds.observation import CHARACTERS
 
 from orchestrator.contracts.limits import LONGEST_PATH
 from orchestrator.contracts.quote import quoted
-from orchestrator.settings.curriculum import Count, Positive, Section
+from orchestrator.settings.curriculum import Count, Positive
 from orchestrator.settings.scope import PROCESS
+from orchestrator.settings.section import Section
 from orchestrator.settings.timeouts import Seconds, Wait
 
 MOST_CHARACTERS: Final = 1 << 20

@@ -7,7 +7,8 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, Field, field_validator
 
 from orchestrator.contracts.quote import quoted
-from orchestrator.settings.curriculum import Count, Positive, Section
+from orchestrator.settings.curriculum import Count, Positive
+from orchestrator.settings.section import Section
 
 HOTTEST: Final = 100.0
 """Higher temperatures divide logits to nothing: every token is equally likely."""

@@ -7,9 +7,10 @@ from pydantic import Field, model_validator
 from orchestrator.contracts.hosts import HostList
 from orchestrator.contracts.network import Grant
 from orchestrator.contracts.numbers import INT4
-from orchestrator.settings.curriculum import Positive, Section
+from orchestrator.settings.curriculum import Positive
 from orchestrator.settings.providers import ContainerSection, ImagesSection, KubernetesSection
 from orchestrator.settings.scope import PROCESS
+from orchestrator.settings.section import Section
 
 
 class SandboxSection(Section):

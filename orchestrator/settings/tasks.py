@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 from orchestrator.contracts.ids import DOMAIN_RULE, is_domain
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.vetting import Level
-from orchestrator.settings.curriculum import Positive, Section
+from orchestrator.settings.curriculum import Positive
 from orchestrator.settings.scope import PROCESS
+from orchestrator.settings.section import Section
 
 
 class TasksSection(Section):

@@ -7,12 +7,11 @@ A process enters `use(config.timeouts)` once, at its start, and waiting code cal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import Field
 
-from orchestrator.contracts.numbers import as_written
+from orchestrator.settings.section import Section
 
 SCALED: Final = "a duration: divided by the time scale"
 LONGEST_S: Final = 10 * 365 * 86_400
@@ -20,22 +19,13 @@ LONGEST_S: Final = 10 * 365 * 86_400
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_S), SCALED]
 Wait = Annotated[float, Field(ge=0, le=LONGEST_S), SCALED]
 """Seconds, also none."""
-_Idle = Annotated[
-    float, Field(gt=0, le=2_000_000), SCALED
-]  # PostgreSQL counts them in milliseconds of 31 bits
+# PostgreSQL counts them in milliseconds of 31 bits.
+_Idle = Annotated[float, Field(gt=0, le=2_000_000), SCALED]
 _Silence = Annotated[float, Field(gt=0, le=80_000), SCALED]  # the kernel takes 32,767 s before a first probe
 
 
-class Timeouts(BaseModel):
+class Timeouts(Section):
     """Times to live, back-offs and patience between processes, in seconds. They say when something counts as lost, never what it is worth."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler, /) -> CoreSchema:
-        schema = handler(source)
-        as_written(schema)
-        return schema
 
     # The bus.
     bus_connect_s: Seconds = 5.0

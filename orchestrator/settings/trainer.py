@@ -8,8 +8,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 
 from orchestrator.contracts.choices import Aggregation, Anchor, MismatchMask, RateSchedule
 from orchestrator.contracts.quote import quoted
-from orchestrator.settings.curriculum import Count, Positive, Section, Small
+from orchestrator.settings.curriculum import Count, Positive, Small
 from orchestrator.settings.scope import PROCESS, is_stored
+from orchestrator.settings.section import Section
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 

@@ -371,9 +371,8 @@ class Unpacker:
 
     def _count(self, path: str) -> None:
         self._entries += 1
-        if (
-            self._entries > 3 * self._limits.entries
-        ):  # a file may have an entry in `modes`, and its directory one in `trees`
+        # A file may have an entry in `modes`, and its directory one in `trees`.
+        if self._entries > 3 * self._limits.entries:
             raise ValueError(
                 f"it has more than {self._limits.entries:,} files, links and directories ({path} is one too many)"
             )

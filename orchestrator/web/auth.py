@@ -20,9 +20,8 @@ class Keys:
         self.token = token
         self.cookie = self._derived("cookie")
         self.steering = self._derived("steering")
-        self.cookie_name = (
-            f"penstock_{self._derived('name')[:8]}"  # two dashboards of one host do not share a cookie
-        )
+        # Two dashboards of one host do not share a cookie.
+        self.cookie_name = f"penstock_{self._derived('name')[:8]}"
 
     def _derived(self, purpose: str) -> str:
         return hmac.new(self.token.encode(), f"penstock.web.{purpose}".encode(), hashlib.sha256).hexdigest()

@@ -142,7 +142,7 @@ def _blob(blobs: Path, content: object, kind: str) -> dict[str, Any]:
     return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)}
 
 
-class _Hashed:
+class _HashingWriter:
     """A file that is hashed as it is written."""
 
     def __init__(self, sink: BinaryIO) -> None:
@@ -160,7 +160,7 @@ def _layer(image: Image, blobs: Path) -> dict[str, Any]:
     owners = image.owners if image.kept_owners else OF_ROOT
     temporary = blobs / "layer"
     with temporary.open("wb") as sink:
-        hashed = _Hashed(sink)
+        hashed = _HashingWriter(sink)
         with tarfile.open(fileobj=hashed, mode="w|", format=tarfile.PAX_FORMAT) as archive:  # type: ignore[call-overload]
             seen: dict[int, str] = {}
             for entry in tree.walk(image.root):

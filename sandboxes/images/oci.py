@@ -229,7 +229,7 @@ def _json(opener: Opener, name: str, digest: str | None) -> dict[str, Any]:
 def _apply(opener: Opener, descriptor: Any, target: Unpacker) -> None:
     digest = _digest_of(descriptor)
     with opener(_blob(descriptor)) as blob, contextlib.ExitStack() as stack:
-        hashed = _Hashed(blob)
+        hashed = _HashingReader(blob)
         source = io.BufferedReader(hashed, 1 << 18)
         start = source.peek(4)[:4]
         stream: Any = source
@@ -249,7 +249,7 @@ def _apply(opener: Opener, descriptor: Any, target: Unpacker) -> None:
             raise ImageRefused(f"a layer of the image is not what its digest says: sha256:{digest[:12]}…")
 
 
-class _Hashed(io.RawIOBase):
+class _HashingReader(io.RawIOBase):
     """A stream whose bytes are hashed as they are read."""
 
     def __init__(self, source: BinaryIO) -> None:

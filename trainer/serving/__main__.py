@@ -7,9 +7,8 @@ work and for an engine that failed, 2 for unknown options.
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = (
-    "1"  # before torch: two threads on a busy machine spin and are slower than one
-)
+# Before torch: two threads on a busy machine spin and are slower than one.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import asyncio
 import contextlib

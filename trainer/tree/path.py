@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 
 @dataclass(slots=True, kw_only=True)
-class _Layer:
+class _LayerCache:
     """[capacity, H_kv, D] each, so that a path is contiguous memory. Gradients are at least float32, because many passes may add to them."""
 
     keys: Tensor
@@ -32,7 +32,7 @@ class Path:
     def __init__(self, capacity: int) -> None:
         """`capacity`: tokens of the deepest path."""
         self._capacity = capacity
-        self._layers: dict[nn.Module, _Layer] = {}
+        self._layers: dict[nn.Module, _LayerCache] = {}
         self._past = 0
         self._with_graph = False
 
@@ -57,7 +57,7 @@ class Path:
         layer = self._layers.get(module)
         if layer is None:
             wide = torch.promote_types(key.dtype, torch.float32)
-            layer = self._layers[module] = _Layer(
+            layer = self._layers[module] = _LayerCache(
                 keys=self._buffer(key, key.dtype),
                 values=self._buffer(value, value.dtype),
                 d_keys=self._buffer(key, wide),

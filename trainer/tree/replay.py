@@ -38,7 +38,7 @@ _GATES: Mapping[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 """model_type → (router, logits [T, E], chosen int64[T, k]) → gates [T, k], computed as in transformers' router of that model_type."""
 
 
-class _Layer:
+class _LayerHooks:
     """The hooks of one layer: its attention receives the routes, its router uses them."""
 
     def __init__(self, kind: str, attention: nn.Module, router: nn.Module) -> None:
@@ -74,14 +74,14 @@ def attach_replay(model: nn.Module) -> None:
         attention = [m for m in layer.children() if hasattr(m, "layer_idx")]
         layer_routers = [router for router in routers if any(module is router for module in layer.modules())]
         if len(attention) == len(layer_routers) == 1:
-            _Layer(config["model_type"], attention[0], layer_routers[0])
+            _LayerHooks(config["model_type"], attention[0], layer_routers[0])
     assert replays(model), "every router lies in a layer with one attention"
 
 
 def replays(model: nn.Module) -> bool:
     """Whether `attach_replay` was called."""
     return all(
-        any(isinstance(hook, _Layer) for hook in router._forward_hooks.values())
+        any(isinstance(hook, _LayerHooks) for hook in router._forward_hooks.values())
         for router in routers_of(model)
     )
 

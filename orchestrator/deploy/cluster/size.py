@@ -228,9 +228,8 @@ def size(plan: Plan, work: Workload) -> Sizing:
     overtaken = plan.slots / members * plan.longest_over_mean
     step = 4 * work.added_tokens + 8 * work.new_tokens
     changes = groups * (members * CHANGES_OF_ROLLOUT + CHANGES_OF_GROUP)
-    journal = (
-        completions * (step * 4 / 3 + product("message_bytes")) / 1e6 / plan.gateways
-    )  # tokens in base64
+    # Tokens in base64.
+    journal = completions * (step * 4 / 3 + product("message_bytes")) / 1e6 / plan.gateways
     commits = trained / queue.batch_groups
     found = Sizing(
         binds=binding.name,

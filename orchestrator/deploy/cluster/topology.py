@@ -14,7 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.config import Config
-from orchestrator.settings.curriculum import Positive, Section
+from orchestrator.settings.curriculum import Positive
+from orchestrator.settings.section import Section
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Count = Annotated[int, Field(ge=0)]
@@ -140,9 +141,8 @@ class Secrets(Section):
     server_key: Secret | None = None
     server_key_config: Secret | None = None
     nats_url: Secret | None = None  # with a login; None: no login is required
-    nats_login: Secret | None = (
-        None  # systemd, compose: included in NATS's own configuration, so that it requires that login
-    )
+    # systemd, compose: included in NATS's own configuration, so that it requires that login.
+    nats_login: Secret | None = None
 
     @property
     def keys(self) -> tuple[SecretKey, ...]:

@@ -14,7 +14,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.quote import cut, quoted
 from orchestrator.deploy.cluster.toml import to_toml
 from orchestrator.settings.assignments import assigned
-from orchestrator.settings.curriculum import Section
+from orchestrator.settings.section import Section
 from sandboxes.text_files import read_toml
 
 Count = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -45,9 +45,8 @@ class Workload(Section):
     admit_s: Count = 0.1  # from freed capacity in the queue to the dispatch: half of the dispatcher's rest (roles/dispatcher.py)
     dispatch_s: Count = 0.0503  # from dispatch to the lease of a free slot (ops/benchmarks/pool.md)
     dispatch_cv: Count = 0.0
-    claim_s: Count = (
-        0.0262  # from a batch's last group to its claim by an idle trainer (ops/benchmarks/pool.md)
-    )
+    # From a batch's last group to its claim by an idle trainer (ops/benchmarks/pool.md).
+    claim_s: Count = 0.0262
     settle_s: Count = 0.0503  # from a rollout's end to its verification in a free slot: the same path
     settle_cv: Count = 0.0
     report_s: Count = 0.0  # from the end of work in a slot, which is then free, until the data pool has its result, for rollouts and verdicts

@@ -172,7 +172,7 @@ class NatsHome:
         return moved
 
 
-class _Endpoint(msgspec.Struct, frozen=True):
+class _NatsEndpoint(msgspec.Struct, frozen=True):
     port: int
     earlier: tuple[int, ...] = ()
 
@@ -225,7 +225,7 @@ def earlier_nats_urls(data_dir: Path) -> tuple[str, ...]:
 def _record(data_dir: Path, port: int, token: str) -> None:
     last = _recorded(data_dir)
     before = [each for each in (last.port, *last.earlier) if each != port] if last is not None else []
-    endpoint = _Endpoint(port, tuple(before[:EARLIER_PORTS]))
+    endpoint = _NatsEndpoint(port, tuple(before[:EARLIER_PORTS]))
     if endpoint == last and (data_dir / "url").exists():  # it may run, on a full disk
         return
     write_atomically(data_dir / "server.json", msgspec.json.encode(endpoint))
@@ -236,9 +236,9 @@ def _url(token: str, port: int) -> str:
     return f"nats://{token}@{LOOPBACK}:{port}"
 
 
-def _recorded(data_dir: Path) -> _Endpoint | None:
+def _recorded(data_dir: Path) -> _NatsEndpoint | None:
     try:
-        return msgspec.json.decode((data_dir / "server.json").read_bytes(), type=_Endpoint)
+        return msgspec.json.decode((data_dir / "server.json").read_bytes(), type=_NatsEndpoint)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

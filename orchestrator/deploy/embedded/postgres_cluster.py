@@ -80,7 +80,7 @@ _HBA = "".join(
 )
 
 
-class _Endpoint(msgspec.Struct, frozen=True):
+class _PostgresEndpoint(msgspec.Struct, frozen=True):
     port: int
     sockets: str
 
@@ -252,7 +252,7 @@ def recorded_tcp_url(data_dir: Path) -> str | None:
     return None if found is None else _url(found[0], found[1].port)
 
 
-def _login(data_dir: Path) -> tuple[str, _Endpoint] | None:
+def _login(data_dir: Path) -> tuple[str, _PostgresEndpoint] | None:
     last = _recorded(data_dir / "server.json")
     try:
         password = (data_dir / "password").read_text().strip()
@@ -272,14 +272,14 @@ def _url(password: str, port: int) -> str:
     return f"postgresql://{ROLE}:{quote(password)}@{LOOPBACK}:{port}/{DATABASE}?sslmode=disable"
 
 
-def _recorded(path: Path) -> _Endpoint | None:
+def _recorded(path: Path) -> _PostgresEndpoint | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Endpoint)
+        return msgspec.json.decode(path.read_bytes(), type=_PostgresEndpoint)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
 
-def _endpoint(path: Path, pgdata: Path, port: int | None) -> _Endpoint:
+def _endpoint(path: Path, pgdata: Path, port: int | None) -> _PostgresEndpoint:
     """Port and socket directory, recorded. The socket directory of the last start is removed."""
     last = _recorded(path)
     if last is not None and running_server(pgdata) is not None:
@@ -295,7 +295,7 @@ def _endpoint(path: Path, pgdata: Path, port: int | None) -> _Endpoint:
     chosen = port if port is not None else free_port(preferred=last.port if last else None)
     if last is not None:
         shutil.rmtree(last.sockets, ignore_errors=True)
-    endpoint = _Endpoint(chosen, str(_socket_directory(pgdata.parent)))
+    endpoint = _PostgresEndpoint(chosen, str(_socket_directory(pgdata.parent)))
     write_atomically(path, msgspec.json.encode(endpoint))
     return endpoint
 

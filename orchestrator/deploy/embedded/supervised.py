@@ -109,9 +109,8 @@ class SupervisedProcess:
         finally:
             self._pid = None
             self.at_rest.set()  # first: its dependencies wait for it
-            with contextlib.suppress(
-                OSError
-            ):  # a file system that became read-only; the record names a dead process
+            # OSError: a file system that became read-only; the record names a dead process.
+            with contextlib.suppress(OSError):
                 self._layout.pid(self.spec.name).unlink(missing_ok=True)
             self._changed(self)
 

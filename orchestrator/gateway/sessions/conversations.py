@@ -27,7 +27,7 @@ LEAST = 16  # characters: shorter words could be part of anything
 FIRST = 256  # first requests that are kept in mind
 
 
-class Known:
+class ScaffoldConversations:
     """The scaffold's own conversations so far. `sub_agents`: patterns of the tools whose calls begin a conversation; None: all conversations are
     its own, since no program in the sandbox has the token. `instructions`: of the later steps of the task."""
 

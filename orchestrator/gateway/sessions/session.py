@@ -21,7 +21,7 @@ from orchestrator.contracts.states import SessionState
 from orchestrator.gateway.problems import session_over, unavailable
 from orchestrator.gateway.sessions.allowance import Allowance
 from orchestrator.gateway.sessions.call import CompletionCall
-from orchestrator.gateway.sessions.conversations import Known
+from orchestrator.gateway.sessions.conversations import ScaffoldConversations
 from orchestrator.gateway.sessions.forest import Forest
 from orchestrator.gateway.sessions.node import Node
 from orchestrator.gateway.sessions.replay import Replay
@@ -52,7 +52,7 @@ class SessionSpec:
     """The parameters of a session's opening. `sampling` overrides the run's parameters; `script` replaces the policy; `auxiliary` are patterns
     of model names whose calls do not train; `replayable`: another lease may continue from the recorded steps; `version`: the one policy version
     of an evaluation, where servers are reserved for evaluations; `group`: the rollout's group, for the log, None: the runner did not send it.
-    `conversations`, `sub_agents`, `instructions` (of the later steps of its task): how `conversations.Known` recognizes the scaffold's
+    `conversations`, `sub_agents`, `instructions` (of the later steps of its task): how `ScaffoldConversations` recognizes the scaffold's
     conversations."""
 
     rollout: int
@@ -101,7 +101,7 @@ class Session:
         self.over: SessionState | None = None
         self.calls: dict[str, CompletionCall] = {}  # in flight, by request digest
         self.newest: dict[str, Node] = {}  # the last step of each request digest
-        self.known = Known(spec.conversations, spec.sub_agents, spec.instructions)
+        self.known = ScaffoldConversations(spec.conversations, spec.sub_agents, spec.instructions)
         self.marks: dict[int, set[str]] = {idx: set(reasons) for idx, reasons in (marks or {}).items()}
         self.account = Account()  # attribution of time since this process has known the session
         self._idle_reported = 0.0  # seconds of its idle time that are already in the gaps of steps

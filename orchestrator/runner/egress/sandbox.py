@@ -27,9 +27,8 @@ from sandboxes.base import ArtifactLimits, Artifacts, Process, Sandbox, SandboxE
 from sandboxes.owned import owned_directory, sockets_root
 
 INSIDE: Final = "/run/penstock-egress"
-PORTS: Final = range(
-    28_000, 32_000
-)  # above those of scaffolds (scaffolds.tcp), below the kernel's ephemeral ports
+# Above those of scaffolds (scaffolds.tcp), below the kernel's ephemeral ports.
+PORTS: Final = range(28_000, 32_000)
 NOT_PROXIED: Final = "localhost,127.0.0.1,::1,gateway"
 _SOCKET: Final = "proxy.sock"
 _RELAY: Final = "relay.py"

@@ -103,9 +103,8 @@ class Rules:
             try:
                 _call(_ADD_RULE, self.fd, _PATH_BENEATH, struct.pack("<Qi", allowed, entry), 0)
             except OSError as error:
-                if (
-                    error.errno != errno.EBADFD
-                ):  # a file of the kernel's own, which Landlock does not restrict
+                # EBADFD: a file of the kernel's own, which Landlock does not restrict.
+                if error.errno != errno.EBADFD:
                     raise
 
     def enter(self) -> None:

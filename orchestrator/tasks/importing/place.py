@@ -18,7 +18,7 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.importing.report import Found, Imported, Outcome
+from orchestrator.tasks.importing.report import Found, Imported, ImportOutcome
 from orchestrator.tasks.read_directory import read_directory
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,199}")
@@ -56,7 +56,7 @@ def refused(name: str, source: str, error: Exception) -> Imported:
         if isinstance(error, OSError) and error.strerror
         else str(error)
     )
-    return Imported(name=name, source=source, outcome=Outcome.REFUSED, reason=reason)
+    return Imported(name=name, source=source, outcome=ImportOutcome.REFUSED, reason=reason)
 
 
 def _for_directory(name: str) -> str:
@@ -75,10 +75,12 @@ def _placed(found: Found, staging: Path, to: Path, sandbox: SandboxSection, limi
     if target.exists() or target.is_symlink():
         if not _is_equal(target, task, limits):
             raise ValueError(f"{target} exists already with other content: remove it, or choose another --to")
-        return Imported(name=found.name, source=found.source, outcome=Outcome.UNCHANGED, run=run, note=note)
+        return Imported(
+            name=found.name, source=found.source, outcome=ImportOutcome.UNCHANGED, run=run, note=note
+        )
     staging.chmod(0o755)
     staging.rename(target)
-    return Imported(name=found.name, source=found.source, outcome=Outcome.IMPORTED, run=run, note=note)
+    return Imported(name=found.name, source=found.source, outcome=ImportOutcome.IMPORTED, run=run, note=note)
 
 
 def _checked(directory: Path, limits: BundleLimits) -> Task:

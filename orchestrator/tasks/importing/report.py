@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Outcome(StrEnum):
+class ImportOutcome(StrEnum):
     """`unchanged`: the directory was there with the same content."""
 
     IMPORTED = "imported"
@@ -32,7 +32,7 @@ class Imported:
 
     name: str
     source: str
-    outcome: Outcome
+    outcome: ImportOutcome
     reason: str | None = None
     run: str | None = None
     note: str | None = None

@@ -84,9 +84,8 @@ def secrets_of(task: Task, solved: Solved) -> list[Body]:
         else:
             found.append(_body(Source.TESTS, path, file.data, stated, set()))
     for path, data in solved.written.items():
-        if ".git" in path.split(
-            "/"
-        ):  # git's own notes about a commit: names of earlier objects, which the agent may see
+        if ".git" in path.split("/"):
+            # Git's own notes about a commit: names of earlier objects, which the agent may see.
             continue
         found.append(_body(Source.WORK, path, data, stated, known))
     found.append(_body(Source.ANSWER, "", solved.answer.encode(), stated, known))

@@ -10,7 +10,7 @@ from orchestrator.contracts.states import DrainKind, ServerState
 from orchestrator.gateway.servers.client import RolloutServerClient
 from orchestrator.gateway.servers.lease import LeaseLost, ServerLease
 from orchestrator.gateway.servers.server import RolloutServer
-from orchestrator.pool.drain_requests import Orders
+from orchestrator.pool.drain_requests import DrainRequests
 from orchestrator.pool.draining import drainables
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.heartbeats import write_heartbeat
@@ -170,7 +170,7 @@ async def test_a_drain_order_that_older_code_wrote_in_another_spelling_holds_and
     for spelling in ("HTTP://Host:80/v1/", "http://host/v1/"):
         await wrote_before(engine, run, spelling, "mine")
     assert await ServerRows(gateway, run, owner="mine", ttl_s=30.0).claim(url, steal=False) == 1
-    orders = Orders(of_servers=True)
+    orders = DrainRequests(of_servers=True)
 
     async def beat() -> set[str]:
         with watching("gateway", WATCHDOG) as dog:

@@ -9,7 +9,7 @@ from scaffolds.base import Conversations
 from orchestrator.contracts.marks import Finish
 from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.render import Renderer
-from orchestrator.gateway.sessions.conversations import Known
+from orchestrator.gateway.sessions.conversations import ScaffoldConversations
 from tests.unit.gateway.driver import Driver
 
 Messages = list[dict[str, Any]]
@@ -36,10 +36,10 @@ def turns(messages: Messages) -> tuple[Turn, ...]:
 
 
 class Session:
-    """Passes requests and answers to `Known`, as the recorder does."""
+    """Passes requests and answers to `ScaffoldConversations`, as the recorder does."""
 
     def __init__(self, renderer: Renderer, *sub_agents: str) -> None:
-        self.driver, self.known = Driver(renderer), Known("many", sub_agents)
+        self.driver, self.known = Driver(renderer), ScaffoldConversations("many", sub_agents)
 
     def exchange(self, messages: Messages, reply: Turn) -> bool:
         """Whether the conversation is the scaffold's."""
@@ -235,6 +235,6 @@ def test_a_second_first_conversation_takes_no_retelling(session: Session) -> Non
 
 def test_of_a_white_box_every_conversation_is_its_own(renderer: Renderer) -> None:
     session = Session(renderer)
-    session.known = Known("many", None)
+    session.known = ScaffoldConversations("many", None)
     session.exchange(MAIN, calls("bash", command="ls"))
     assert session.exchange([message("another agent")], Turn(role="assistant", text="ok"))

@@ -5,8 +5,8 @@ The files come first: a manually changed directory is refused while all processe
 """
 
 from orchestrator.deploy.cluster.commands.hosts import (
-    Compose,
     ComposeHere,
+    ComposeHosts,
     Systemd,
     as_job,
     on_hosts,
@@ -30,7 +30,7 @@ def steps(change: Change, target: str, site: CommandPaths) -> list[CommandStep]:
         case Target.COMPOSE if len(change.after.machines) == 1:
             found = on_hosts(change, site, ComposeHere(change, site))
         case Target.COMPOSE:
-            found = on_hosts(change, site, Compose(change, site))
+            found = on_hosts(change, site, ComposeHosts(change, site))
         case _:
             found = on_hosts(change, site, Systemd(change, site))
     return [site.render(target), *found]

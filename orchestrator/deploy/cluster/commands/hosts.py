@@ -101,7 +101,7 @@ class Systemd(Hosts):
         )
 
 
-class Compose(Hosts):
+class ComposeHosts(Hosts):
     target = "compose"
 
     def run(self, host: str, what: str) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ class Compose(Hosts):
         )
 
 
-class ComposeHere(Compose):
+class ComposeHere(ComposeHosts):
     """One machine: this one."""
 
     def on(self, host: str, command: str) -> tuple[str, ...]:

@@ -149,7 +149,6 @@ def _workloads(change: Change) -> Iterator[str]:
             pool = next(each for each in of.servers if each.name == process.pool)
             if pool.nodes == 1:
                 yield f"statefulset/{named(of, f'rollout-server-{pool.name}')}"
-        elif (
-            process.role == ProcessRole.GATEWAY and process.role not in change.readers
-        ):  # else it was awaited
+        elif process.role == ProcessRole.GATEWAY and process.role not in change.readers:
+            # One of the readers was awaited already.
             yield f"statefulset/{named(of, ProcessRole.GATEWAY)}"

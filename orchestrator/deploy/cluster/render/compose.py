@@ -60,7 +60,7 @@ def _file(key: SecretKey) -> str:
     return f"{key.name}.{key.key}"
 
 
-class _Compose:
+class _ComposeFiles:
     """`host`: the machine; empty: the only one, whose services each have a network."""
 
     def __init__(self, topology: Topology, host: str) -> None:
@@ -345,7 +345,7 @@ def _asks(url: str, *, start_s: int) -> Service:
 def links(topology: Topology) -> Links:
     """The links between processes."""
     machines = list(topology.machines)
-    return _Compose(topology, "" if len(machines) == 1 else machines[0]).links
+    return _ComposeFiles(topology, "" if len(machines) == 1 else machines[0]).links
 
 
 def render(topology: Topology) -> Mapping[str, str]:
@@ -354,18 +354,18 @@ def render(topology: Topology) -> Mapping[str, str]:
         raise ValueError("hosts is empty: name the machine that runs the containers ([[hosts]])")
     files: dict[str, str] = {}
     if len(topology.machines) == 1:
-        files |= _Compose(topology, "").files("")
+        files |= _ComposeFiles(topology, "").files("")
         directory, copied = "this directory", ""
     else:
         for host in topology.machines:
-            files |= _Compose(topology, host).files(f"hosts/{host}/")
+            files |= _ComposeFiles(topology, host).files(f"hosts/{host}/")
         copied = (
             f"\n   This directory, as `penstock-{topology.name}` in the home of the user that starts it on each HOST: "
             "`penstock scale` puts new files there."
         )
         directory = f"`penstock-{topology.name}/hosts/HOST` on each HOST"
     database = next(
-        (each for each in _Compose(topology, "").mine() if each.role == ProcessRole.POSTGRES), None
+        (each for each in _ComposeFiles(topology, "").mine() if each.role == ProcessRole.POSTGRES), None
     )
     password = ""
     if database is not None:
@@ -377,7 +377,7 @@ def render(topology: Topology) -> Mapping[str, str]:
     only = len(topology.machines) == 1
     login = ""
     if not only or topology.secrets.nats_login is not None:  # otherwise only its network can reach it
-        first_site = _Compose(topology, "" if only else next(iter(topology.machines))).site
+        first_site = _ComposeFiles(topology, "" if only else next(iter(topology.machines))).site
         login = of_login(replace(first_site, address=lambda host: "nats-0") if only else first_site)
     files["README.md"] = f"""\
 # {topology.name} with compose

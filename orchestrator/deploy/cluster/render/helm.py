@@ -152,9 +152,8 @@ def _reference(path: Path) -> str:
 def _template(topology: Topology, text: str) -> str:
     text = text.replace("{{", '{{ "{{" }}')
     for path in parameters(topology):
-        filters = (
-            "" if isinstance(value(topology, path), str) else " | toJson"
-        )  # Go writes a million as 1e+06
+        # Without the filter Go writes a million as 1e+06.
+        filters = "" if isinstance(value(topology, path), str) else " | toJson"
         text = text.replace(_place(path), f"{{{{ {_reference(path)}{filters} }}}}")
     assert PLACE not in text
     return text

@@ -147,9 +147,8 @@ def _roles(topology: Topology, kinds: Mapping[tuple[ProcessRole, str], PlacedPro
             own = _peer(topology, component)
             ingress.append({"from": [own]})
             egress.append({"to": [own]})
-        if (
-            component == ProcessRole.POSTGRES
-        ):  # instances follow each other and keep their state at the API server
+        if component == ProcessRole.POSTGRES:
+            # Instances follow each other and keep their state at the API server.
             own = _peer(topology, component)
             ingress.append({"from": [own], "ports": _tcp(5432, OPERATOR_PORT)})
             ingress.append({"from": [_namespace("cnpg-system")], "ports": _tcp(5432, OPERATOR_PORT)})

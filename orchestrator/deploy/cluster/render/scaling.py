@@ -13,9 +13,8 @@ WORK = {
     ProcessRole.VERIFIER: (RolloutState.FINISHED, RolloutState.VERIFYING),
 }
 """States of a rollout, by role: waiting, held."""
-CALM_S = (
-    600  # seconds with less work before a runner is removed: it gives back its work, so not for every lull
-)
+# Seconds with less work before a runner is removed: it gives back its work, so not for every lull.
+CALM_S = 600
 
 
 def counted(topology: Topology, process: PlacedProcess) -> str:

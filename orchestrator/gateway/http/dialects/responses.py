@@ -111,9 +111,8 @@ class ResponseEvents:
     def failed(self, problem: Problem) -> Iterator[bytes]:
         response = _response(self._echo, "failed", [])
         code = "invalid_prompt" if problem.status < 500 else "server_error"
-        if (
-            problem.full_context
-        ):  # as OpenAI ends such a stream; its package raises at the first of the two events
+        if problem.full_context:
+            # As OpenAI ends such a stream; its package raises at the first of the two events.
             error = openai_error(problem)["error"]
             flat = {key: error[key] for key in ("code", "message", "param")}
             yield self._event("error", **flat, error=error)
