@@ -57,6 +57,7 @@ class StatusReport:
         for stage in self.stages:
             stall_cause = self.stall_causes.get(stage.name)
             shown = asdict(stage)
+            del shown["waits_for_head"]  # `held` says it
             if stall_cause is not None:
                 shown["stall_cause"] = {
                     "process": stall_cause.process,

@@ -38,7 +38,8 @@ MIN_READY_GROUPS = 20  # fewer durations say nothing about the longest
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogStage:
     """One stage. `item` is the oldest of its `open` items. `late_s` is 0 while its age is in order; `held` is the reason why it waits.
-    `owner`: the holder of its lease. `last_s`: time since the last event in the stage, None if that means nothing."""
+    `waits_for_head`: that reason is the window, whose head is not ready. `owner`: the holder of its lease. `last_s`: time since the last event in
+    the stage, None if that means nothing."""
 
     name: BacklogStageName
     open: int = 0
@@ -46,6 +47,7 @@ class BacklogStage:
     oldest_s: float = 0.0
     late_s: float = 0.0
     held: str = ""
+    waits_for_head: bool = False
     owner: str = ""
     last_s: float | None = None
 
@@ -266,7 +268,6 @@ async def _take(connection: AsyncConnection, run_id: int, config: Config, traini
     if training:
         return replace(stage, held="a batch is being trained")
     if not takeable:
-        return replace(
-            stage, held=f"the window waits for its head, group {rows[0].group_id} at {rows[0].seq}"
-        )
+        head = f"group {rows[0].group_id} at {rows[0].seq}"
+        return replace(stage, held=f"the window waits for its head, {head}", waits_for_head=True)
     return _lately(replace(stage, last_s=await connection.scalar(_TAKEN, {"run": run_id})))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,6 +15,9 @@ from orchestrator.pool import transitions
 from orchestrator.pool.locks import lock_table
 from orchestrator.pool.rows import from_wide_row, member
 from orchestrator.pool.tables import groups, queue, runs
+
+RUN_ENDS: Final = "the run ends: "
+"""The beginning of the reason why admission is closed once the end of the run was requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,7 @@ async def begin_end(connection: AsyncConnection, run_id: int, reason: str) -> bo
     await connection.execute(
         update(queue)
         .where(queue.c.run_id == run_id)
-        .values(intake_open=False, admission_open=False, admission_reason=f"the run ends: {reason}")
+        .values(intake_open=False, admission_open=False, admission_reason=f"{RUN_ENDS}{reason}")
     )
     await transitions.moved_run(connection, run_id, RunState.ACTIVE, RunState.ENDING, reason)
     return True

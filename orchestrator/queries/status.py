@@ -12,7 +12,7 @@ from orchestrator.contracts.states import BacklogStageName, RunState
 from orchestrator.pool.backlog import BacklogStage, stages
 from orchestrator.pool.dispatch import ended_lately
 from orchestrator.pool.heartbeats import ProcessReport, present
-from orchestrator.pool.runs import StoredRun
+from orchestrator.pool.runs import RUN_ENDS, StoredRun
 from orchestrator.pool.stall_causes import (
     StallCause,
     eased,
@@ -133,7 +133,7 @@ async def _why(
     row: Row[Any],
 ) -> tuple[str, bool]:
     if run.state is RunState.ENDED:
-        reason = (row.admission_reason or "").removeprefix("the run ends: ")
+        reason = (row.admission_reason or "").removeprefix(RUN_ENDS)
         return f"The run has ended{': ' + reason if reason else ''}.", False
     if blamed:
         longest = max(blamed.values(), key=lambda stall_cause: stall_cause.seconds)
@@ -162,7 +162,7 @@ async def _why(
         return "No process of this run lives: start them with `penstock up`.", True
     if not by_name:
         return "Nothing is unfinished: the run waits for tasks (`penstock tasks publish`).", False
-    if (take := by_name.get(BacklogStageName.TAKE)) is not None and take.held.startswith("the window"):
+    if (take := by_name.get(BacklogStageName.TAKE)) is not None and take.waits_for_head:
         return await _head(connection, run.run_id, take), False
     stage = next((by_name[name] for name in TELLING if name in by_name), next(iter(by_name.values())))
     return _sentence(stage), False

@@ -278,23 +278,27 @@ def _repeats(cause: Exception) -> bool:
 
 def _log_unforeseen(error: Exception) -> None:
     """Count and log an error for which no cause but our own code is known."""
-    if why(error).startswith(NoVerdict.OURS.value.says):
+    if cause_of(error) is NoVerdict.OURS:
         measured(WorkerMetrics).errors.labels(WorkKind.VERIFICATION).inc()
         log.error("verifier.error", exc_info=error)
 
 
-def why(error: Exception) -> str:
-    """The reason of a verification that an exception ended."""
+def cause_of(error: Exception) -> NoVerdict:
+    """The cause of a verification that an exception ended."""
     match error:
         case SandboxError():
-            cause = why_failed(error)
+            return why_failed(error)
         case OSError():
-            cause = NoVerdict.MACHINE
+            return NoVerdict.MACHINE
         case PathRefused() | ValueError():
-            cause = NoVerdict.REFUSED
-        case _:
-            return NoVerdict.OURS.of(f"{type(error).__name__}: {error}")
-    return cause.of(error)
+            return NoVerdict.REFUSED
+    return NoVerdict.OURS
+
+
+def why(error: Exception) -> str:
+    """The reason of a verification that an exception ended."""
+    cause = cause_of(error)
+    return cause.of(f"{type(error).__name__}: {error}" if cause is NoVerdict.OURS else error)
 
 
 def _with(verdict: VerdictReached, **changes: object) -> VerdictReached:

@@ -163,7 +163,7 @@ async def test_ready_groups_are_late_only_while_the_window_lets_them_be_taken(en
     )
     found = (await look(engine, run))["take"]
     assert (found.open, found.late_s, found.item) == (1, 0.0, f"group {second}")
-    assert found.held == f"the window waits for its head, group {first} at 0"
+    assert found.held == f"the window waits for its head, group {first} at 0" and found.waits_for_head
 
 
 async def test_groups_that_an_open_batch_has_taken_are_shown_to_wait_for_more(

@@ -197,7 +197,7 @@ TITLE: Messages = [message("you write titles", "system"), message("a title for: 
 def test_of_requests_that_arrive_before_any_reply_each_is_the_scaffolds_whichever_ends_first(
     renderer: Renderer, kind: Conversations, kept: bool
 ) -> None:
-    driver, known = Driver(renderer), Known(kind, ("task",))
+    driver, known = Driver(renderer), ScaffoldConversations(kind, ("task",))
     for digest in ("title", "main"):
         known.arrived(digest)
     title = driver.step(TITLE, Turn(role="assistant", text="Oaks of the park, counted")).node
@@ -207,7 +207,7 @@ def test_of_requests_that_arrive_before_any_reply_each_is_the_scaffolds_whicheve
     main = driver.step(MAIN, Turn(role="assistant", text="I look.")).node
     known.add(main)
     if not kept:
-        known = Known(kind, ("task",))
+        known = ScaffoldConversations(kind, ("task",))
         known.add(title)
         known.add(main)
     assert known.owns(turns([*MAIN, message("I look.", "assistant"), message("on")]), "next")
@@ -216,7 +216,7 @@ def test_of_requests_that_arrive_before_any_reply_each_is_the_scaffolds_whicheve
 
 
 def test_a_reply_that_was_cut_off_because_its_client_left_answers_nothing(renderer: Renderer) -> None:
-    driver, known = Driver(renderer), Known("one", ())
+    driver, known = Driver(renderer), ScaffoldConversations("one", ())
     node = driver.step(TITLE, Turn(role="assistant", text="Oaks of")).node
     node.finish = Finish.ABORT
     known.add(node)

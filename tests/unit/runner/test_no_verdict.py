@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.contracts.no_verdict import NoVerdict
 from orchestrator.runner.grade import Grade, GradedWork, grade
-from orchestrator.runner.verify_runner import died, why
+from orchestrator.runner.verify_runner import cause_of, died, why
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
@@ -40,6 +40,23 @@ def of_steps() -> str:
     with pytest.raises(ValueError) as raised:
         together(task, [{"a": 1.0, "b": 0.0}])
     return NoVerdict.STEPS.of(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ImageRefused("no such image"), NoVerdict.REFUSED),
+        (PathRefused("a", RefusedReason.LINK), NoVerdict.REFUSED),
+        (SandboxSpent("memory"), NoVerdict.SPENT),
+        (OSError(28, "No space left on device"), NoVerdict.MACHINE),
+        (KeyError("a fault of ours"), NoVerdict.OURS),
+        (RuntimeError(f"{NoVerdict.LEASE.value.says} died"), NoVerdict.OURS),
+    ],
+)
+def test_the_cause_of_an_error_follows_from_its_type_and_not_from_its_words(
+    error: Exception, cause: NoVerdict
+) -> None:
+    assert cause_of(error) is cause
 
 
 async def test_every_cause_without_a_verdict_is_one_of_the_table() -> None:
