@@ -24,7 +24,7 @@ async def connect(config: str | Path = ".", *, overrides: Sequence[str] = ()) ->
     home = Home.at(place("config", config), each_of("overrides", overrides, words))
     own = home.reading()
     async with opened_run(own, Role.READER, size=2, name="penstock-api") as (engine, stored):
-        run = Run(home, config=effective(stored.config, own), engine=engine, stored=stored)
+        run = Run(home, config=effective(stored.config, own), own=own, engine=engine, stored=stored)
         try:
             yield run
         finally:

@@ -1,5 +1,6 @@
 """A run as a library user holds it."""
 
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -36,17 +37,19 @@ from orchestrator.queries.attempts import RecordedAttempt
 from orchestrator.queries.evaluations import Evaluation, Unscored
 from orchestrator.queries.scalars import clock_and_created
 from orchestrator.queries.submitted import SubmittedGroup, submitted_groups
-from orchestrator.settings.config import Config
+from orchestrator.settings.config import Config, describe_ignored, ignored
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.sources import Refusal, admissible, each, together
-from orchestrator.vetting.required import below, filed, kept
+from orchestrator.vetting.required import below, check_required, filed, kept
 
 if TYPE_CHECKING:
     import pandas
 
 POLL_INTERVAL_S = 0.1
 ANSWER_S = 60.0
+_OF_TASKS = ("sandbox.", "tasks.", "rollout.scaffolds")
+"""The keys of the run that publishing and evaluating read."""
 Progress = Callable[[int, int], object]
 """(items done, all items)."""
 
@@ -55,10 +58,13 @@ class Run:
     """A connected run: `orchestrator.api.connect` opens it. Any number of its methods may run at the same time. Reading needs PostgreSQL
     alone; `publish` and `evaluate` need NATS and a run whose processes are up."""
 
-    def __init__(self, home: Home, *, config: Config, engine: AsyncEngine, stored: runs.StoredRun) -> None:
-        """Private: `connect` makes runs. `config` is the configuration in force."""
+    def __init__(
+        self, home: Home, *, config: Config, own: Config, engine: AsyncEngine, stored: runs.StoredRun
+    ) -> None:
+        """Private: `connect` makes runs. `config` is the configuration in force, `own` that of the file."""
         self._home = home
         self._config = config
+        self._own = own
         self._engine = engine
         self._stored = stored
         self._closed = False  # set by `connect`
@@ -95,8 +101,10 @@ class Run:
         else 1). `domain`: for all of them (None: each task's). `timeout_s`: seconds without any answer after which the rest is given up.
         `on_progress` receives answered and all tasks; its error ends the call and is raised as it is.
 
-        Raises ArgumentError for an option that cannot be used, ValueError if a task cannot be read or the run cannot take it; nothing is
-        published then. ServiceError if NATS cannot be reached.
+        A warning names the keys of the file that the run does not follow, because it keeps those that it began with.
+
+        Raises ArgumentError for an option that cannot be used, ConfigurationError if the file's `tasks.require` is above the run's, ValueError
+        if a task cannot be read or the run cannot take it; nothing is published then. ServiceError if NATS cannot be reached.
         """
         if label is not None:
             words("label", label)
@@ -113,6 +121,8 @@ class Run:
             domain=domain,
             domains=self._config.tasks.domains,
         )
+        self._warn_of_ignored()
+        check_required(self._config.tasks.require, self._own.tasks.require)
         found = await self._read(given, "nothing is published")
         levels = filed(task for task in given if not isinstance(task, Task))
         await self._check_vetted(found, levels)
@@ -244,6 +254,7 @@ class Run:
             greedy=flag("greedy", greedy),
             scaffold=name,
         )
+        self._warn_of_ignored()
         found = await self._read(given, "nothing is evaluated")
         async with self._bus() as bus:
             client = EvaluationClient(
@@ -303,6 +314,11 @@ class Run:
             raise ConfigurationError(
                 f"the connection to run {quoted(self.name)} is closed: use it inside its `async with connect(…)`"
             )
+
+    def _warn_of_ignored(self) -> None:
+        """Warn the caller of the public method: which keys of the file do not count for tasks."""
+        if keys := [key for key in ignored(self._stored.config, self._own) if key.startswith(_OF_TASKS)]:
+            warnings.warn(describe_ignored(keys), stacklevel=3)
 
     async def _read(self, sources: Sequence[Path | Task], otherwise: str) -> Sequence[Task]:
         """All tasks, checked. ValueError names every one that the run cannot take."""

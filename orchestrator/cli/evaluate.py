@@ -64,7 +64,7 @@ def evaluate(
         raise ConfigurationError(
             "--suite names no held-out tasks: penstock eval --suite suite/heldout --policy 7"
         )
-    from orchestrator.cli.run_config import print_notes, recorded
+    from orchestrator.cli.run_config import OF_PUBLISHING, print_notes, recorded
     from orchestrator.evaluation import EvaluationRequest
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.sources import admissible, each, together
@@ -83,7 +83,7 @@ def evaluate(
     found_at = list(each([suite], BundleLimits.of(counts.tasks)))
     if run.unknown is not None:
         raise PenstockError(run.unknown)
-    print_notes(run.notes(file_config, "sandbox"))
+    print_notes(run.notes(file_config, OF_PUBLISHING))
     tasks, problems = admissible(found_at, counts.sandbox)
     if problems:
         raise ValueError(together(problems, "nothing is evaluated"))

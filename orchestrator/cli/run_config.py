@@ -18,6 +18,10 @@ from orchestrator.settings.config import (
     ignored,
 )
 
+OF_TASKS = ("sandbox", "tasks")
+"""What the commands that read tasks take from the run."""
+OF_PUBLISHING = (*OF_TASKS, "rollout.scaffolds")
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedConfig:
@@ -31,12 +35,15 @@ class RecordedConfig:
         """The effective configuration; if the run does not exist yet, the file's, with which it would start."""
         return own if self.stored is None else effective(self.stored, own)
 
-    def notes(self, own: Config, section: str) -> list[str]:
-        """Notes on one section of the file: the keys that the run ignores, or that this is unknown."""
+    def notes(self, own: Config, parts: Sequence[str] = OF_TASKS) -> list[str]:
+        """Notes on sections and dotted keys of the file: those that the run ignores, or that this is unknown."""
         if self.unknown is not None:
-            return [f"[{section}] is that of the file, the run's own may differ: {self.unknown}"]
+            sections = ", ".join(
+                f"[{name}]" for name in dict.fromkeys(part.partition(".")[0] for part in parts)
+            )
+            return [f"{sections}: the values of the file are used, the run's own may differ: {self.unknown}"]
         ignored_keys = [] if self.stored is None else ignored(self.stored, own)
-        named = [key for key in ignored_keys if key.startswith(f"{section}.")]
+        named = [key for key in ignored_keys if f"{key}.".startswith(tuple(f"{part}." for part in parts))]
         return [describe_ignored(named)] if named else []
 
 

@@ -22,6 +22,6 @@ def counting(config: Path | None, overrides: tuple[str, ...] = ()) -> "tuple[San
         return SandboxSection(), BundleLimits()
     file_config = Home.at(config, overrides).config()
     run = recorded(file_config)
-    print_notes(run.notes(file_config, "sandbox"))
+    print_notes(run.notes(file_config))
     counts = run.config(file_config)
     return counts.sandbox, BundleLimits.of(counts.tasks)

@@ -93,7 +93,7 @@ def publish(
 ) -> None:
     """Publish tasks and wait until each is accepted: penstock tasks publish suite/train"""
     from orchestrator.bus.nats import NatsBus
-    from orchestrator.cli.run_config import print_notes, recorded
+    from orchestrator.cli.run_config import OF_PUBLISHING, print_notes, recorded
     from orchestrator.publish import (
         Answer,
         PublishOptions,
@@ -104,7 +104,7 @@ def publish(
     )
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.sources import admissible, each, together
-    from orchestrator.vetting.required import filed
+    from orchestrator.vetting.required import check_required, filed
 
     options = PublishOptions(
         purpose=read_purpose(purpose),
@@ -114,19 +114,20 @@ def publish(
     )
     home = Home.at(config, tuple(overrides or ()))
     resolved = home.connected()
-    if scaffold is not None:
-        options = replace(options, scaffold=offered_scaffold(scaffold, resolved.rollout.scaffolds, home.file))
     run = recorded(resolved)
-    notes = run.notes(resolved, "sandbox")
     own = run.config(resolved)
+    notes = run.notes(resolved, OF_PUBLISHING)
+    if run.unknown is None:  # which keys of the file do not count
+        print_notes(notes)
+    check_required(own.tasks.require, resolved.tasks.require)
+    if scaffold is not None:
+        options = replace(options, scaffold=offered_scaffold(scaffold, own.rollout.scaffolds, home.file))
     options = replace(options, domains=own.tasks.domains)
     with busy("read tasks"):
         tasks, problems = admissible(each(sources, BundleLimits.of(own.tasks)), own.sandbox)
         levels = filed(sources, verdicts)
     problems += [(each,) for each in _below(own, tasks, levels)]
     if problems:
-        if run.unknown is None:  # which keys of the file do not count
-            print_notes(notes)
         raise ValueError(together(problems, "nothing is published"))
     prepared = [options.event(task, levels.get(task.content_hash)) for task in tasks]
     stays: set[str] = set()
@@ -146,7 +147,8 @@ def publish(
 
     with publishing(f"publish {len(prepared)} tasks") as bars:
         answers = anyio.run(work)
-    print_notes(notes)
+    if run.unknown is not None:
+        print_notes(notes)
     found = Answers.of(len({event.submission for _, event in prepared}), answers, stays)
     if as_json:
         typer.echo(json.dumps(found.counts()))

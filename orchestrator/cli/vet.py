@@ -69,7 +69,7 @@ def vet(
             raise ValueError(
                 f"the reports belong into the run's rows (--verdicts names a file instead): {found.unknown}"
             )
-        print_notes(found.notes(own, "sandbox"))
+        print_notes(found.notes(own))
         counts = found.config(own)
         section, limits = counts.sandbox, BundleLimits.of(counts.tasks)
         if found.stored is not None and verdicts is None:

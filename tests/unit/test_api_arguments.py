@@ -50,7 +50,7 @@ INSIDE = {
     "Task.environment": {"bases", "containers", "where_needed"},
     "Task.verification": {"bases", "containers", "where_needed"},
     "Task.seen_by_tests": {"left", "environment"},
-    "Run": {"home", "config", "engine", "stored"},  # made by `connect`
+    "Run": {"home", "config", "own", "engine", "stored"},  # made by `connect`
 }
 """Parameters that only the product gives."""
 FILES: dict[Any, Any] = {"task.toml": b"", "instruction.md": b"Write hi.", "tests/test.sh": b"true"}
@@ -257,8 +257,9 @@ async def run(tmp_path: Path) -> AsyncIterator[Run]:
     """A run whose services never answer."""
     file = write_template(tmp_path / "first", "first", "")
     engine = create_async_engine(DRIVER, connect_args={"host": "127.0.0.1", "port": 1})
-    stored = StoredRun(run_id=1, name="first", state=RunState.ACTIVE, config={})
-    yield Run(Home.at(file), config=load(file), engine=engine, stored=stored)
+    config = load(file)
+    stored = StoredRun(run_id=1, name="first", state=RunState.ACTIVE, config=config.to_json())
+    yield Run(Home.at(file), config=config, own=config, engine=engine, stored=stored)
     await engine.dispose()
 
 

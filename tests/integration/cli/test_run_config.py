@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner, Result
 
+from orchestrator.api import ConfigurationError, PenstockError, connect
 from orchestrator.cli.main import app
 from orchestrator.deploy.home import Home, write_template
 from orchestrator.pool.runs import StoredRun
@@ -139,3 +140,44 @@ async def test_tasks_are_read_within_the_size_limits_that_the_run_began_with(
     )
     assert (imported.exit_code, most in imported.stdout) == (1, True), imported.output
     assert (await penstock(*words, "--verdicts", str(home / "vetting.jsonl"))).exit_code == 0, "without a run"
+
+
+async def test_keys_of_tasks_that_the_run_does_not_follow_are_named_before_anything_is_sent(
+    home: Path, run: StoredRun
+) -> None:
+    """Here nothing can be sent, since NATS does not answer."""
+    file, task = home / "penstock.toml", home.parent / "task"
+    (task / "task.toml").write_text("")
+    written = file.read_text()
+    file.write_text(f'{written}\n[tasks]\ndomains = {{ science = "reasoning" }}\n')
+    vet = ["tasks", "vet", str(task), "--until", "well-formed", "--times", "1"]
+    for words in (["tasks", "publish", str(task)], ["eval", "--suite", str(task)], vet):
+        done = await penstock(*words, "-c", str(home))
+        assert "keeps its original values of: tasks.domains, sandbox.memory_mb;" in done.stderr, words
+    async with connect(home) as connected:
+        with (
+            pytest.raises(PenstockError, match="NATS"),
+            pytest.warns(UserWarning, match="tasks.domains, sandbox"),
+        ):
+            await connected.publish(task)
+        with (
+            pytest.raises(PenstockError, match="NATS"),
+            pytest.warns(UserWarning, match="tasks.domains, sandbox"),
+        ):
+            await connected.evaluate(task, suite="task")
+    file.write_text(written.replace("shell = 1.0", 'shell = 1.0, "agents/other" = 0.0'))
+    done = await penstock("tasks", "publish", str(task), "-c", str(home))
+    assert "keeps its original values of: rollout.scaffolds, sandbox.memory_mb;" in done.stderr
+
+
+async def test_a_file_that_requires_more_of_tasks_than_its_run_publishes_nothing(
+    home: Path, run: StoredRun
+) -> None:
+    (home.parent / "task/task.toml").write_text("")
+    file, task = home / "penstock.toml", home.parent / "task"
+    file.write_text(f'{file.read_text()}\n[tasks]\nrequire = "vetted"\n')
+    sentence = 'the file has tasks.require = "vetted", but the run began with "none" and keeps that'
+    assert sentence in str((await penstock("tasks", "publish", str(task), "-c", str(home))).exception)
+    async with connect(home) as connected:
+        with pytest.raises(ConfigurationError, match=sentence), pytest.warns(UserWarning):
+            await connected.publish(task)

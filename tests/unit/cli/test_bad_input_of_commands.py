@@ -180,10 +180,13 @@ def test_a_configuration_that_is_not_toml_or_has_an_unknown_key_is_named(
 
 WITHOUT_SERVICES = {
     "config": (0, "whether the run keeps other values cannot be known"),
-    "tasks check": (0, "[sandbox] is that of the file"),
-    "tasks import harbor": (0, "[sandbox] is that of the file"),
-    "tasks import terminal-bench": (1, "[sandbox] is that of the file"),  # the task is of another form
-    "tasks import swe": (1, "[sandbox] is that of the file"),
+    "tasks check": (0, "[sandbox], [tasks]: the values of the file"),
+    "tasks import harbor": (0, "[sandbox], [tasks]: the values of the file"),
+    "tasks import terminal-bench": (
+        1,
+        "[sandbox], [tasks]: the values of the file",
+    ),  # the task is of another form
+    "tasks import swe": (1, "[sandbox], [tasks]: the values of the file"),
     "scale": (0, ""),  # a topology alone, where no target is named
     "env": (0, ""),
     "logs": (0, ""),
