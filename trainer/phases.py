@@ -50,6 +50,7 @@ from orchestrator.pool.transitions import lock_run
 from orchestrator.runtime.liveness import current
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
+from orchestrator.runtime.run_option import FILE, run_option
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from orchestrator.settings.timeouts import timeouts
@@ -127,7 +128,7 @@ class Trainer:
                     lambda: self._learners.resume(path, found.manifest_sha, section, found.version)
                 )
             except ValueError as error:
-                raise ConfigurationError(f"{error}; {_way_out(found)}") from None
+                raise ConfigurationError(f"{error}; {_way_out(found, self.root)}") from None
             copies = {name: entry.sha256 for name, entry in self.learner.checkpoint.files.items()}
             check_chat_format(Path(self.config.policy.model), copies, self.run)
             log.info("trainer.resumed", version=found.version, batch=found.batch_no)
@@ -342,11 +343,14 @@ class Trainer:
             log.warning("checkpoint.kept", path=str(self.root), detail=str(error))
 
 
-def _way_out(damaged: PolicyVersion) -> str:
-    """The remedy for a checkpoint that cannot be used. The trainer continues only from published weights."""
+def _way_out(damaged: PolicyVersion, root: Path) -> str:
+    """The remedy for a checkpoint below `root` that cannot be used. The trainer continues only from published weights. The run is named by its
+    directory, which is known if the checkpoints lie in its `.penstock`."""
     if damaged.batch_no is None:
         return "restore it from a copy"
-    return f"restore it from a copy, or give its batch up: `penstock rewind -c RUN --to-batch {damaged.batch_no - 1}`"
+    files = (place.parent / FILE for place in root.resolve().parents if place.name == ".penstock")
+    run = next((run_option(file) for file in files if file.exists()), " -c RUN")
+    return f"restore it from a copy, or give its batch up: `penstock rewind{run} --to-batch {damaged.batch_no - 1}`"
 
 
 def new_version(saved: Checkpoint, *, parent: int | None) -> NewVersion:

@@ -32,6 +32,8 @@ from orchestrator.settings.config import FILE, Config, load
 from sandboxes.owned import sockets_root
 
 UNKNOWN = "no service is known here: run `penstock up{option}`, or set {variable}"
+SHOWN = 3
+"""Runs that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Home:
         """`path` is the TOML file or its directory. Raises ConfigurationError if it does not exist."""
         file = (path / FILE if path.is_dir() else path).resolve()
         if not file.exists():
+            if path == Path("."):  # nothing was named
+                raise ConfigurationError(_none_here())
             directory = file.parent if file.name == FILE or file.suffix == ".toml" else file
             raise ConfigurationError(
                 f"{file} does not exist; write one with: penstock init {shlex.quote(str(directory))}"
@@ -189,6 +193,24 @@ class Home:
         if not config.services.database_url:
             raise ConfigurationError(UNKNOWN.format(option=self.option, variable="DATABASE_URL"))
         return config
+
+
+def _none_here() -> str:
+    """The sentence for a working directory that is no run's: the runs below it, as `-c` takes them, or how to write one."""
+    here = f"{FILE} is not in this directory: name the run with -c DIR"
+    try:
+        found = sorted(
+            str(each.parent)
+            for level in ("*", "*/*")
+            for each in Path(".").glob(f"{level}/{FILE}")
+            if each.is_file()
+        )
+    except OSError:
+        found = []
+    if not found:
+        return f"{here}, or write a new run's with: penstock init DIR"
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"{here} (found: {', '.join(f'-c {shlex.quote(each)}' for each in found[:SHOWN])}{more})"
 
 
 TEMPLATE = """\

@@ -6,6 +6,7 @@ import resource
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,8 @@ async def test_a_failed_rename_does_not_make_the_trainer_wait_for_postgres(
 
 
 async def test_a_damaged_checkpoint_stops_the_trainer_with_the_file_and_the_way_out(pool: Pool) -> None:
+    home = write_template(pool.policies.parent / "first", "test", "").parent
+    pool = replace(pool, policies=home / ".penstock/policies")
     run = await prepared(pool, "abcdef")
     trainer = await pool.trainer(run)
     await train_batches(trainer, 2)
@@ -189,7 +192,9 @@ async def test_a_damaged_checkpoint_stops_the_trainer_with_the_file_and_the_way_
     whole = weights.read_bytes()
     for damage in (whole[:-1], whole[:-1] + b"\0"):
         weights.write_bytes(damage)
-        with pytest.raises(ConfigurationError, match=r"`penstock rewind -c RUN --to-batch 0`$") as stopped:
+        with pytest.raises(
+            ConfigurationError, match=rf"`penstock rewind -c {home} --to-batch 0`$"
+        ) as stopped:
             await pool.trainer(run)
         assert str(stopped.value).startswith(f"corrupt checkpoint: {weights}")
     shutil.rmtree(weights.parent)

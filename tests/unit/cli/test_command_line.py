@@ -90,6 +90,22 @@ def directory(tmp_path: Path, penstock: Penstock) -> Path:
     return tmp_path / "first"
 
 
+def test_a_command_in_a_directory_without_a_run_names_those_below_it(
+    penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert penstock("init", str(directory.parent / "runs/my second")).code == 0
+    monkeypatch.chdir(directory.parent)
+    for arguments in (("sql", "select 1"), ("status",), ("up",), ("config", "-c", ".")):
+        assert "name the run with -c DIR (found: -c first, -c 'runs/my second')" in refused(
+            penstock(*arguments)
+        )
+    (empty := directory.parent / "empty").mkdir()
+    monkeypatch.chdir(empty)
+    assert "name the run with -c DIR, or write a new run's with: penstock init DIR" in refused(
+        penstock("top")
+    )
+
+
 def test_what_is_wrong_is_one_sentence(penstock: Penstock, directory: Path, tmp_path: Path) -> None:
     here = str(directory)
     (loop := tmp_path / "loop").symlink_to("loop")

@@ -1,0 +1,40 @@
+"""Commands of the guides work from the repository, where start.md keeps its reader: they name their run."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.cli.options import HERE
+from tests.guides import PAGES, commands, inline
+from tests.unit.cli.test_help import ROOT, calls
+
+ELSEWHERE = {("scale", "mine.toml", "runners=3", "servers=1")}
+"""Commands that read no run, because they name a topology alone."""
+
+
+def takes_a_run(call: list[str]) -> bool:
+    """Whether the command has an option -c, and means the working directory without it."""
+    command: Any = ROOT
+    for word in call:
+        if word not in getattr(command, "commands", {}):
+            break
+        command = command.commands[word]
+    defaults = [each.default for each in command.params if "--config" in each.opts]
+    return bool(defaults) and defaults[0] is not None and str(defaults[0]) == str(HERE)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_in_a_block_and_every_query_names_its_run(page: str) -> None:
+    lines = [*commands(page), *(span for span in inline(page) if span.startswith("penstock sql "))]
+    found = [call for line in lines for call in calls(line)]
+    unnamed = [
+        call
+        for call in found
+        if takes_a_run(call) and not {"-c", "--config"} & set(call) and tuple(call) not in ELSEWHERE
+    ]
+    assert unnamed == []
+
+
+def test_a_command_that_needs_a_run_is_known() -> None:
+    assert takes_a_run(["sql", "select 1"]) and takes_a_run(["tasks", "publish", "mine"])
+    assert not takes_a_run(["tasks", "check", "mine"]) and not takes_a_run(["tasks", "generate", "suite"])
