@@ -41,6 +41,7 @@ from orchestrator.settings.config import Config, describe_ignored, ignored
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.sources import Refusal, admissible, each, together
+from orchestrator.tasks.unfit import drawn
 from orchestrator.vetting.required import below, check_required, filed, kept
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ class Run:
         )
         self._warn_of_ignored()
         check_required(self._config.tasks.require, self._own.tasks.require)
-        found = await self._read(given, "nothing is published")
+        scaffolds = (options.scaffold,) if options.scaffold else drawn(self._config.rollout.scaffolds)
+        found = await self._read(given, "nothing is published", scaffolds)
         levels = filed(task for task in given if not isinstance(task, Task))
         await self._check_vetted(found, levels)
         events = [options.event(task, levels.get(task.content_hash)) for task in found]
@@ -320,9 +322,13 @@ class Run:
         if keys := [key for key in ignored(self._stored.config, self._own) if key.startswith(_OF_TASKS)]:
             warnings.warn(describe_ignored(keys), stacklevel=3)
 
-    async def _read(self, sources: Sequence[Path | Task], otherwise: str) -> Sequence[Task]:
-        """All tasks, checked. ValueError names every one that the run cannot take."""
-        found, problems = await anyio.to_thread.run_sync(partial(_admissible, sources, self._config))
+    async def _read(
+        self, sources: Sequence[Path | Task], otherwise: str, scaffolds: Sequence[str] = ()
+    ) -> Sequence[Task]:
+        """All tasks, checked. ValueError names every one that the run, or one of `scaffolds`, cannot take."""
+        found, problems = await anyio.to_thread.run_sync(
+            partial(_admissible, sources, self._config, scaffolds)
+        )
         if problems:
             raise ValueError(together(problems, otherwise))
         return found
@@ -367,9 +373,11 @@ def _source(task: str | Path | Task) -> Path | Task:
     return task if isinstance(task, Task) else place("tasks", task)
 
 
-def _admissible(sources: Iterable[Path | Task], config: Config) -> tuple[list[Task], list[Refusal]]:
+def _admissible(
+    sources: Iterable[Path | Task], config: Config, scaffolds: Sequence[str]
+) -> tuple[list[Task], list[Refusal]]:
     found: list[tuple[str, Task | str]] = []
     limits = BundleLimits.of(config.tasks)
     for source in sources:
         found += [("", source)] if isinstance(source, Task) else each([source], limits)
-    return admissible(found, config.sandbox)
+    return admissible(found, config.sandbox, scaffolds)

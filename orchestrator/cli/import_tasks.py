@@ -63,7 +63,7 @@ def harbor(
     from orchestrator.tasks.importing import harbor as form
     from orchestrator.tasks.importing.git import Git, is_url
 
-    section, limits = counting(config)
+    section, limits, _ = counting(config)
     program = Git(git_timeout_s)
     with ExitStack() as stack:
         if revision is not None and not is_url(source):
@@ -92,7 +92,7 @@ def terminal_bench(
     """Import terminal tasks of the older form, with task.yaml: penstock tasks import terminal-bench downloaded/tasks --to tasks"""
     from orchestrator.tasks.importing import terminal_bench as form
 
-    section, limits = counting(config)
+    section, limits, _ = counting(config)
     _import(form.from_directory(_apart(source, to), limits), to, section, limits, as_json=as_json)
 
 
@@ -149,7 +149,7 @@ def swe(
         agent_s=agent_timeout_s,
         test_s=test_timeout_s,
     )
-    section, limits = counting(config)
+    section, limits, _ = counting(config)
     with tempfile.TemporaryDirectory(prefix="penstock-import-") as scratch:
         clones = None
         if repositories is not None:

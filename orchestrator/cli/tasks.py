@@ -104,6 +104,7 @@ def publish(
     )
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.sources import admissible, each, together
+    from orchestrator.tasks.unfit import drawn
     from orchestrator.vetting.required import check_required, filed
 
     options = PublishOptions(
@@ -124,7 +125,9 @@ def publish(
         options = replace(options, scaffold=offered_scaffold(scaffold, own.rollout.scaffolds, home.file))
     options = replace(options, domains=own.tasks.domains)
     with busy("read tasks"):
-        tasks, problems = admissible(each(sources, BundleLimits.of(own.tasks)), own.sandbox)
+        found_at = each(sources, BundleLimits.of(own.tasks))
+        scaffolds = (options.scaffold,) if options.scaffold else drawn(own.rollout.scaffolds)
+        tasks, problems = admissible(found_at, own.sandbox, scaffolds)
         levels = filed(sources, verdicts)
     problems += [(each,) for each in _below(own, tasks, levels)]
     if problems:
@@ -192,7 +195,7 @@ def check(
         typer.Option(
             "--config",
             "-c",
-            help="The run whose sandbox settings are used: those it started with, else its file's (default: the defaults).",
+            help="The run whose sandbox settings and scaffolds are used: those it started with, else its file's (default: the defaults).",
             parser=path,
         ),
     ] = None,
@@ -208,10 +211,10 @@ def check(
     from orchestrator.tasks.sources import admissible, each, together
     from orchestrator.tasks.traps import traps_of
 
-    section, limits = counting(config, tuple(overrides or ()))
+    section, limits, scaffolds = counting(config, tuple(overrides or ()))
     with busy("read tasks"):
         found = list(each(sources, limits))
-        tasks, problems = admissible(found, section)
+        tasks, problems = admissible(found, section, scaffolds)
     if build:
         tasks, more = _built(found, tasks, section)
         problems += [(each,) for each in more]

@@ -19,7 +19,6 @@ from typing import Final, TypeVar
 
 import anyio.to_thread
 from scaffolds.controls import CONTROLS
-from scaffolds.find import find
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -48,9 +47,8 @@ from orchestrator.settings.sampling import checked
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.bundle import BundleLimits
-from orchestrator.tasks.extras import mcp_servers, refusals, replaced, skills_dir
 from orchestrator.tasks.harbor import SOLUTION, Task
-from orchestrator.tasks.settings import variables_of
+from orchestrator.tasks.unfit import unfit
 from orchestrator.tasks.vetting.required import check_level
 
 BLOB_TRIES = 15
@@ -389,12 +387,8 @@ def _check_control(scaffold: str, purpose: Purpose, task: Task) -> None:
 
 def _check_extras(scaffold: str, task: Task) -> None:
     """Raise MessageError if the task brings something that the scaffold's program is not given. Other tasks load no scaffold."""
-    table = task.settings.environment
-    variables = variables_of(table)
-    if mcp_servers(table) or skills_dir(table) or variables:
-        manifest = find(scaffold).manifest
-        for problem in (*refusals(table, manifest), *replaced(variables, manifest)):
-            raise MessageError(f"task {task.name}: task.toml: {problem}")
+    for problem in unfit(task, scaffold):
+        raise MessageError(f"task {task.name}: {problem}")
 
 
 def _share(shares: Mapping[str, float], at: float) -> str:

@@ -10,6 +10,7 @@ from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task, each_jsonl, load
 from orchestrator.tasks.misplaced import IMPORT, OLDER
 from orchestrator.tasks.read_directory import Shared
+from orchestrator.tasks.unfit import unfit_for_any
 
 Refusal = tuple[str, ...]
 """The problems of one refused task, a sentence each, with its place."""
@@ -75,16 +76,18 @@ def read(sources: Iterable[Path], limits: BundleLimits | None = None) -> Iterato
 
 
 def admissible(
-    found_at: Iterable[tuple[str, Task | str]], section: SandboxSection
+    found_at: Iterable[tuple[str, Task | str]], section: SandboxSection, scaffolds: Sequence[str] = ()
 ) -> tuple[list[Task], list[Refusal]]:
-    """From the results of `each`: the tasks that a run with such sandboxes accepts, and the faults of each of the others, a sentence each."""
+    """From the results of `each`: the tasks that a run with such sandboxes accepts, and the faults of each of the others, a sentence each.
+    `scaffolds`: those that the tasks may get."""
     tasks: list[Task] = []
     refused: list[Refusal] = []
     for location, found in found_at:
         if isinstance(found, str):
             refused.append((found,))
         elif problems := tuple(
-            f"{location or f'task {found.name}'}: {fault}" for fault in faults(found, section)
+            f"{location or f'task {found.name}'}: {fault}"
+            for fault in list(faults(found, section)) or dict.fromkeys(unfit_for_any(found, scaffolds))
         ):
             refused.append(problems)
         else:

@@ -181,3 +181,20 @@ async def test_a_file_that_requires_more_of_tasks_than_its_run_publishes_nothing
     async with connect(home) as connected:
         with pytest.raises(ConfigurationError, match=sentence), pytest.warns(UserWarning):
             await connected.publish(task)
+
+
+async def test_a_task_that_a_scaffold_of_the_run_cannot_run_is_named_before_it_is_sent(
+    home: Path, run: StoredRun
+) -> None:
+    task = home.parent / "task"
+    (task / "task.toml").write_text('[[environment.mcp_servers]]\nname = "m"\ncommand = "m"\n')
+    sentence = "[environment].mcp_servers is not honoured by the scaffold shell"
+    for words in (["check"], ["publish"], ["publish", "--scaffold", "shell"]):
+        done = await penstock("tasks", words[0], str(task), *words[1:], "-c", str(home))
+        assert sentence in str(done.exception), words
+    async with connect(home) as connected:
+        with pytest.raises(ValueError, match="by the scaffold shell"), pytest.warns(UserWarning):
+            await connected.publish(task)
+    done = await penstock("tasks", "publish", str(task), "--scaffold", "codex", "-c", str(home))
+    assert "NATS" in str(done.exception), "the scaffold takes it"
+    assert (await penstock("tasks", "check", str(task))).exit_code == 0, "without a run"
