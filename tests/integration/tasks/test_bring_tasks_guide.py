@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ops.lab.task_set import PLAIN, WITH_IMAGES
-from tests.guides import PAGES, REPOSITORY, blocks
+from tests.guides import PAGES, REPOSITORY, blocks, commands
 
 pytestmark = [pytest.mark.tier("vetting"), pytest.mark.timeout(300)]
 
@@ -71,6 +71,23 @@ def test_check_with_build_names_the_task_whose_tests_fetch_something(tmp_path: P
     assert "steps/one/tests/test.sh line 1 (pip install nothing" in says
     assert "bad: it needs the network to be graded" in says and "tests/test.sh line 1 (curl -LsSf" in says
     assert "good" not in says and "tests/Dockerfile" in says
+
+
+def test_the_run_of_the_guide_is_made_first_and_is_up_before_anything_is_sent_to_it() -> None:
+    lines = commands(PAGE)
+    calls = [
+        next((n for n, line in enumerate(lines) if line.startswith(f"penstock {call}")), -1)
+        for call in ("init runs/mine", "up -c runs/mine", "tasks publish mine", "eval ")
+    ]
+    assert calls[0] == 0 and calls == sorted(calls), lines
+    assert {word for line in lines for word in line.split() if word.startswith("runs/")} == {"runs/mine"}
+
+
+def test_the_guide_counts_the_tasks_of_the_set() -> None:
+    counts = re.findall(r"the (\d+)(?: tasks| with probes)", PAGES[PAGE])
+    assert counts and {int(number) for number in counts} == {len(PLAIN)}
+    _, _, times = PAGES[PAGE].partition("| task | level | s |")
+    assert set(re.findall(r"`([a-z-]+)`", times.partition("\n\n")[0])) >= {*PLAIN}
 
 
 def test_every_task_of_the_set_is_in_the_table_of_kinds() -> None:
