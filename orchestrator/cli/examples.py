@@ -32,7 +32,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
     "run cancel": ['penstock run cancel 201 -c runs/first --reason "its test is wrong"'],
     "run mix": [
         "penstock run mix -c runs/first",
-        "penstock run mix coding=2 general=1 -c runs/first",
+        "penstock run mix coding=2 general=1 agent=1 reasoning=1 -c runs/first",
         "penstock run mix --configured -c runs/first --json",
     ],
     "run end": ['penstock run end -c runs/first --reason "good enough"'],

@@ -203,7 +203,7 @@ def _check(weights: Mapping[str, float], known: set[str], stage: str) -> None:
         )
     if missing := sorted(known - set(weights)):
         raise ConfigurationError(
-            f"say a weight for {quoted(missing[0])} too: the others would be served in its place"
+            f"say a weight for {', '.join(map(quoted, missing))} too: without one, the others would be served in its place"
         )
     invalid = [name for name, weight in weights.items() if not (math.isfinite(weight) and 0 < weight <= 1e6)]
     if invalid:

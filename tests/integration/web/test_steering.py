@@ -190,6 +190,7 @@ async def test_new_weights_hold_for_what_is_dispatched_next_and_go_with_their_st
         assert shown == {"coding": 0.75, "general": 0.25}
         for weights, why in (
             ({"coding": 3}, "say a weight for 'general' too"),
+            ({}, "say a weight for 'coding', 'general' too"),
             ({"coding": 3, "general": 0}, "must be above 0"),
             ({"coding": 3, "general": -1}, "must be above 0"),
             ({"coding": 3, "general": 1, "agent": 1}, "takes no domain 'agent'"),
