@@ -128,7 +128,9 @@ async def read_run(config: Config) -> StatusReport:
 
 
 def status(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
-    """Show the processes, the unfinished work and what holds it up. Exit status 3: nothing is running; 4: something is stuck or was given up."""
+    """Show the processes, the unfinished work and what holds it up.
+
+    Exit status 1: a named database does not answer; 3: nothing is running; 4: something is stuck or was given up."""
     from orchestrator.deploy.embedded.supervisor import read_status
 
     home = Home.at(config)
