@@ -19,7 +19,7 @@ from orchestrator.settings.config import (
 )
 
 OF_TASKS = ("sandbox", "tasks")
-"""What the commands that read tasks take from the run."""
+"""The sections that commands which read tasks take from the run."""
 OF_PUBLISHING = (*OF_TASKS, "rollout.scaffolds")
 
 

@@ -196,7 +196,7 @@ class Home:
 
 
 def _none_here() -> str:
-    """The sentence for a working directory that is no run's: the runs below it, as `-c` takes them, or how to write one."""
+    """The sentence for a working directory without a run: the runs below it, as `-c` takes them, or how to write one."""
     here = f"{FILE} is not in this directory: name the run with -c DIR"
     try:
         found = sorted(

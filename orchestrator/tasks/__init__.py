@@ -5,7 +5,7 @@ harbor · bundle · misplaced · plain_text        a task: its files, checked on
 read_directory · sources · message              where tasks come from: directories, JSONL files, messages of the bus
 multi_step                                      tasks with several instructions: each step as a task of its own
 admit · resources · users · network             whether a run can take a task, and what it grants
-extras · reserved                               MCP servers and skills; variables that a task cannot set
+extras · unfit · reserved                       MCP servers and skills; scaffolds that cannot run a task; variables that it cannot set
 environment                                     files, directories, variables and work directory of a task's programs
 dockerfile · last_stage · copies                a Dockerfile, read without a build
 work_dir · volumes · downloads                  its work directory and directories of data; commands that need a network
