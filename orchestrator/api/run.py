@@ -122,12 +122,7 @@ class Run:
             domain=domain,
             domains=self._config.tasks.domains,
         )
-        self._warn_of_ignored()
-        check_required(self._config.tasks.require, self._own.tasks.require)
-        scaffolds = (options.scaffold,) if options.scaffold else drawn(self._config.rollout.scaffolds)
-        found = await self._read(given, "nothing is published", scaffolds)
-        levels = filed(task for task in given if not isinstance(task, Task))
-        await self._check_vetted(found, levels)
+        found, levels = await self._publishable(given, options)
         events = [options.event(task, levels.get(task.content_hash)) for task in found]
         earlier: set[str] = set()
         async with self._bus() as bus:
@@ -317,10 +312,22 @@ class Run:
                 f"the connection to run {quoted(self.name)} is closed: use it inside its `async with connect(…)`"
             )
 
-    def _warn_of_ignored(self) -> None:
+    async def _publishable(
+        self, given: Sequence[Path | Task], options: PublishOptions
+    ) -> tuple[Sequence[Task], Mapping[str, Vetting]]:
+        """The tasks and their levels next to them. Raises and warns as `publish` says."""
+        self._warn_of_ignored(stacklevel=4)
+        check_required(self._config.tasks.require, self._own.tasks.require)
+        scaffolds = (options.scaffold,) if options.scaffold else drawn(self._config.rollout.scaffolds)
+        found = await self._read(given, "nothing is published", scaffolds)
+        levels = filed(task for task in given if not isinstance(task, Task))
+        await self._check_vetted(found, levels)
+        return found, levels
+
+    def _warn_of_ignored(self, stacklevel: int = 3) -> None:
         """Warn the caller of the public method: which keys of the file do not count for tasks."""
         if keys := [key for key in ignored(self._stored.config, self._own) if key.startswith(_OF_TASKS)]:
-            warnings.warn(describe_ignored(keys), stacklevel=3)
+            warnings.warn(describe_ignored(keys), stacklevel=stacklevel)
 
     async def _read(
         self, sources: Sequence[Path | Task], otherwise: str, scaffolds: Sequence[str] = ()

@@ -157,14 +157,17 @@ async def test_keys_of_tasks_that_the_run_does_not_follow_are_named_before_anyth
     async with connect(home) as connected:
         with (
             pytest.raises(PenstockError, match="NATS"),
-            pytest.warns(UserWarning, match="tasks.domains, sandbox"),
+            pytest.warns(UserWarning, match="tasks.domains, sandbox") as of_publish,
         ):
             await connected.publish(task)
         with (
             pytest.raises(PenstockError, match="NATS"),
-            pytest.warns(UserWarning, match="tasks.domains, sandbox"),
+            pytest.warns(UserWarning, match="tasks.domains, sandbox") as of_evaluate,
         ):
             await connected.evaluate(task, suite="task")
+    assert {each.filename for each in (*of_publish, *of_evaluate)} == {__file__}, (
+        "they name the caller's line"
+    )
     file.write_text(written.replace("shell = 1.0", 'shell = 1.0, "agents/other" = 0.0'))
     done = await penstock("tasks", "publish", str(task), "-c", str(home))
     assert "keeps its original values of: rollout.scaffolds, sandbox.memory_mb;" in done.stderr
