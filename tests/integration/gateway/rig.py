@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import anyio
 import msgspec
+import pytest
 import torch
 from aiohttp import web
 from sqlalchemy import text
@@ -23,7 +24,9 @@ from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.events import PolicyPublished, encode
 from orchestrator.contracts.processes import PauseMode
 from orchestrator.contracts.states import Purpose
+from orchestrator.gateway.completions.service import CompletionService
 from orchestrator.gateway.server import Gateway, GatewaySettings
+from orchestrator.gateway.sessions.call import CompletionCall
 from orchestrator.gateway_client import GatewayAdmin, OpenSession, Seal, SessionBudget
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import ensure_run
@@ -416,3 +419,22 @@ async def open_rig(
 async def until_row(rig: Rig, query: str) -> None:
     """Wait until the query has a row."""
     await eventually(lambda: rig.rows(query), every_s=0.05)
+
+
+def watched_calls(monkeypatch: pytest.MonkeyPatch) -> list[CompletionCall]:
+    """The calls that the gateway serves requests from, one entry for each request, in the order of their arrival."""
+    begin, calls = CompletionService.begin, list[CompletionCall]()
+
+    def watched(*of: Any) -> CompletionCall:
+        calls.append(begin(*of))
+        return calls[-1]
+
+    monkeypatch.setattr(CompletionService, "begin", watched)
+    return calls
+
+
+async def held_generation(rig: Rig) -> anyio.Event:
+    """Generation waits from now on until the event is set; the server serves already, so no canary waits."""
+    await eventually(lambda: rig.gateway.pool.servers[0].ready)
+    rig.proxy.held["/generate"] = anyio.Event()
+    return rig.proxy.held["/generate"]

@@ -23,7 +23,7 @@ from orchestrator.gateway_client import (
 )
 from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.llm import Recorder
-from tests.integration.gateway.rig import OpenRig, Rig, until_row
+from tests.integration.gateway.rig import OpenRig, Rig, held_generation, until_row, watched_calls
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
@@ -310,7 +310,8 @@ async def test_an_equal_body_is_a_sibling_unless_a_retry_header_says_that_it_is_
     assert (await rig.seal(rollout)).steps == 2
 
 
-async def test_equal_bodies_in_flight_share_one_call(rig: Rig) -> None:
+async def test_equal_bodies_in_flight_share_one_call(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, released = watched_calls(monkeypatch), await held_generation(rig)
     rollout, session = await rig.open()
     replies: list[Any] = []
 
@@ -320,6 +321,8 @@ async def test_equal_bodies_in_flight_share_one_call(rig: Rig) -> None:
     async with anyio.create_task_group() as tasks:
         for _ in range(3):
             tasks.start_soon(ask)
+        await eventually(lambda: calls and calls[0].waiting == 3)
+        released.set()
     assert len(rig.proxy.sent) == 1 and len({repr(reply["choices"]) for reply in replies}) == 1
     assert (await rig.seal(rollout)).steps == 1
 

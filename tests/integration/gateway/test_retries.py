@@ -11,11 +11,17 @@ import anyio
 import pytest
 
 from orchestrator.deploy.embedded.nats import EmbeddedNats
-from orchestrator.gateway.completions.service import CompletionService
-from orchestrator.gateway.sessions.call import CompletionCall
 from orchestrator.gateway_client import OpenSession, SessionBudget
 from tests.contract.rollout_server import running_server
-from tests.integration.gateway.rig import OpenRig, Policies, Rig, open_rig, until_row
+from tests.integration.gateway.rig import (
+    OpenRig,
+    Policies,
+    Rig,
+    held_generation,
+    open_rig,
+    until_row,
+    watched_calls,
+)
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
@@ -124,14 +130,7 @@ async def test_a_delivered_reply_is_repeated_for_a_retry_header_only(rig: Rig, s
 async def test_a_call_continues_while_one_of_its_callers_still_waits(
     rig: Rig, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, calls = CompletionService.begin, list[CompletionCall]()
-
-    def watched(*of: Any) -> CompletionCall:
-        calls.append(begin(*of))
-        return calls[-1]
-
-    monkeypatch.setattr(CompletionService, "begin", watched)
-    released = rig.proxy.held["/generate"] = anyio.Event()
+    calls, released = watched_calls(monkeypatch), await held_generation(rig)
     rollout, session = await rig.open()
     request = body("oak", stream, max_tokens=200)
     got: list[tuple[int, str]] = []

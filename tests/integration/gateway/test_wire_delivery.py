@@ -11,7 +11,7 @@ import pytest
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.gateway.http import app
 from orchestrator.gateway.http.dialects.base import KEEP_ALIVE_S, RETRY_HEADER
-from tests.integration.gateway.rig import PATIENCE_S, Policies, Rig, open_rig
+from tests.integration.gateway.rig import PATIENCE_S, Policies, Rig, held_generation, open_rig, watched_calls
 from tests.integration.gateway.wires_rig import PATHS, ask, bodies
 from tests.waiting import eventually
 
@@ -102,7 +102,10 @@ async def test_a_retry_of_a_streamed_turn_gets_the_recorded_reply_streamed_or_no
 
 
 @wires
-async def test_equal_questions_in_flight_share_one_call_streamed_or_not(rig: Rig, path: str) -> None:
+async def test_equal_questions_in_flight_share_one_call_streamed_or_not(
+    rig: Rig, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, released = watched_calls(monkeypatch), await held_generation(rig)
     rollout, session = await rig.open()
     statuses: list[int] = []
 
@@ -119,6 +122,8 @@ async def test_equal_questions_in_flight_share_one_call_streamed_or_not(rig: Rig
     async with anyio.create_task_group() as tasks:
         for stream in (False, True, False):
             tasks.start_soon(post, stream)
+        await eventually(lambda: calls and calls[0].waiting == 3)
+        released.set()
     assert statuses == [200, 200, 200]
     assert len(rig.proxy.sent) == 1 and (await rig.seal(rollout)).steps == 1
 

@@ -6,7 +6,8 @@ import pytest
 
 from orchestrator.cli.options import HERE
 from tests.guides import PAGES, commands, inline
-from tests.unit.cli.test_help import ROOT, calls
+from tests.unit.cli.commands import ROOT
+from tests.unit.cli.test_help import calls
 
 ELSEWHERE = {("scale", "mine.toml", "runners=3", "servers=1")}
 """Commands that read no run, because they name a topology alone."""
