@@ -46,7 +46,7 @@ from orchestrator.pool.reader_rights import tighten
 from orchestrator.pool.runs import StoredRun, ensure_run
 from orchestrator.pool.transact import transact
 from orchestrator.roles.blobs import answer_missing, store_blobs
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dead_letters import store_dead_letters
 from orchestrator.roles.dispatcher import dispatcher
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
@@ -67,7 +67,7 @@ log = get(__name__)
 
 
 @asynccontextmanager
-async def open_flow(config: Config) -> AsyncIterator[Flow]:
+async def open_context(config: Config) -> AsyncIterator[OrchestratorContext]:
     """The orchestrator's context on the configured services. The run and the streams exist."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(
@@ -94,14 +94,14 @@ async def open_flow(config: Config) -> AsyncIterator[Flow]:
         config = effective(run.config, config)
         bus = await stack.enter_async_context(NatsBus.connect(config.services.nats_url))
         stack.enter_context(bind(run=run.name))
-        yield Flow(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus)
+        yield OrchestratorContext(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus)
 
 
 async def orchestrate(config: Config) -> None:
     """Run every role until cancelled."""
     known_scaffolds = names("scaffolds")
     check_config(config, known_scaffolds)
-    async with open_flow(config) as flow:
+    async with open_context(config) as flow:
 
         async def on_stream_new(stream: str) -> None:
             await rebuild(flow, stream)

@@ -257,14 +257,14 @@ def _isolation(provider: str, config: Path | None, as_json: bool) -> None:
 
 def reconcile(config: ConfigOption = HERE) -> None:
     """Publish again the messages that the workers' streams must hold. Harmless if nothing is missing."""
-    from orchestrator.app import open_flow
+    from orchestrator.app import open_context
     from orchestrator.roles.rebuild import REBUILT, rebuild
     from orchestrator.settings.timeouts import use
 
     resolved = Home.at(config).connected()
 
     async def work() -> dict[str, int]:
-        async with open_flow(resolved) as flow:
+        async with open_context(resolved) as flow:
             await flow.bus.ensure_streams()
             return {stream: await rebuild(flow, stream) for stream in REBUILT}
 

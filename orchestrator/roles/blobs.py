@@ -20,7 +20,7 @@ from orchestrator.bus.message_guard import apart
 from orchestrator.pool import blobs
 from orchestrator.pool.transact import transact
 from orchestrator.roles.consume import Outcome, consume
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.runtime.liveness import current
 from orchestrator.tasks.message import PART_BYTES
 
@@ -28,7 +28,7 @@ BATCH = 16
 MOST_NAMES = 10_000
 
 
-async def store_blobs(flow: Flow) -> None:
+async def store_blobs(flow: OrchestratorContext) -> None:
     """Consume until cancelled."""
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:
@@ -50,7 +50,7 @@ async def store_blobs(flow: Flow) -> None:
     await consume(flow, subjects.consume_blobs(), handle, batch=BATCH, at="blobs.commit")
 
 
-async def answer_missing(flow: Flow) -> None:
+async def answer_missing(flow: OrchestratorContext) -> None:
     """Answer publishers until cancelled. A question that cannot be read, or has more than `MOST_NAMES` names, is dropped without an answer."""
     loop = current()
     async with flow.bus.listen(subjects.every_blobs_wanted()) as questions:
@@ -62,7 +62,7 @@ async def answer_missing(flow: Flow) -> None:
             loop.idle("questions")
 
 
-async def _answer(flow: Flow, question: Notice) -> None:
+async def _answer(flow: OrchestratorContext, question: Notice) -> None:
     """Answer one question. Raises an error for one that cannot be answered."""
     answer = subjects.blobs_missing(question.subject.partition(".")[2])
     names = json.loads(question.body)

@@ -12,20 +12,22 @@ from orchestrator.contracts.states import FailureClass, Purpose, RolloutState
 from orchestrator.pool import leases, results, transitions
 from orchestrator.pool.results import Reported
 from orchestrator.roles.conclude import conclude_group
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.retry_policy import assign_verification, run_again
 
 RETRIED = frozenset({FailureClass.INFRA_FAILURE})
 
 
-async def complete_reported(connection: AsyncConnection, flow: Flow, rollout_ids: Sequence[int]) -> None:
+async def complete_reported(
+    connection: AsyncConnection, flow: OrchestratorContext, rollout_ids: Sequence[int]
+) -> None:
     """Advance every given rollout that is reported and has all its steps; the others wait. May conclude groups."""
     await transitions.lock_run(connection, flow.run_id)
     for found in await results.reported(connection, rollout_ids):
         await _complete(connection, flow, found)
 
 
-async def _complete(connection: AsyncConnection, flow: Flow, found: Reported) -> None:
+async def _complete(connection: AsyncConnection, flow: OrchestratorContext, found: Reported) -> None:
     if found.failure_class in RETRIED:
         if found.resumable and found.arrived < found.announced:
             return  # steps on their way need not be generated again

@@ -10,7 +10,7 @@ from orchestrator.pool import groups as pool_groups
 from orchestrator.pool import speed_noise, transitions
 from orchestrator.pool.transact import NotReady, passing, when_committed
 from orchestrator.rewards.settings import RewardSettings
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.reward import RewardedGroup, reward_group
 from orchestrator.roles.speed_noise import conclude_measurement, measure
 from orchestrator.runtime.log import get
@@ -22,7 +22,7 @@ HOPELESS = frozenset({FailureClass.POISON, FailureClass.VERIFIER_FAILURE})
 """Failures that lose a member for good. If all members of a group fail like this, the group is dead: its task or its tests need a fix."""
 
 
-async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int) -> None:
+async def conclude_group(connection: AsyncConnection, flow: OrchestratorContext, group_id: int) -> None:
     """If every member is terminal: write the rewards and make the group ready, scored, filtered or dead. Raises NotReady, to be repeated,
     while the rewards are computed."""
     group = await pool_groups.terminal_group(connection, flow.run_id, group_id)
@@ -57,7 +57,10 @@ async def conclude_group(connection: AsyncConnection, flow: Flow, group_id: int)
 
 
 async def _rewarded(
-    connection: AsyncConnection, flow: Flow, group: pool_groups.TerminalGroup, kept: Collection[int]
+    connection: AsyncConnection,
+    flow: OrchestratorContext,
+    group: pool_groups.TerminalGroup,
+    kept: Collection[int],
 ) -> RewardedGroup | None:
     """The rewards of the kept members. None: they cannot be computed, and the group is dead now."""
     noise = await speed_noise.newest(connection, flow.run_id, group.scaffold)
@@ -80,7 +83,9 @@ async def _rewarded(
     return rewarded
 
 
-async def _measured(connection: AsyncConnection, flow: Flow, group: pool_groups.TerminalGroup) -> None:
+async def _measured(
+    connection: AsyncConnection, flow: OrchestratorContext, group: pool_groups.TerminalGroup
+) -> None:
     """Begin or conclude a measurement of the speed noise. An error of ours loses the measurement, never the group."""
     try:
         async with connection.begin_nested():

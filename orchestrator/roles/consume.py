@@ -32,7 +32,7 @@ from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.quote import quoted
 from orchestrator.pool.dead_letters import Letter, store
 from orchestrator.pool.transact import NotReady, of_content, sentence, transact
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.runtime.liveness import Loop, current, reporting, track_loop
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
@@ -71,7 +71,7 @@ class ConsumerMetrics:
 
 
 async def consume(
-    flow: Flow,
+    flow: OrchestratorContext,
     consumer: Consumer,
     handle: Handle,
     *,
@@ -107,7 +107,7 @@ async def consume(
 
 @dataclass(slots=True, kw_only=True)
 class _Consuming:
-    flow: Flow
+    flow: OrchestratorContext
     consumer: Consumer
     handle: Handle
     before: Callable[[Sequence[Delivery]], Awaitable[None]] | None
@@ -255,7 +255,7 @@ def _why(error: Exception) -> str:
 
 
 async def _store_dead_letter(
-    connection: AsyncConnection, flow: Flow, delivery: Delivery, reason: str
+    connection: AsyncConnection, flow: OrchestratorContext, delivery: Delivery, reason: str
 ) -> None:
     """Store a dead letter, once. If a message's settling is lost after this commit, the message comes again and is refused again."""
     try:

@@ -40,7 +40,7 @@ class Signals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class OrchestratorContext:
     """The context of one orchestrator: one run."""
 
     run_id: int

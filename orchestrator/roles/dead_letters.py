@@ -20,7 +20,7 @@ from orchestrator.pool.counter_names import OTHER
 from orchestrator.pool.dead_letters import Letter, in_part, store
 from orchestrator.pool.runs import find_run
 from orchestrator.roles.consume import Outcome, consume
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.runtime.log import get
 
 log = get(__name__)
@@ -30,7 +30,7 @@ INTEGER = 2**31 - 1
 _STREAMS = frozenset(stream.name for stream in subjects.STREAMS)
 
 
-async def store_dead_letters(flow: Flow) -> None:
+async def store_dead_letters(flow: OrchestratorContext) -> None:
     """Consume until cancelled."""
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:

@@ -24,7 +24,7 @@ from orchestrator.pool.dispatch import (
 )
 from orchestrator.pool.outbox import enqueue_all
 from orchestrator.pool.transact import transact
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.runtime.log import get
 from orchestrator.scheduling.admission import QueueSettings, choose_domains, dispatchable
 from orchestrator.scheduling.breaker import BreakerSettings, halts
@@ -38,7 +38,7 @@ POLL_INTERVAL_S = 1.0
 class Breaker:
     """The circuit breaker as the dispatcher sees it. It is evaluated every `POLL_INTERVAL_S`, and its changes are logged."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: OrchestratorContext) -> None:
         queue = flow.config.queue
         self._flow = flow
         self._settings = BreakerSettings(queue.breaker_rate, queue.breaker_attempts, queue.breaker_window_s)
@@ -74,7 +74,7 @@ class Breaker:
         return self.halted
 
 
-async def dispatcher(flow: Flow) -> None:
+async def dispatcher(flow: OrchestratorContext) -> None:
     """Dispatch until cancelled."""
     breaker = Breaker(flow)
     while True:
@@ -87,7 +87,7 @@ async def dispatcher(flow: Flow) -> None:
         await flow.signals.work.wait(PERIOD_S)
 
 
-async def dispatch(connection: AsyncConnection, flow: Flow) -> int:
+async def dispatch(connection: AsyncConnection, flow: OrchestratorContext) -> int:
     """Dispatch as much as admission allows now; returns the number of rollouts."""
     if not await anything_waits(connection, flow.run_id):
         return 0
@@ -108,7 +108,7 @@ async def dispatch(connection: AsyncConnection, flow: Flow) -> int:
     return len(assigned)
 
 
-def assignment(flow: Flow, given: Assignment) -> tuple[str, RolloutAssigned]:
+def assignment(flow: OrchestratorContext, given: Assignment) -> tuple[str, RolloutAssigned]:
     """The subject and message that assign a rollout."""
     return subjects.work_rollout(flow.run, given.pool), RolloutAssigned(
         run=flow.run, rollout=given.rollout_id, attempt=given.attempt, epoch=given.epoch

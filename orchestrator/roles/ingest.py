@@ -26,7 +26,7 @@ from orchestrator.pool.transact import TransactionEnded, transact
 from orchestrator.roles.complete import complete_reported
 from orchestrator.roles.conclude import conclude_group
 from orchestrator.roles.consume import IDLE_ENDS, Outcome, consume
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.listed_artifacts import with_listed
 from orchestrator.roles.metrics import Ended
 from orchestrator.roles.retry_policy import verdict_failed
@@ -50,7 +50,7 @@ VERIFICATION_ENDS = frozenset(
 )
 
 
-def _read(flow: Flow, delivery: Delivery, expected: type[E]) -> E:
+def _read(flow: OrchestratorContext, delivery: Delivery, expected: type[E]) -> E:
     event = decode(delivery.body, delivery.schema, expected)
     if event.run != flow.run:
         raise MessageError(
@@ -71,7 +71,7 @@ def steps_per_pull(config: Config) -> int:
     return max(1, min(64, int(PULL_MB / config.gateway.routes_mb))) if config.trainer.routing_replay else 64
 
 
-async def ingest_steps(flow: Flow) -> None:
+async def ingest_steps(flow: OrchestratorContext) -> None:
     """Steps, in batches. A rollout whose result came first is completed in a separate transaction, before the ack."""
     waiting: set[int] = set()
     stale, ended = Stale("steps"), Ended()
@@ -126,7 +126,7 @@ async def ingest_steps(flow: Flow) -> None:
     )
 
 
-async def _complete(flow: Flow, rollouts: Sequence[int]) -> None:
+async def _complete(flow: OrchestratorContext, rollouts: Sequence[int]) -> None:
     """Complete reported rollouts whose last step is stored."""
     try:
         await transact(
@@ -139,7 +139,7 @@ async def _complete(flow: Flow, rollouts: Sequence[int]) -> None:
         log.error("rollouts.not_completed", rollouts=rollouts, error=str(error))
 
 
-async def ingest_results(flow: Flow) -> None:
+async def ingest_results(flow: OrchestratorContext) -> None:
     """Rollout results."""
     stale, ended = Stale("results"), Ended()
 
@@ -165,7 +165,7 @@ async def ingest_results(flow: Flow) -> None:
     await consume(flow, consumer, handle, batch=16, after=after, at="results.commit")
 
 
-async def ingest_verdicts(flow: Flow) -> None:
+async def ingest_verdicts(flow: OrchestratorContext) -> None:
     """Verdicts: a reward, or a verifier failure that is retried."""
     stale, ended = Stale("verdicts"), Ended()
 
@@ -191,7 +191,10 @@ async def ingest_verdicts(flow: Flow) -> None:
 
 
 async def _readable(
-    flow: Flow, deliveries: Sequence[Delivery], expected: type[E], check: Callable[[E], Awaitable[E]]
+    flow: OrchestratorContext,
+    deliveries: Sequence[Delivery],
+    expected: type[E],
+    check: Callable[[E], Awaitable[E]],
 ) -> tuple[list[E], dict[int, Outcome]]:
     """The events that pass `check`, in the order in which heartbeats lock the rows; and why the other deliveries are refused."""
     events: list[E] = []
@@ -205,7 +208,9 @@ async def _readable(
     return events, refused
 
 
-async def _checked_result(flow: Flow, connection: AsyncConnection, event: RolloutFinished) -> RolloutFinished:
+async def _checked_result(
+    flow: OrchestratorContext, connection: AsyncConnection, event: RolloutFinished
+) -> RolloutFinished:
     limits = limits_of(flow.config.sandbox)
     event = await with_listed(connection, event, limits)
     check_result(event, limits)
@@ -229,7 +234,9 @@ async def _tell(ended: Ended, stale: Stale) -> None:
     await stale.tell()
 
 
-async def _why(connection: AsyncConnection, flow: Flow, event: RolloutFinished | VerdictReached) -> str:
+async def _why(
+    connection: AsyncConnection, flow: OrchestratorContext, event: RolloutFinished | VerdictReached
+) -> str:
     return await why_stale(connection, flow.run_id, event.rollout, event.attempt, event.epoch)
 
 

@@ -39,7 +39,7 @@ from orchestrator.pool.submissions import Answer, NewGroup, accept, answered, re
 from orchestrator.pool.transact import of_content, passing, sentence
 from orchestrator.pool.vettings import find_vetting, keep_vetting
 from orchestrator.roles.consume import Later, Outcome, consume
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.runtime.backoff import doubled
 from orchestrator.settings.config import Config
 from orchestrator.settings.curriculum import StageSection
@@ -88,7 +88,7 @@ class _Notice:
 class Intake:
     """`registered_scaffolds` are the names that tasks of any run may request. The shares of a task's own run join them."""
 
-    def __init__(self, flow: Flow, registered_scaffolds: Sequence[str]) -> None:
+    def __init__(self, flow: OrchestratorContext, registered_scaffolds: Sequence[str]) -> None:
         self._flow = flow
         self._files = TaskFiles.of(flow.engine, flow.config.tasks)
         self._registered_scaffolds = registered_scaffolds

@@ -11,14 +11,14 @@ from functools import partial
 
 from orchestrator.pool.reader_rights import end_long
 from orchestrator.pool.transact import transact
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.runtime.liveness import pause
 from orchestrator.settings.timeouts import timeouts
 
 LOOKS = 60  # per pool_reader_s
 
 
-async def end_long_readers(flow: Flow) -> None:
+async def end_long_readers(flow: OrchestratorContext) -> None:
     """Look until cancelled."""
     longest_s = timeouts().pool_reader_s
     while True:

@@ -36,7 +36,7 @@ from orchestrator.pool.transact import (
 )
 from orchestrator.roles.complete import complete_reported
 from orchestrator.roles.consume import IDLE_ENDS
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.rebuild import remind
 from orchestrator.roles.retry_policy import give_up, run_again, verify_again
 from orchestrator.roles.rewarding import MOMENT
@@ -93,7 +93,7 @@ def beyond(moved: float, least: float, most: float) -> float:
     return moved - most if moved > most else min(0.0, moved - least)
 
 
-async def reaper(flow: Flow) -> None:
+async def reaper(flow: OrchestratorContext) -> None:
     """Reap until cancelled."""
     ttl_s = flow.config.rollout.lease_ttl_s
     last_reminder = anyio.current_time()
@@ -142,7 +142,7 @@ async def reaper(flow: Flow) -> None:
 
 async def reap(
     connection: AsyncConnection,
-    flow: Flow,
+    flow: OrchestratorContext,
     states: Collection[RolloutState] = LEASED,
     failures: Failures | None = None,
 ) -> None:
@@ -197,7 +197,11 @@ def _silent(failures: Failures, error: TransactionEnded) -> None:
 
 
 async def _failed(
-    connection: AsyncConnection, flow: Flow, lease: Expired, error: Exception, failures: Failures
+    connection: AsyncConnection,
+    flow: OrchestratorContext,
+    lease: Expired,
+    error: Exception,
+    failures: Failures,
 ) -> None:
     """Leave a lease for the next pass, or give its rollout up."""
     key = lease.rollout_id, lease.epoch
@@ -217,7 +221,7 @@ async def _failed(
         when_committed(lambda: failures.pop(key, None))
 
 
-async def _take_back(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
+async def _take_back(connection: AsyncConnection, flow: OrchestratorContext, lease: Expired) -> None:
     ended = " gave it back before it was done" if lease.given_back else "'s lease ran out"
     resumable = False
     match lease.state:

@@ -14,7 +14,7 @@ from orchestrator.pool.dispatch import Assignment, waiting_work
 from orchestrator.pool.outbox import enqueue_all
 from orchestrator.pool.policy_versions import newest_version
 from orchestrator.pool.transact import transact
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dispatcher import assignment
 from orchestrator.roles.retry_policy import verification
 from orchestrator.runtime.log import get
@@ -24,7 +24,7 @@ log = get(__name__)
 REBUILT = ("WORK", "POLICY")
 
 
-async def rebuild(flow: Flow, stream: str) -> int:
+async def rebuild(flow: OrchestratorContext, stream: str) -> int:
     """Put the messages that `stream` must hold into the outbox again; returns their number. A surplus copy has a stale epoch or an old revision: a
     no-op."""
 
@@ -45,7 +45,9 @@ async def rebuild(flow: Flow, stream: str) -> int:
     return rebuilt
 
 
-async def remind(connection: AsyncConnection, flow: Flow, *, after_s: float | None = None) -> int:
+async def remind(
+    connection: AsyncConnection, flow: OrchestratorContext, *, after_s: float | None = None
+) -> int:
     """Put assignments that no worker took for `after_s` (default: `rollout.reassign_after_s`) into the outbox again: an assignment that was delivered
     too often without an ack is a dead letter by now."""
     forgotten = timedelta(seconds=after_s or flow.config.rollout.reassign_after_s)
@@ -55,7 +57,7 @@ async def remind(connection: AsyncConnection, flow: Flow, *, after_s: float | No
 
 
 async def _work(
-    connection: AsyncConnection, flow: Flow, *, unchanged_for: timedelta | None = None
+    connection: AsyncConnection, flow: OrchestratorContext, *, unchanged_for: timedelta | None = None
 ) -> list[tuple[str, Event]]:
     return [
         assignment(
@@ -70,7 +72,7 @@ async def _work(
     ]
 
 
-async def _policy(connection: AsyncConnection, flow: Flow) -> list[tuple[str, Event]]:
+async def _policy(connection: AsyncConnection, flow: OrchestratorContext) -> list[tuple[str, Event]]:
     newest = await newest_version(connection, flow.run_id)
     if newest is None:
         return []

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.bus.base import BusError, Outgoing
 from orchestrator.pool.outbox import postpone, settle, take_due
 from orchestrator.pool.transact import transact
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.runtime.liveness import Loop, reporting
 from orchestrator.runtime.log import get
 from orchestrator.settings.timeouts import timeouts
@@ -26,7 +26,7 @@ PAGE = 256
 REFUSED_AGAIN_S = 1.0
 
 
-async def relay(flow: Flow) -> None:
+async def relay(flow: OrchestratorContext) -> None:
     """Publish until cancelled."""
     with reporting("relay.refused") as refusals:
         while True:
@@ -34,7 +34,7 @@ async def relay(flow: Flow) -> None:
                 await flow.signals.outbox.wait(PERIOD_S)
 
 
-async def relay_page(flow: Flow, refusals: Loop | None = None) -> int:
+async def relay_page(flow: OrchestratorContext, refusals: Loop | None = None) -> int:
     """Publish the oldest page of rows; returns the number of rows. `refusals` reports the rows that the bus keeps refusing."""
     rows = await transact(
         flow.engine,

@@ -22,7 +22,7 @@ from orchestrator.pool.dispatch import Assignment
 from orchestrator.pool.outbox import enqueue
 from orchestrator.pool.transact import when_committed
 from orchestrator.roles.conclude import conclude_group
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dispatcher import assignment
 from orchestrator.roles.metrics import ordered_again
 from orchestrator.runtime.backoff import doubled
@@ -33,7 +33,7 @@ log = get(__name__)
 
 async def run_again(
     connection: AsyncConnection,
-    flow: Flow,
+    flow: OrchestratorContext,
     rollout_id: int,
     epoch: int,
     before: RolloutState,
@@ -63,7 +63,7 @@ async def run_again(
 
 async def _resume(
     connection: AsyncConnection,
-    flow: Flow,
+    flow: OrchestratorContext,
     rollout_id: int,
     epoch: int,
     before: RolloutState,
@@ -98,7 +98,12 @@ async def _resume(
 
 
 async def _assign(
-    connection: AsyncConnection, flow: Flow, rollout_id: int, attempt: int, epoch: int, delay_s: float
+    connection: AsyncConnection,
+    flow: OrchestratorContext,
+    rollout_id: int,
+    attempt: int,
+    epoch: int,
+    delay_s: float,
 ) -> None:
     pool = await leases.pool_of(connection, rollout_id)
     subject, event = assignment(
@@ -108,7 +113,9 @@ async def _assign(
     flow.signals.outbox.set()
 
 
-async def verdict_failed(connection: AsyncConnection, flow: Flow, event: VerdictReached) -> bool:
+async def verdict_failed(
+    connection: AsyncConnection, flow: OrchestratorContext, event: VerdictReached
+) -> bool:
     """Verify again with the same draws. After the last try the rollout is lost, with two exceptions that get reward 0 and stay in their group: the
     agent's programs ran in the verification, or the artifacts are the reason why the tests reached no verdict."""
     reason = event.reason or event.failure_class
@@ -132,7 +139,7 @@ async def verdict_failed(connection: AsyncConnection, flow: Flow, event: Verdict
 
 async def verify_again(
     connection: AsyncConnection,
-    flow: Flow,
+    flow: OrchestratorContext,
     rollout_id: int,
     attempt: int,
     epoch: int,
@@ -174,7 +181,7 @@ async def verify_again(
 
 async def assign_verification(
     connection: AsyncConnection,
-    flow: Flow,
+    flow: OrchestratorContext,
     rollout_id: int,
     attempt: int,
     epoch: int,
@@ -189,7 +196,7 @@ async def assign_verification(
 
 
 def verification(
-    flow: Flow, rollout_id: int, attempt: int, epoch: int, purpose: Purpose
+    flow: OrchestratorContext, rollout_id: int, attempt: int, epoch: int, purpose: Purpose
 ) -> tuple[str, VerifyAssigned]:
     """The subject and message that assign a verification."""
     return subjects.work_verify(flow.run, subjects.pool_for(purpose)), VerifyAssigned(
@@ -198,7 +205,12 @@ def verification(
 
 
 async def give_up(
-    connection: AsyncConnection, flow: Flow, rollout_id: int, before: RolloutState, epoch: int, reason: str
+    connection: AsyncConnection,
+    flow: OrchestratorContext,
+    rollout_id: int,
+    before: RolloutState,
+    epoch: int,
+    reason: str,
 ) -> None:
     """End a rollout that cannot be continued because our own code fails for it. Its group becomes dead without rewards, and its other rollouts are
     cancelled."""

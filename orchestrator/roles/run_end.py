@@ -29,7 +29,7 @@ from orchestrator.pool.runs import (
     state_of,
 )
 from orchestrator.pool.transact import transact, when_committed
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.reaper import beyond
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get
@@ -57,7 +57,7 @@ class Age:
         return found if abs(found) >= LEAST_STEP_S else 0.0
 
 
-async def run_end(flow: Flow) -> None:
+async def run_end(flow: OrchestratorContext) -> None:
     """Watch until cancelled."""
     timed = flow.config.stage.all[-1].end_seconds > 0
     age: Age | None = None
@@ -94,7 +94,7 @@ async def _age(connection: AsyncConnection, run_id: int) -> Age:
     return Age(before, anyio.current_time(), age_s)
 
 
-async def look(connection: AsyncConnection, flow: Flow, seconds: float = 0.0) -> int:
+async def look(connection: AsyncConnection, flow: OrchestratorContext, seconds: float = 0.0) -> int:
     """Start or finish the run's end if due, `seconds` after its first dispatch. Filter groups that no stage accepts any more, or that the end leaves
     open. Returns the number of filtered groups, at most `STEP`; at `STEP` there may be more."""
     state = await state_of(connection, flow.run_id)

@@ -26,7 +26,7 @@ from orchestrator.pool.heartbeats import present
 from orchestrator.pool.stall_causes import ASSIGNED, StallCause, eased, stall_causes
 from orchestrator.pool.transact import transact
 from orchestrator.queries.run_gauges import run_gauges
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.metrics import RunMetrics
 from orchestrator.roles.rebuild import remind
 from orchestrator.runtime.liveness import pause
@@ -53,7 +53,7 @@ class _Alarm:
 class StallDetector:
     """The stall detector of one run. Its metrics go to the registry of this process's watchdog."""
 
-    def __init__(self, flow: Flow) -> None:
+    def __init__(self, flow: OrchestratorContext) -> None:
         watchdog = on_watch()
         self._flow = flow
         self._settings = QueueSettings.of(flow.config)

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.pool.chat_format import vocabulary
 from orchestrator.pool.ingest import Decoded, highest_id
 from orchestrator.pool.leases import for_training
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.settings.config import Config
 from orchestrator.settings.sampling import GREEDY_BELOW
 
@@ -29,7 +29,10 @@ async def vocabulary_of(config: Config) -> int | None:
 
 
 async def untrainable(
-    connection: AsyncConnection, flow: Flow, steps: Mapping[int, Decoded], vocabulary: int | None
+    connection: AsyncConnection,
+    flow: OrchestratorContext,
+    steps: Mapping[int, Decoded],
+    vocabulary: int | None,
 ) -> dict[int, str]:
     """Why steps cannot be trained, a sentence each. `vocabulary`: None if it is not known, then every id passes.
 

@@ -13,7 +13,7 @@ import anyio.to_thread
 from anyio.abc import TaskGroup
 from scaffolds.base import Scaffold
 
-from orchestrator.app import open_flow
+from orchestrator.app import open_context
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.marks import MarkReason
 from orchestrator.contracts.states import ROLLOUT_TERMINAL, FailureClass, Purpose, RolloutState
@@ -23,7 +23,7 @@ from orchestrator.pool.opened import opened
 from orchestrator.pool.steps import StoredStep, trajectories
 from orchestrator.pool.submissions import NewGroup, accept
 from orchestrator.queries.scaffold_check import PlayedStep, played_attempt, rollout_of, state_of
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dispatcher import dispatcher
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.roles.reaper import reaper
@@ -83,7 +83,7 @@ class Bench:
 
     name: str
     scaffold: Scaffold
-    flow: Flow
+    flow: OrchestratorContext
     tap: Tap
     server: ScriptedServer
     provider: Provider
@@ -151,11 +151,11 @@ async def open_bench(
     config = _config(run, services, context, provider)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(ScriptedServer(services.model).serving())
-        flow = await stack.enter_async_context(open_flow(config))
+        flow = await stack.enter_async_context(open_context(config))
         await flow.bus.ensure_streams()
         await publish_version(flow.engine, flow.run_id, directory / "version")
         tasks = await stack.enter_async_context(anyio.create_task_group())
-        roles: list[Callable[[Flow], Coroutine[Any, Any, None]]] = [
+        roles: list[Callable[[OrchestratorContext], Coroutine[Any, Any, None]]] = [
             dispatcher,
             relay,
             reaper,

@@ -48,7 +48,7 @@ from orchestrator.pool.run_end import filter_open
 from orchestrator.pool.runs import begin_end, finish_end
 from orchestrator.roles.complete import complete_reported
 from orchestrator.roles.conclude import conclude_group
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dispatcher import dispatch
 from orchestrator.roles.reaper import reap
 from orchestrator.roles.rescore import rescore
@@ -75,7 +75,7 @@ class PoolMachine(RuleBasedStateMachine):
         config = small(f"m{self.number}", max_attempts=2)
         retry = config.rollout.model_copy(update={"retry_delay_s": 0.0})
         self.run = self.await_(builders.make_run(self.engine, config.model_copy(update={"rollout": retry})))
-        self.flow: Flow = flow_of(self.engine, self.run)
+        self.flow: OrchestratorContext = flow_of(self.engine, self.run)
         first = NewVersion(version=0, parent=None, path="/v0", manifest_sha="00")
         self.transaction(
             lambda c: batches.publish(c, self.run.run_id, self.run.name, first, "policy.m", None)

@@ -27,7 +27,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.submissions import forget_rejection
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dead_letters import store_dead_letters
 from orchestrator.roles.intake import Intake
 from orchestrator.settings.config import Config, load
@@ -116,7 +116,8 @@ async def test_a_message_is_shown_whole_published_again_and_dropped(
         assert (await dead(home, "list")).stdout == "nothing is dead\n"
         group.start_soon(
             Intake(
-                Flow(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus), ["shell"]
+                OrchestratorContext(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus),
+                ["shell"],
             ).run
         )
         subject = subjects.tasks(run.name, "coding")
@@ -187,7 +188,7 @@ async def test_a_rejected_task_is_judged_again_when_it_is_retried(
     async with open_engine(database_url) as engine, NatsBus.connect(nats_server.url) as bus:
         await bus.ensure_streams()
         run = await builders.make_run(engine, config)
-        flow = Flow(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus)
+        flow = OrchestratorContext(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus)
         event = encode(TaskSubmitted(task=TASK, submission="early", scaffold="mine"))
 
         async with anyio.create_task_group() as group:
@@ -243,7 +244,8 @@ async def test_a_rejected_task_of_another_run_is_judged_again_there_and_an_inval
         # One orchestrator reads the tasks of every run. It stores those of other runs that it refuses without a run.
         group.start_soon(
             Intake(
-                Flow(run_id=ours.run_id, run=ours.name, config=config, engine=engine, bus=bus), ["shell"]
+                OrchestratorContext(run_id=ours.run_id, run=ours.name, config=config, engine=engine, bus=bus),
+                ["shell"],
             ).run
         )
         event = encode(TaskSubmitted(task=TASK, submission="alike", scaffold="mine"))
@@ -290,7 +292,8 @@ async def test_a_message_that_a_runner_refused_is_listed_shown_published_again_a
         await bus.ensure_streams()
         run = await builders.make_run(engine, config)
         group.start_soon(
-            store_dead_letters, Flow(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus)
+            store_dead_letters,
+            OrchestratorContext(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus),
         )
         subject = subjects.work_rollout(run.name)
         for name in ("one", "other"):
@@ -338,7 +341,7 @@ async def test_a_partly_kept_message_is_not_published_again_and_stays(
         async with anyio.create_task_group() as group:
             group.start_soon(
                 store_dead_letters,
-                Flow(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus),
+                OrchestratorContext(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus),
             )
             await bus.publish(
                 Outgoing(
@@ -378,7 +381,8 @@ async def test_a_group_is_shown_with_its_attempts_and_submitted_again_under_a_na
         run = await builders.make_run(engine, config)
         group.start_soon(
             Intake(
-                Flow(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus), ["shell"]
+                OrchestratorContext(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus),
+                ["shell"],
             ).run
         )
         event = TaskSubmitted(

@@ -27,7 +27,7 @@ from orchestrator.pool import reader_login as reader_login_module
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.reader_login import LOGIN, ReaderLogin, reader_login
 from orchestrator.publish import offered_scaffold
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.intake import Intake
 from orchestrator.settings.config import Config, load
 from orchestrator.settings.timeouts import Timeouts, use
@@ -326,7 +326,8 @@ async def test_published_tasks_are_accepted_once_and_rejections_are_reported(
         run = await builders.make_run(engine, config)
         group.start_soon(
             Intake(
-                Flow(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus), ["shell"]
+                OrchestratorContext(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus),
+                ["shell"],
             ).run
         )
         publish = partial(invoke, "tasks", "publish", str(home / "suite"), "-c", str(home), "--json")

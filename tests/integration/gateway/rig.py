@@ -32,7 +32,7 @@ from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.runs import ensure_run
 from orchestrator.pool.steps import StoredStep, trajectories
 from orchestrator.pool.submissions import NewGroup, accept
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.ingest import ingest_steps
 from orchestrator.settings.config import Config
 from tests.waiting import eventually
@@ -202,7 +202,7 @@ class Rig:
     run: str
     run_id: int
     engine: AsyncEngine
-    flow: Flow
+    flow: OrchestratorContext
     proxy: Proxy  # of the first rollout server
     proxies: Sequence[Proxy]
     policies: Policies
@@ -395,7 +395,7 @@ async def open_rig(
 
         gateway = await tasks.start(serve)
         admin = await stack.enter_async_context(GatewayAdmin(gateway.url, gateway.admin_secret))
-        flow = Flow(run_id=run_id, run=run, config=config, engine=engine, bus=bus)
+        flow = OrchestratorContext(run_id=run_id, run=run, config=config, engine=engine, bus=bus)
         rig = Rig(
             run=run,
             run_id=run_id,

@@ -10,7 +10,7 @@ from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.tables import (
     rollouts,
 )
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.reaper import reap
 from tests import builders
 from tests.integration.pool.rig import (
@@ -30,7 +30,7 @@ AUTHOR = builders.Author()
 
 async def started(
     engine: AsyncEngine, members: int = 2, **queue: object
-) -> tuple[StoredRun, Flow, list[Lease]]:
+) -> tuple[StoredRun, OrchestratorContext, list[Lease]]:
     run = await builders.make_run(engine, small(**queue))
     return run, flow_of(engine, run), await running(engine, run, members)
 
@@ -44,12 +44,12 @@ async def expire(engine: AsyncEngine, rollout_id: int) -> None:
         )
 
 
-async def reaped(flow: Flow) -> None:
+async def reaped(flow: OrchestratorContext) -> None:
     async with flow.engine.begin() as connection:
         await reap(connection, flow)
 
 
-async def requeue(flow: Flow, rollout_id: int) -> Lease:
+async def requeue(flow: OrchestratorContext, rollout_id: int) -> Lease:
     """Lease a rollout that waits for its next attempt."""
     row = await rollout_row(flow.engine, rollout_id)
     assert row.state == RolloutState.QUEUED
@@ -59,12 +59,14 @@ async def requeue(flow: Flow, rollout_id: int) -> Lease:
     return lease
 
 
-async def fail(flow: Flow, lease: Lease, failure: FailureClass = FailureClass.INFRA_FAILURE) -> None:
+async def fail(
+    flow: OrchestratorContext, lease: Lease, failure: FailureClass = FailureClass.INFRA_FAILURE
+) -> None:
     result = ended(flow.run, lease, [], digest="", failure_class=failure, reason="the sandbox is gone")
     assert await report(flow, result)
 
 
-async def succeed(flow: Flow, run: StoredRun, lease: Lease, reward: float) -> None:
+async def succeed(flow: OrchestratorContext, run: StoredRun, lease: Lease, reward: float) -> None:
     steps = AUTHOR.trajectory(lease, run.name, AUTHOR.ids(5, 5))
     await record(flow.engine, run, steps)
     assert await report(flow, ended(run.name, lease, steps))

@@ -36,7 +36,7 @@ from orchestrator.pool.steps import canonical
 from orchestrator.pool.transitions import lock_run
 from orchestrator.roles.complete import complete_reported
 from orchestrator.roles.conclude import conclude_group
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.retry_policy import verify_again
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
@@ -243,9 +243,9 @@ async def a_row_in_every_table(engine: AsyncEngine, name: str = "full") -> Store
     return run
 
 
-def flow_of(engine: AsyncEngine, run: StoredRun) -> Flow:
+def flow_of(engine: AsyncEngine, run: StoredRun) -> OrchestratorContext:
     """An orchestrator's context without a server for its bus."""
-    return Flow(
+    return OrchestratorContext(
         run_id=run.run_id, run=run.name, config=Config.from_json(run.config), engine=engine, bus=MemoryBus()
     )
 
@@ -274,7 +274,7 @@ def ended(run: str, lease: Lease, events: Sequence[StepRecorded], **changes: obj
     return msgspec.structs.replace(result, **changes)
 
 
-async def report(flow: Flow, result: RolloutFinished) -> bool:
+async def report(flow: OrchestratorContext, result: RolloutFinished) -> bool:
     """The work of the consumer of results for one message."""
     async with flow.engine.begin() as connection:
         await lock_run(connection, flow.run_id)
@@ -284,7 +284,9 @@ async def report(flow: Flow, result: RolloutFinished) -> bool:
     return moved
 
 
-async def verify(flow: Flow, rollout_id: int, reward: float | None, *, ttl_s: float = 60.0) -> None:
+async def verify(
+    flow: OrchestratorContext, rollout_id: int, reward: float | None, *, ttl_s: float = 60.0
+) -> None:
     """Lease the verification of a finished rollout and report how it ended; None: the verifier failed."""
     row = await rollout_row(flow.engine, rollout_id)
     async with flow.engine.begin() as connection:

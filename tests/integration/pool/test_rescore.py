@@ -28,7 +28,7 @@ from orchestrator.queries.groups import group
 from orchestrator.queries.recorded import Selection, recorded
 from orchestrator.queries.rollouts import rollout
 from orchestrator.queries.tokens import token_map
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.rescore import Rescored, rescore
 from orchestrator.scheduling.queue_policies import Windowed
 from orchestrator.tasks.harbor import Task
@@ -46,7 +46,7 @@ ALL = Chosen()
 class Scene(AuditedRun):
     """A run with groups a, b, c, d of two rollouts, all ready with performances 1 and 0; a and b are in a committed batch."""
 
-    flow: Flow
+    flow: OrchestratorContext
     ids: dict[str, int]
 
     async def rescore(self, chosen: Chosen = ALL, corrected: dict[str, Task] | None = None) -> Rescored:

@@ -14,7 +14,7 @@ from orchestrator.pool.ingest import Fate, decode_step, ingest
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import StoredRun, get_run
 from orchestrator.roles.complete import complete_reported
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.reaper import reap
 from orchestrator.roles.retry_policy import run_again
 from tests import builders
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 async def at_work(
     engine: AsyncEngine, *, steps: int = 3, replayable: bool = True, max_resumes: int = 3
-) -> tuple[Flow, Lease, list[StepRecorded]]:
+) -> tuple[OrchestratorContext, Lease, list[StepRecorded]]:
     """A rollout whose runner has recorded `steps` of four."""
     config = small()
     section = config.rollout.model_copy(update={"max_resumes": max_resumes, "retry_delay_s": 0.0})
@@ -66,7 +66,7 @@ async def session(engine: AsyncEngine, lease: Lease, replayable: bool = True) ->
         )
 
 
-async def lost(flow: Flow, rollout_id: int, *, given_back: bool = False) -> Any:
+async def lost(flow: OrchestratorContext, rollout_id: int, *, given_back: bool = False) -> Any:
     """The lease runs out, or is given back; returns the rollout's row once it was taken back."""
     async with flow.engine.begin() as connection:
         if given_back:
@@ -83,7 +83,7 @@ async def lost(flow: Flow, rollout_id: int, *, given_back: bool = False) -> Any:
     return await rollout_row(flow.engine, rollout_id)
 
 
-async def leased(flow: Flow, rollout_id: int) -> Lease:
+async def leased(flow: OrchestratorContext, rollout_id: int) -> Lease:
     row = await rollout_row(flow.engine, rollout_id)
     async with flow.engine.begin() as connection:
         lease = await leases.lease(connection, flow.run_id, rollout_id, row.lease_epoch, OWNER, 60.0)
@@ -91,18 +91,18 @@ async def leased(flow: Flow, rollout_id: int) -> Lease:
     return lease
 
 
-async def run_of(flow: Flow) -> StoredRun:
+async def run_of(flow: OrchestratorContext) -> StoredRun:
     async with flow.engine.connect() as connection:
         return await get_run(connection, flow.run)
 
 
-async def rows(flow: Flow, table: str) -> list[Any]:
+async def rows(flow: OrchestratorContext, table: str) -> list[Any]:
     async with flow.engine.connect() as connection:
         query = select(tables.metadata.tables[table]).order_by(text("epoch"))
         return list((await connection.execute(query)).all())
 
 
-async def attempts(flow: Flow, rollout_id: int) -> list[Any]:
+async def attempts(flow: OrchestratorContext, rollout_id: int) -> list[Any]:
     return [row for row in await rows(flow, "attempts") if row.rollout_id == rollout_id]
 
 

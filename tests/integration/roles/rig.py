@@ -35,7 +35,7 @@ from orchestrator.pool import leases, tables
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.transact import transact
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dispatcher import dispatch, dispatcher
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.roles.intake import Intake
@@ -58,7 +58,7 @@ Role = Callable[[], Coroutine[Any, Any, None]]
 class Stage:
     """One run, its orchestrator's context, and a bus whose streams are its own."""
 
-    flow: Flow
+    flow: OrchestratorContext
     run: StoredRun
     bus: Bus
     prefix: str
@@ -165,7 +165,7 @@ async def staged(engine: AsyncEngine, url: str, **sections: dict[str, object]) -
     run = await builders.make_run(engine, Config.model_validate(raw))
     async with connected(url, name) as bus:
         await bus.ensure_streams()
-        flow = Flow(
+        flow = OrchestratorContext(
             run_id=run.run_id, run=run.name, config=Config.from_json(run.config), engine=engine, bus=bus
         )
         try:

@@ -23,7 +23,7 @@ from orchestrator.pool import leases
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.leases import Expired, Lease
 from orchestrator.roles import conclude, consume, reaper, rewarding
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.ingest import ingest_verdicts
 from orchestrator.roles.reward import reward_group
 from orchestrator.settings.timeouts import Timeouts, use
@@ -45,7 +45,10 @@ async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator
 
 @asynccontextmanager
 async def impatiently(
-    stage: Stage, database_url: str, role: Callable[[Flow], Coroutine[Any, Any, None]], **timeouts: float
+    stage: Stage,
+    database_url: str,
+    role: Callable[[OrchestratorContext], Coroutine[Any, Any, None]],
+    **timeouts: float,
 ) -> AsyncIterator[None]:
     """Run a role whose transactions PostgreSQL ends after a short silence."""
     with use(Timeouts(pool_idle_s=0.2, **timeouts)):
@@ -327,7 +330,7 @@ async def test_a_lease_at_which_postgres_ends_the_reapers_transactions_ends_only
     take_back = reaper._take_back
     tries = 0
 
-    async def take(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
+    async def take(connection: AsyncConnection, flow: OrchestratorContext, lease: Expired) -> None:
         nonlocal tries
         if lease.rollout_id == first[0].rollout_id:
             tries += 1

@@ -23,7 +23,7 @@ from orchestrator.pool.leases import Expired
 from orchestrator.pool.transact import transact
 from orchestrator.roles import conclude, intake, reaper
 from orchestrator.roles.consume import Outcome, consume
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.intake import Intake
 from orchestrator.roles.reward import reward_group
 from orchestrator.settings.timeouts import Timeouts, use
@@ -232,7 +232,7 @@ async def test_a_lease_that_our_code_cannot_take_back_ends_only_its_own_group(
     second = await running(stage.flow.engine, stage.run, 2, "another")
     take_back = reaper._take_back
 
-    async def take(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
+    async def take(connection: AsyncConnection, flow: OrchestratorContext, lease: Expired) -> None:
         if lease.rollout_id == first[0].rollout_id:
             if fault == "page":
                 await connection.exec_driver_sql(DAMAGED)
@@ -263,7 +263,7 @@ async def test_an_error_of_postgres_that_meets_every_lease_is_the_platforms_and_
     await running(stage.flow.engine, stage.run, 2)
     await running(stage.flow.engine, stage.run, 2, "another")
 
-    async def take(connection: AsyncConnection, flow: Flow, lease: Expired) -> None:
+    async def take(connection: AsyncConnection, flow: OrchestratorContext, lease: Expired) -> None:
         await connection.exec_driver_sql("SELECT * FROM renamed_by_an_operator")
 
     monkeypatch.setattr(reaper, "_take_back", take)

@@ -13,12 +13,12 @@ from typing import Any
 import anyio
 from sqlalchemy import text
 
-from orchestrator.app import open_flow
+from orchestrator.app import open_context
 from orchestrator.contracts.states import Purpose
 from orchestrator.gateway.server import Gateway, GatewaySettings
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.submissions import NewGroup, accept
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dispatcher import dispatcher
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
 from orchestrator.roles.reaper import reaper
@@ -69,7 +69,7 @@ def says(content: str) -> dict[str, Any]:
 class Rig:
     """A run with its orchestrator. Runners are started by the tests."""
 
-    flow: Flow
+    flow: OrchestratorContext
     settings: RunnerSettings
     tasks: anyio.abc.TaskGroup
     gateway: GatewaySettings
@@ -278,7 +278,7 @@ async def open_rig(
         }
     )
     async with AsyncExitStack() as stack:
-        flow = await stack.enter_async_context(open_flow(config))
+        flow = await stack.enter_async_context(open_context(config))
         await flow.bus.ensure_streams()
         # The session's server remembers message ids for two minutes, and ids start again in every test's database.
         async with flow.engine.begin() as connection:
@@ -286,7 +286,12 @@ async def open_rig(
                 text("SELECT setval('rollouts_rollout_id_seq', :n)"), {"n": secrets.randbelow(1 << 40) + 1}
             )
         tasks = await stack.enter_async_context(anyio.create_task_group())
-        roles: list[Callable[[Flow], Coroutine[Any, Any, None]]] = [dispatcher, ingest_steps, relay, reaper]
+        roles: list[Callable[[OrchestratorContext], Coroutine[Any, Any, None]]] = [
+            dispatcher,
+            ingest_steps,
+            relay,
+            reaper,
+        ]
         for role in roles:
             tasks.start_soon(role, flow)
         gateway = GatewaySettings(

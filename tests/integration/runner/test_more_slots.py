@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.app import open_flow
+from orchestrator.app import open_context
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.runs import get_run
 from orchestrator.roles.dispatcher import dispatch
@@ -28,7 +28,7 @@ async def test_a_restarted_orchestrator_dispatches_into_more_slots_by_the_rules_
     database_url: str, nats_server: EmbeddedNats
 ) -> None:
     async def dispatched(slots: int, capacity: int) -> int:
-        async with open_flow(a_config(database_url, nats_server.url, slots, capacity)) as flow:
+        async with open_context(a_config(database_url, nats_server.url, slots, capacity)) as flow:
             if slots == 1:
                 async with flow.engine.connect() as connection:
                     run = await get_run(connection, flow.run)

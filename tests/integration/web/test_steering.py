@@ -23,7 +23,7 @@ from orchestrator.pool import (
 from orchestrator.pool.dispatch import view_queue
 from orchestrator.pool.leases import heartbeat
 from orchestrator.pool.runs import StoredRun, begin_end
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dispatcher import dispatch
 from orchestrator.roles.intake import Intake
 from orchestrator.scheduling.queue_policies import queue_policy
@@ -223,7 +223,10 @@ async def test_dead_letters_are_shown_retried_and_dropped(
         await bus.ensure_streams()
         run = await builders.make_run(engine, config)
         tasks.start_soon(
-            Intake(Flow(run_id=run.run_id, run=name, config=config, engine=engine, bus=bus), ["shell"]).run
+            Intake(
+                OrchestratorContext(run_id=run.run_id, run=name, config=config, engine=engine, bus=bus),
+                ["shell"],
+            ).run
         )
         async with engine.begin() as connection:
             for msg_id, body in (("one", encode(event)), ("two", junk)):

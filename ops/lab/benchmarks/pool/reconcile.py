@@ -8,7 +8,7 @@ from sqlalchemy import text
 from ops.lab.benchmarks.pool.rig import Rig
 from ops.lab.benchmarks.targets import BenchmarkTarget, Report, at_most
 from orchestrator.bus.nats import NatsBus
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.rebuild import rebuild
 from orchestrator.roles.relay import relay
 from orchestrator.settings.config import Config
@@ -38,7 +38,7 @@ async def measure(rig: Rig, items: int, table: Report) -> list[BenchmarkTarget]:
             )
     await rig.alone("ANALYZE")
     async with NatsBus.connect(rig.nats.url, name="bench") as bus, anyio.create_task_group() as tasks:
-        flow = Flow(
+        flow = OrchestratorContext(
             run_id=run.run_id,
             run=run.name,
             config=Config.from_json(config.to_json()),

@@ -32,7 +32,7 @@ from orchestrator.pool.leases import Lease
 from orchestrator.pool.runs import get_run
 from orchestrator.pool.submissions import NewGroup, accept
 from orchestrator.pool.transact import transact
-from orchestrator.roles.context import Flow
+from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dispatcher import dispatcher
 from orchestrator.roles.ingest import ingest_results
 from orchestrator.roles.relay import relay
@@ -74,7 +74,9 @@ async def measure(rig: Rig, starts: int, table: Report) -> list[BenchmarkTarget]
             open_worker(settings, "penstock-bench-runner") as worker,
             anyio.create_task_group() as tasks,
         ):
-            flow = Flow(run_id=run.run_id, run=run.name, config=config, engine=rig.engine, bus=bus)
+            flow = OrchestratorContext(
+                run_id=run.run_id, run=run.name, config=config, engine=rig.engine, bus=bus
+            )
             await bus.ensure_streams()
             for role in (dispatcher, relay, ingest_results):
                 tasks.start_soon(partial(role, flow))
