@@ -26,6 +26,14 @@ NAMED: Final = listed(
     "crontab sysctl modprobe iptables supervisorctl aws gcloud mongosh rabbitmqctl hostnamectl timedatectl ufw loginctl journalctl"
 )
 """Their operands are names, unless they are clearly paths."""
+BLIND: Final = listed(
+    "[ test echo printf true false : cat tac nl head tail cut paste column rev tr fold tee basename dirname pwd cd pushd popd mkdir rmdir rm mv cp "
+    "ln install touch chmod chown chgrp mktemp mkfifo sync seq shuf date cal sleep usleep wait kill pkill killall ps id whoami hostname uname "
+    "nproc printenv clear yes type which set shift export unset readonly declare local typeset return exit break continue trap ulimit umask hash "
+    "alias shopt let history times venv ensurepip deactivate apt apt-get apk yum dnf dpkg pip conda mamba service systemctl useradd adduser "
+    "groupadd usermod passwd nvm locale-gen update-alternatives sysctl hostnamectl timedatectl"
+)
+"""Those of both lists whose exit status says nothing of what a file or a service holds."""
 TOOLS: Final = listed(
     "make gmake cmake ctest ninja meson bazel just npm npx yarn pnpm bun jest vitest mocha pytest py.test nosetests nose2 tox nox uv uvx poetry "
     "pipenv hatch pdm cargo go mvn mvnw gradle gradlew sbt ant rake bundle rspec composer phpunit mix dotnet swift stack cabal scons waf "

@@ -8,12 +8,12 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import AgentText
-from orchestrator.tasks.traps.commands import DATA, NAMED
+from orchestrator.tasks.traps.commands import BLIND, DATA, NAMED
 from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.launch import LAUNCHERS, words
 from orchestrator.tasks.traps.paid_text import is_reward
 from orchestrator.tasks.traps.somewhere import AWKS, decides
-from orchestrator.tasks.traps.tree import above, every, listed, operands, plain, source_of
+from orchestrator.tasks.traps.tree import above, every, operands, plain, source_of
 
 _CONDITIONS: Final = frozenset(
     {"if_statement", "elif_clause", "case_item", "while_statement", "for_statement"}
@@ -28,10 +28,6 @@ _TURNED: Final = re.compile(
 )
 _PAYS: Final = re.compile(r"1(?:\.0+)?(?:\\n)?|.*reward[\"\\]*\s*:\s*1(?:\.0+)?\s*}.*")
 _ERREXIT: Final = re.compile(r"-\w*e\w*|errexit")
-_COMPARES: Final = listed(
-    "cmp diff comm grep egrep fgrep zgrep rg awk gawk mawk nawk jq sed expr join sdiff diff3 xmllint"
-    " md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum rhash"
-)
 _READS_SCRIPTS: Final = frozenset({"source", ".", "eval"})
 
 
@@ -66,11 +62,11 @@ class Statuses:
         name, files = self._text.name(found[0]), operands(found[1:])
         if name in self._text.functions:
             return False  # its body is read where it stands
-        if name in _COMPARES:
+        if name in DATA | NAMED and name not in BLIND | _READS_SCRIPTS:
             return self._text.stdin(node) is not None or any(
                 self._text.unsafe(f) or self._text.carries(f) for f in files
             )
-        return name in _READS_SCRIPTS or name not in DATA | NAMED | LAUNCHERS.keys()
+        return name not in BLIND | LAUNCHERS.keys()
 
     def _tests(self, node: Node) -> Iterator[tuple[Node, bool]]:
         """The command, and the tests of its status: whether each holds after success."""
@@ -188,7 +184,7 @@ class Statuses:
 
 
 def may_look(node: Node, text: AgentText) -> bool:
-    """Whether a command may compare what the agent wrote or printed, whatever it reads; `bc` and an awk without files calculate."""
+    """Whether a command may check what the agent wrote or printed, whatever it reads; `bc` and an awk without files calculate."""
     if node.type == "case_statement":
         return True
     found = words(node) if node.type == "command" and not text.wrapped(node) else []
@@ -197,7 +193,7 @@ def may_look(node: Node, text: AgentText) -> bool:
         return False  # the body of a function is read where it stands
     if name in AWKS:
         return len(operands(found[1:])) > 1 or text.stdin(node) is not None
-    return name in _COMPARES | _READS_SCRIPTS or name not in DATA | NAMED | LAUNCHERS.keys()
+    return name not in BLIND | LAUNCHERS.keys()
 
 
 def _by_itself(node: Node) -> bool:

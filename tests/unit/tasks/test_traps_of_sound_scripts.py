@@ -33,6 +33,38 @@ def test_a_sound_shell_script_is_quiet(script: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "check",
+    [
+        "openssl dgst -sha256 -verify /tests/k.pem -signature /tmp/o /tests/want",
+        "openssl verify -CAfile /tests/ca.pem /tmp/o",
+        "gpg --verify /tmp/o",
+        "sort -c /tmp/o",
+        "tar -df /tmp/o",
+        "gzip -t /tmp/o",
+        "unzip -tq /tmp/o",
+        "readelf -h /tmp/o > /dev/null",
+        "xmllint --noout /tmp/o",
+        "pdfinfo /tmp/o > /dev/null",
+        "curl -sf localhost:80/x -o /dev/null",
+        "docker run --rm judge /tmp/o",
+        "shellcheck /app/x.sh",
+        "ruff check /app",
+    ],
+)
+def test_a_check_by_any_command_in_front_of_one_of_the_clock_is_sound(check: str) -> None:
+    script = f"SECONDS=0\n{RUN} < /dev/null > /tmp/o || true\n{check} || exit 1\n[ $SECONDS -lt 5 ] || exit 1\necho 1 > {REWARD}\n"
+    assert shell_traps("tests/test.sh", script, frozenset()) == []
+
+
+@pytest.mark.parametrize(
+    "check", ["openssl verify -CAfile /tests/ca.pem /tmp/o", "sort -c /tmp/o", "gzip -t /tmp/o"]
+)
+def test_a_check_by_any_command_behind_a_program_that_must_succeed_is_sound(check: str) -> None:
+    script = f"set -e\n{RUN} < /dev/null > /tmp/o\n{check}\necho 1 > {REWARD}\n"
+    assert shell_traps("tests/test.sh", script, frozenset()) == []
+
+
+@pytest.mark.parametrize(
     "source",
     [
         'import os\nif not os.path.exists("/app/x"):\n    continue\nassert open("/app/x").read() == "1"\n',
