@@ -73,7 +73,7 @@ class Statuses:
         yield node, True
         statement = statement_of(node)
         after = next_of(statement)
-        first = next((n for n in every(after) if n.type == "command" or _is_test(n)), None) if after else None
+        first = next((n for n in every(after) if n.type == "command" or is_test(n)), None) if after else None
         for test, source in self._text.conditions:
             found = _ZERO.fullmatch(source)
             if found and (test == first if found[1] == "?" else found[1] in self._kept(statement)):
@@ -257,7 +257,8 @@ def next_of(node: Node) -> Node | None:
     return after
 
 
-def _is_test(node: Node) -> bool:
+def is_test(node: Node) -> bool:
+    """Whether a statement is `[ … ]`, `[[ … ]]` or `(( … ))`."""
     return node.type == "test_command" or (
         node.type == "compound_statement" and source_of(node).startswith("((")
     )

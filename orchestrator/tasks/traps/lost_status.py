@@ -11,7 +11,7 @@ from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.commands import INTERPRETERS, SHELLS, TOOLS
-from orchestrator.tasks.traps.exit_status import Statuses, next_of, statement_of
+from orchestrator.tasks.traps.exit_status import Statuses, is_test, may_look, next_of, statement_of
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.somewhere import GREPS, is_negated, is_wanted
 from orchestrator.tasks.traps.tree import above, every, is_safe, listed, options, plain, source_of
@@ -25,7 +25,10 @@ _USES: Final = re.compile(
 )
 _PREPARES: Final = listed("install venv ensurepip pip init add sync ci build fetch restore")
 """Words of commands that prepare the tests and decide nothing."""
-_TESTS: Final = frozenset({"if_statement", "case_statement", "test_command", "while_statement"})
+_CHECKS: Final = re.compile(r"(?:test|check|verify|judge|grade|score)\w*")
+_SETTINGS: Final = re.compile(r"(?:.*/)?(?:env|activate|nvm\.sh|\.bashrc|\.profile)")
+"""Scripts that only set variables: `. "$HOME/.local/bin/env"`."""
+_TESTS: Final = frozenset({"if_statement", "case_statement", "while_statement"})
 _KEEPS: Final = re.compile(r"\s*(?:local\s+|declare\s+)?(\w+)=[\"']?\$\{?\?")
 
 
@@ -66,20 +69,35 @@ class LostStatus:
             return False
         if not (self._statuses.stops_at_failure(pipeline) and self._statuses.pays_after(statement)):
             return False
-        if any(n.type in _TESTS and n.start_byte > pipeline.end_byte for n in self._nodes):
+        if any(map(self._prepares, (n for n in every(pipeline) if n.type == "command"))):
+            return False
+        if any((n.type in _TESTS or is_test(n)) and n.start_byte > pipeline.end_byte for n in self._nodes):
             return False
         if any(self._text.names_in(test) for test, _ in self._text.conditions):
             return False
         return not any(n.type == "command" and self._may_end(n) for n in self._nodes)
 
     def _may_end(self, command: Node) -> bool:
-        """Whether a command may be a check whose status counts."""
+        """Whether a command may be a check whose status counts. Without pipefail, that of the last part of a pipeline alone does."""
         if any(a.type == "pipeline" and self._loses(a) for a in above(command)):
             return False
+        pipelines = (a for a in above(command) if a.type == "pipeline")
+        if any(command.end_byte <= each.named_children[-1].start_byte for each in pipelines):
+            return False
         found = words(command)
-        prepares = any(plain(word) in _PREPARES for word in found[1:4])
         fed = len(found) == 1 and self._text.name(found[0]) in SHELLS  # curl … | sh
-        return self._compares(command) and not (prepares or fed)
+        sets = len(found) == 2 and plain(found[0]) in ("source", ".") and _SETTINGS.fullmatch(plain(found[1]))
+        if fed or sets or self._prepares(command):
+            return False
+        return self._compares(command) or may_look(command, self._text)
+
+    def _prepares(self, command: Node) -> bool:
+        """Whether a command makes the tests ready, as far as its words tell: `uv venv`, `pip install …`, `make -C /tests`."""
+        found = words(command)
+        given = [plain(word) for word in found[1:]]
+        if found and self._text.name(found[0]) in ("make", "gmake", "cmake", "ninja"):
+            return not any(map(_CHECKS.fullmatch, given))
+        return any(word in _PREPARES for word in given[:3])
 
     def _is_always_0(self, last: Node) -> bool:
         """Whether the last part of a pipeline only prints what it reads, and keeps none of it as data."""

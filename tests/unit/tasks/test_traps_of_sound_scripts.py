@@ -2,6 +2,7 @@
 
 import pytest
 
+from orchestrator.tasks.traps import Rule
 from orchestrator.tasks.traps.python import python_traps
 from orchestrator.tasks.traps.shell import shell_traps
 
@@ -62,6 +63,41 @@ def test_a_check_by_any_command_in_front_of_one_of_the_clock_is_sound(check: str
 def test_a_check_by_any_command_behind_a_program_that_must_succeed_is_sound(check: str) -> None:
     script = f"set -e\n{RUN} < /dev/null > /tmp/o\n{check}\necho 1 > {REWARD}\n"
     assert shell_traps("tests/test.sh", script, frozenset()) == []
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "openssl dgst -sha256 -verify /tests/k.pem -signature /app/sig /tests/want",
+        "awk -f /tests/check.awk /tests/want /app/out",
+        "psql -v ON_ERROR_STOP=1 -f /tests/check.sql",
+        "xmllint --noout /app/out",
+        "sort -c /app/out",
+        "tar -df /app/out",
+        "gpg --verify /app/out",
+        "cd /tests; ./check",
+        "(( $(wc -l < /tmp/prepare.log) == 3 ))",
+        "jq -e .ok /tmp/prepare.log > /dev/null",
+        "curl -sf localhost:80/q > /dev/null",
+        "docker run --rm judge /app/out",
+        ". /tests/check.sh",
+        "base64 -d /app/out | openssl verify -CAfile /tests/ca.pem > /dev/null",
+    ],
+)
+def test_a_check_by_any_command_under_errexit_is_sound_behind_a_pipeline_that_loses_its_status(
+    check: str,
+) -> None:
+    script = f"set -e\npython3 -I /tests/prepare.py | tee /tmp/prepare.log\n{check}\necho 1 > {REWARD}\n"
+    assert Rule.LOST_STATUS not in [trap.rule for trap in shell_traps("tests/test.sh", script, frozenset())]
+
+
+@pytest.mark.parametrize(
+    "preparation",
+    ["python3 -I -m pip install -q w.whl", "uv venv", "npm ci", "make -C /tests", "cmake /tests"],
+)
+def test_a_preparation_whose_status_is_lost_is_no_lost_check(preparation: str) -> None:
+    script = f"set -e\n{preparation} 2>&1 | tail -n 1\ncp /app/out /tmp/out\necho 1 > {REWARD}\n"
+    assert Rule.LOST_STATUS not in [trap.rule for trap in shell_traps("tests/test.sh", script, frozenset())]
 
 
 @pytest.mark.parametrize(
