@@ -77,11 +77,18 @@ class AgentText(FixedText):
     @cached_property
     def made(self) -> frozenset[str]:
         """The files that the script itself writes: by a redirection, or as a copy of a file that is not the agent's."""
+        return self.copied | {
+            self.text(node.named_children[-1])
+            for node in self._nodes
+            if node.type == "file_redirect" and source_of(node).lstrip("0123456789&").startswith(">")
+        }
+
+    @cached_property
+    def copied(self) -> frozenset[str]:
+        """The copies that the script makes of files that are not the agent's."""
         found: set[str] = set()
         for node in self._nodes:
-            if node.type == "file_redirect" and source_of(node).lstrip("0123456789&").startswith(">"):
-                found.add(self.text(node.named_children[-1]))
-            elif node.type == "command" and (given := words(node)) and self.name(given[0]) in MOVES:
+            if node.type == "command" and (given := words(node)) and self.name(given[0]) in MOVES:
                 *sources, target = operands(given[1:]) or given[:1]
                 if sources and not any(map(self.unsafe, sources)):
                     place = self.text(target)

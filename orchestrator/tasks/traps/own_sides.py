@@ -2,16 +2,17 @@
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Final
 
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import MOVES, AgentText
-from orchestrator.tasks.traps.commands import DATA
+from orchestrator.tasks.traps.commands import DATA, INTERPRETERS
 from orchestrator.tasks.traps.exit_status import may_look
 from orchestrator.tasks.traps.launch import words
+from orchestrator.tasks.traps.own_word import started_by_wrapper
 from orchestrator.tasks.traps.paid_text import JUDGES
 from orchestrator.tasks.traps.somewhere import is_wanted
 from orchestrator.tasks.traps.tree import every, listed, operands, source_of
@@ -24,10 +25,10 @@ _VARIABLE: Final = re.compile(r"\"?\$\{?(\w+)\}?\"?")
 
 
 class Sides:
-    """The sides of the comparisons of one script."""
+    """The sides of the comparisons of one script. `runs_agents`: whether a command under the wrapper starts a program of the agent's."""
 
-    def __init__(self, root: Node, text: AgentText) -> None:
-        self._text, self._nodes = text, [*every(root)]
+    def __init__(self, root: Node, text: AgentText, runs_agents: Callable[[Node], bool]) -> None:
+        self._text, self._nodes, self._runs_agents = text, [*every(root)], runs_agents
         self._values: dict[str, list[Node]] = {}
         for node in self._nodes:
             if node.type == "variable_assignment" and len(node.named_children) > 1:
@@ -75,7 +76,8 @@ class Sides:
 
     @cached_property
     def _outputs(self) -> frozenset[str]:
-        """The files into which the script writes, and of it only programs of the agent's: `… ./prog > /tmp/a`, `cp out /tmp/a`."""
+        """The files into which the script writes, and of it only programs of the agent's: `… ./prog > /tmp/a`, `cp out /tmp/a`, unless a program
+        reads the copy: a round trip must give its input back."""
         written: dict[str, list[bool]] = {}
         for node in self._nodes:
             if node.type == "redirected_statement":
@@ -86,17 +88,47 @@ class Sides:
             elif node.type == "command" and (found := words(node)):
                 name, files = self._text.name(found[0]), operands(found[1:])
                 if name in MOVES and len(files) == 2:
-                    written.setdefault(self._text.text(files[1]), []).append(self._is_own(files[0]))
+                    target = self._text.text(files[1])
+                    written.setdefault(target, []).append(
+                        self._is_own(files[0]) and target not in self._inputs
+                    )
                 elif name not in ("cmp", "diff"):  # it may write to a file that it names
                     for file in files:
                         if not self._text.wrapped(node) and name not in DATA:
                             written.setdefault(self._text.text(file), []).append(False)
         return frozenset(path for path, by_agent in written.items() if all(by_agent))
 
+    @cached_property
+    def _inputs(self) -> frozenset[str]:
+        """The files that programs under the wrapper are given: as an operand, or on standard input."""
+        found: set[str] = set()
+        for node in self._nodes:
+            wraps = node.type == "redirected_statement" and any(map(self._text.wrapped, _commands(node)))
+            if wraps or (node.type == "command" and self._text.wrapped(node)):
+                found |= {
+                    self._text.text(child.named_children[-1] if child.type == "file_redirect" else child)
+                    for child in node.named_children
+                    if child.type != "file_redirect" or source_of(child).startswith("<")
+                }
+        return frozenset(found)
+
     def _is_of_agent(self, statement: Node) -> bool:
-        commands = [n for n in every(statement) if n.type == "command"]
+        commands = _commands(statement)
         own = all(self._text.wrapped(n) or source_of(n).startswith("cd ") for n in commands)
-        return own and any(map(self._text.wrapped, commands)) and "/tests/" not in source_of(statement)
+        return own and self._start_agents(commands) and "/tests/" not in source_of(statement)
+
+    def _start_agents(self, commands: list[Node]) -> bool:
+        """Whether there are commands under the wrapper, and all of them start programs of the agent's."""
+        wrapped = [*filter(self._text.wrapped, commands)]
+        return bool(wrapped) and all(self._runs_agents(n) and not self._runs_copy(n) for n in wrapped)
+
+    def _runs_copy(self, command: Node) -> bool:
+        """Whether the program is a copy of one of the tests': `cp /tests/ref.py /tmp`, then `… python3 /tmp/ref.py`."""
+        started = started_by_wrapper(command, self._text)
+        if started and self._text.name(started[0]) in INTERPRETERS:
+            started = operands(started[1:])
+        path = self._text.text(started[0]) if started else ""
+        return path in self._text.copied and path.startswith("/") and not path.startswith("/app/")
 
     def _has_outputs(self, node: Node) -> bool:
         return any(
@@ -129,9 +161,9 @@ class Sides:
             node = node.named_children[0]
         if node.type != "command_substitution":
             return None
-        commands = [n for n in every(node) if n.type == "command"]
+        commands = _commands(node)
         if any(map(self._text.wrapped, commands)):
-            return source_of(node)
+            return source_of(node) if self._start_agents(commands) else None
         given = [words(command) for command in commands]
         if not all(found and self._text.name(found[0]) in _READS for found in given):
             return None
@@ -147,6 +179,10 @@ class Sides:
         if path.startswith(("$", "-", *JUDGES)) or posixpath.normpath(path) in self._text.made:
             return False
         return self._text.unsafe(word)
+
+
+def _commands(node: Node) -> list[Node]:
+    return [n for n in every(node) if n.type == "command"]
 
 
 def _compared(node: Node) -> Iterator[tuple[str, Node, Node]]:

@@ -58,7 +58,6 @@ class Reading:
         self._links = Links(self._root, self._text)
         self._functions = functions | self._text.functions.keys()
         self._input = SharedInput(self._root)
-        self._sides = Sides(self._root, self._text)
         self._statuses = Statuses(self._root, self._text)
         integers_of = IntegerTests(self._root, self._text)
         self._without_number = {
@@ -67,6 +66,7 @@ class Reading:
         self._lost, self._elapsed = LostStatus(self._root, self._text), Elapsed(self._root, self._text)
         self._silence = Silence(self._root, self._text)
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
+        self._sides = Sides(self._root, self._text, self._runs_agents)
         self._rules: Mapping[str, Callable[[Node], Iterator[Rule]]] = {
             "command": self._command,
             "test_command": self._test,
@@ -162,8 +162,7 @@ class Reading:
 
     def _command(self, node: Node) -> Iterator[Rule]:
         if self._text.wrapped(node):
-            started = started_by_wrapper(node, self._text)
-            if self._commands.runs_agents(node, started) and self._statuses.decide(node):
+            if self._runs_agents(node) and self._statuses.decide(node):
                 yield Rule.STATUS
             if self._input.reaches_wrapped(node):
                 yield Rule.INPUT
@@ -180,6 +179,10 @@ class Reading:
             yield Rule.EMPTY
         if {Rule.AGENT_PROGRAM, Rule.BUILD_TOOL} & set(rules) and self._input.reaches(node):
             yield Rule.INPUT
+
+    def _runs_agents(self, node: Node) -> bool:
+        """Whether a command under the wrapper starts a program of the agent's: a reference has the same limits there."""
+        return self._commands.runs_agents(node, started_by_wrapper(node, self._text))
 
     def _redirect(self, node: Node) -> Iterator[Rule]:
         if self._links.redirected(node, ran=self._commands.ran_before(node)):

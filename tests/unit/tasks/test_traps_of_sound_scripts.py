@@ -9,6 +9,8 @@ from orchestrator.tasks.traps.shell import shell_traps
 REWARD = "/logs/verifier/reward.txt"
 RUN = 'python3 -I "$PENSTOCK_UNTRUSTED" 10 python3 /app/main.py'
 PAID = f"then echo 1 > {REWARD}; else echo 0 > {REWARD}; fi\n"
+U = 'python3 -I "$PENSTOCK_UNTRUSTED" 10'
+SAME = f"{U} ./p 1 < /dev/null > /tmp/a\n{U} ./p 2 < /dev/null > /tmp/b\ncmp -s /tmp/a /tmp/b || exit 1\n"
 FORBIDDEN = f'if grep -q "eval(" /app/main.py; then echo 0 > {REWARD}; exit; fi\n'
 
 
@@ -98,6 +100,27 @@ def test_a_check_by_any_command_under_errexit_is_sound_behind_a_pipeline_that_lo
 def test_a_preparation_whose_status_is_lost_is_no_lost_check(preparation: str) -> None:
     script = f"set -e\n{preparation} 2>&1 | tail -n 1\ncp /app/out /tmp/out\necho 1 > {REWARD}\n"
     assert Rule.LOST_STATUS not in [trap.rule for trap in shell_traps("tests/test.sh", script, frozenset())]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        f"cp w /tmp/in\n{U} ./pack < /tmp/in > /tmp/p\n{U} ./unpack < /tmp/p > /tmp/b\ncmp -s /tmp/in /tmp/b && ok=1\n",
+        f"cp w /tmp/in\n{U} ./pack /tmp/in > /tmp/p\n{U} ./unpack < /tmp/p > /tmp/b\ncmp -s /tmp/in /tmp/b && ok=1\n",
+        f"cp /tests/ref.py /tmp/ref.py\n{U} python3 /tmp/ref.py > /tmp/a\n{U} ./p > /tmp/b\ncmp -s /tmp/a /tmp/b && ok=1\n",
+        f"T=/tests\n{U} python3 $T/ref.py > /tmp/a\n{U} ./p > /tmp/b\ncmp -s /tmp/a /tmp/b && ok=1\n",
+        f'HERE=$(dirname "$0")\n{U} python3 "$HERE/ref.py" > /tmp/a\n{U} ./p > /tmp/b\ncmp -s /tmp/a /tmp/b && ok=1\n',
+        f"cd /tests && {U} ./ref > /tmp/a\ncd /app && {U} ./p > /tmp/b\ncmp -s /tmp/a /tmp/b && ok=1\n",
+        f"cp /tests/in /tmp/in\n{U} sort /tmp/in > /tmp/a\n{U} ./mysort /tmp/in > /tmp/b\ncmp -s /tmp/a /tmp/b && ok=1\n",
+        f'cp /tests/ref.py /tmp/ref.py\na=$({U} python3 /tmp/ref.py)\nb=$({U} ./p)\n[ "$a" = "$b" ] && ok=1\n',
+        f"{SAME}[ $(stat -c %s /tmp/a) = 1024 ] && ok=1\n",
+        f"{SAME}(( $(wc -l < /tmp/a) == 42 )) && ok=1\n",
+        f'{SAME}mapfile -t v < /tmp/a\n[ "${{v[0]}}" = 42 ] && ok=1\n',
+        f"{SAME}git diff --no-index --quiet /tmp/a /tests/want && ok=1\n",
+    ],
+)
+def test_a_round_trip_a_reference_under_the_wrapper_and_a_second_look_are_sound(script: str) -> None:
+    assert Rule.BOTH_SIDES not in [trap.rule for trap in shell_traps("tests/test.sh", script, frozenset())]
 
 
 @pytest.mark.parametrize(
