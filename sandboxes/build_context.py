@@ -1,4 +1,4 @@
-"""A build context: its identity, and its files on disk."""
+"""A build context: its identity, what an engine gets of it, and its files on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from sandboxes.base import BuildEntry, Folder, Link, digest_of
+from sandboxes.base import BuildEntry, File, Folder, ImageRefused, Link, StoredFile, digest_of
+from sandboxes.docker_patterns import IgnoreFile
+
+_DOCKERFILE = "Dockerfile"
+IGNORES = (f"{_DOCKERFILE}.dockerignore", ".dockerignore")
+"""The first one counts."""
 
 
 def context_digest(context: Mapping[str, BuildEntry]) -> bytes:
@@ -23,6 +28,35 @@ def context_digest(context: Mapping[str, BuildEntry]) -> bytes:
             case _:
                 hasher.update(json.dumps([path, entry.size, entry.mode]).encode() + digest_of(entry))
     return hasher.digest()
+
+
+def ignore_file(context: Mapping[str, BuildEntry], what: str) -> tuple[str, IgnoreFile] | None:
+    """The ignore file of a context that counts, with its name; None without one. ImageRefused, with `what`, if it is a link or a directory, or for a
+    pattern that is not read here."""
+    name = next((each for each in IGNORES if each in context), None)
+    if name is None:
+        return None
+    file = context[name]
+    if not isinstance(file, File | StoredFile):
+        kind = "a link" if isinstance(file, Link) else "a directory"
+        raise ImageRefused(f"{what.rstrip(',')}: its {name} is {kind}: write the file itself")
+    ignored = IgnoreFile(file.data.decode(errors="replace"))
+    if ignored.unread:
+        raise ImageRefused(
+            f"{what.rstrip(',')}: the pattern {ignored.unread[0]!r:.200} of its {name} is not read: let ** stand for a whole part"
+        )
+    return name, ignored
+
+
+def sent(context: Mapping[str, BuildEntry], what: str) -> Mapping[str, BuildEntry]:
+    """A build context without what its ignore file leaves out: engines differ in whether they read it in an archive. ImageRefused as for
+    `ignore_file`."""
+    found = ignore_file(context, what)
+    if found is None:
+        return context
+    name, ignored = found
+    needed = (_DOCKERFILE, name)
+    return {path: entry for path, entry in context.items() if path in needed or not ignored.leaves_out(path)}
 
 
 def write_context(context: Mapping[str, BuildEntry], place: Path) -> None:

@@ -139,7 +139,7 @@ def read_environment(context: Bundle, bases: Collection[str] | None) -> Environm
     `bases` are the images that the sandbox's own system replaces, None: any. ValueError names line and instruction.
     """
     for name in IGNORES:
-        if name in context.files:
+        if name in context.files or name in context.links:
             raise ValueError(
                 f"environment/{name} is not read: remove it, and the files that COPY must not copy"
             )

@@ -143,9 +143,10 @@ def _reached(path: str, target: str) -> str:
 
 
 def _patterns(bundle: Bundle) -> str:
-    """The text of the ignore file. Which of several counts depends on the builder: they leave out nothing."""
-    names = [name for name in (*IGNORES, *_OTHER_IGNORES) if f"{FOLDER}{name}" in bundle.files]
-    if len(names) != 1 or names[0] in _OTHER_IGNORES:
+    """The text of the ignore file. Which of several counts, and whether a link does, depends on the builder: they leave out nothing."""
+    present = {*bundle.files, *bundle.links}
+    names = [name for name in (*IGNORES, *_OTHER_IGNORES) if f"{FOLDER}{name}" in present]
+    if len(names) != 1 or names[0] in _OTHER_IGNORES or f"{FOLDER}{names[0]}" in bundle.links:
         return ""
     text = bundle.files[f"{FOLDER}{names[0]}"].data.decode(errors="replace")
     return text if text.count("\n") < _MOST_PATTERNS else ""

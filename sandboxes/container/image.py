@@ -28,13 +28,11 @@ from sandboxes.base import (
     ImageRefused,
     Link,
     SandboxSpec,
-    StoredFile,
 )
-from sandboxes.build_context import context_digest
+from sandboxes.build_context import IGNORES, context_digest, sent
 from sandboxes.container.content import DirectoryBounds, DirectoryContent, read, too_large
 from sandboxes.container.engine import LABEL, ROOT, ContainerEngine
 from sandboxes.disk_full import making
-from sandboxes.docker_patterns import IgnoreFile
 from sandboxes.images import adapt, recipe
 from sandboxes.images.complaint import complaint
 from sandboxes.owner import Owner
@@ -47,9 +45,6 @@ MARK = "PENSTOCK_BUILD"
 _AGAIN_S = 0.2
 _NAME = "localhost/penstock-task"
 _READER = "reader:"
-_DOCKERFILE = "Dockerfile"
-_IGNORES = (f"{_DOCKERFILE}.dockerignore", ".dockerignore")
-"""The first one counts."""
 _ID = re.compile(r"[0-9a-f]{64}")
 _SHORT = 1 << 20
 
@@ -75,7 +70,7 @@ class Image:
 def image_name(engine: ContainerEngine, context: Mapping[str, BuildEntry]) -> str:
     """The name of what the engine builds of a context: it changes with the content and the options of builds."""
     found = context_digest(context)
-    if any(name in context for name in _IGNORES):  # versions that left it to the engine made another image
+    if any(name in context for name in IGNORES):  # versions that left it to the engine made another image
         found = hashlib.sha256(found + b"ignored").digest()
     if options := engine.settings.build_options:  # without any, images that were built before this rule stay
         found = hashlib.sha256(found + json.dumps(options).encode()).digest()
@@ -153,9 +148,9 @@ async def _build(
     engine: ContainerEngine, name: str, context: Mapping[str, BuildEntry], timeout_s: float, what: str
 ) -> None:
     packed = io.BytesIO()
-    sent = await anyio.to_thread.run_sync(_sent, context, what)
+    found = await anyio.to_thread.run_sync(sent, context, what)
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path, entry in sorted(sent.items()):
+        for path, entry in sorted(found.items()):
             _pack(archive, path, entry)
     mark, deadline = uuid4().hex, time.monotonic() + timeout_s
     async with anyio.create_task_group() as tasks:
@@ -178,23 +173,6 @@ async def _build(
     if result.returncode:
         printed = b"\n".join((result.stdout, result.stderr)).decode(errors="replace")
         raise ImageRefused(complaint(f"{what.rstrip(',')}: its build by {engine.settings.engine}", printed))
-
-
-def _sent(context: Mapping[str, BuildEntry], what: str) -> Mapping[str, BuildEntry]:
-    """A build context without what its ignore file leaves out: engines differ in whether they read it in an archive. ImageRefused for a pattern that
-    is not read here."""
-    name = next((each for each in _IGNORES if each in context), None)
-    if name is None:
-        return context
-    file = context[name]
-    assert isinstance(file, File | StoredFile)
-    ignored = IgnoreFile(file.data.decode(errors="replace"))
-    if ignored.unread:
-        raise ImageRefused(
-            f"{what.rstrip(',')}: the pattern {ignored.unread[0]!r:.200} of its {name} is not read: let ** stand for a whole part"
-        )
-    needed = (_DOCKERFILE, name)
-    return {path: entry for path, entry in context.items() if path in needed or not ignored.leaves_out(path)}
 
 
 def _pack(archive: tarfile.TarFile, path: str, entry: BuildEntry) -> None:

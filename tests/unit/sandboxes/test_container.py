@@ -288,6 +288,18 @@ elif sys.argv[1:3] == ["image", "inspect"]:
         await made(container, {**context, name: File(b"a**b\n")}, 60.0)
 
 
+@pytest.mark.parametrize(("entry", "kind"), [(Link("ignored"), "a link"), (Folder(), "a directory")])
+async def test_an_ignore_file_that_is_none_is_refused_by_name(
+    root: Path, entry: BuildEntry, kind: str
+) -> None:
+    shim = engine(root, "sys.exit(1)")
+    context: dict[str, BuildEntry] = {"Dockerfile": File(b"FROM x\n"), ".dockerignore": entry}
+    with pytest.raises(
+        ImageRefused, match=f"^environment/Dockerfile: its .dockerignore is {kind}: write the file"
+    ):
+        await made(ContainerEngine(ContainerSettings(engine=str(shim))), context, 60.0)
+
+
 async def test_an_engine_that_is_missing_and_an_image_that_was_not_named_are_problems(root: Path) -> None:
     [missing] = await ContainerProvider(ContainerSettings(engine="/absent/podman", image="x")).problems()
     assert (

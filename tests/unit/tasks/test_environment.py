@@ -194,6 +194,11 @@ def test_a_base_that_it_does_not_stand_for_is_refused(begin: str, sentence: str)
 @pytest.mark.parametrize("name", [".dockerignore", "Dockerfile.dockerignore"])
 def test_an_ignore_file_is_refused_rather_than_overlooked(name: str) -> None:
     assert f"environment/{name} is not read" in refused(context={name: b"*"})
+    linked = Bundle(
+        files={"Dockerfile": File(b"FROM debian:12\n"), "patterns": File(b"*")}, links={name: "patterns"}
+    )
+    with pytest.raises(ValueError, match=f"environment/{name} is not read"):
+        read_environment(linked, None)
 
 
 def a_task(dockerfile: str, **more: bytes) -> Task:

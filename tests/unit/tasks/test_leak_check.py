@@ -226,6 +226,7 @@ COPIED = f"{IMAGE}COPY . .\nRUN true\n"
         (COPIED, {".dockerignore": "a/**/p.diff\n*/p.diff\n"}, {}, {}),
         (COPIED, {".dockerignore": "*.diff\n", "Dockerfile.dockerignore": "a\n"}, {}, {}),
         (COPIED, {".dockerignore": "*.diff\n", ".containerignore": "a\n"}, {}, {}),
+        (COPIED, {".dockerignore": "*.diff\n", "a": "b\n"}, {"Dockerfile.dockerignore": "a"}, {}),
         # The place is the work directory, or no image is built at all.
         (f"FROM debian:12\nWORKDIR /tmp\nCOPY p.diff .\n{APPLIED}", {}, {}, {}),
         (f"FROM debian:12\nCOPY p.diff /tmp/\n{APPLIED}", {}, {}, {"workdir": "/tmp"}),
