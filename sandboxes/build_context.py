@@ -43,7 +43,7 @@ def ignore_file(context: Mapping[str, BuildEntry], what: str) -> tuple[str, Igno
     ignored = IgnoreFile(file.data.decode(errors="replace"))
     if ignored.unread:
         raise ImageRefused(
-            f"{what.rstrip(',')}: the pattern {ignored.unread[0]!r:.200} of its {name} is not read: let ** stand for a whole part"
+            f"{what.rstrip(',')}: the pattern {ignored.unread[0]!r:.200} of its {name} is not read: {ignored.remedy}"
         )
     return name, ignored
 

@@ -103,10 +103,11 @@ def _matches(pattern: str, part: str) -> bool:
 
 class IgnoreFile:
     """The patterns of an ignore file: the last one that matches a path, or a directory above it, decides. `unread`: lines that are not followed. Of
-    these, a pattern leaves out nothing, and one with `!` takes back everything."""
+    these, a pattern leaves out nothing, and one with `!` takes back everything. `remedy`: what to do about the first of them."""
 
     def __init__(self, text: str) -> None:
         self.unread: tuple[str, ...] = ()
+        self.remedy = ""
         self._rules: list[tuple[Sequence[str] | None, bool]] = []
         self._known: dict[str, int] = {"": 0}
         for line in text.removeprefix("\ufeff").split("\n"):
@@ -119,9 +120,9 @@ class IgnoreFile:
         if pattern in ("", "."):
             return
         parts = list(_parts(pattern))
-        odd = any(DEEP in part and part != DEEP for part in parts) or (DEEP in pattern and "\\" in pattern)
-        if odd or not is_valid(pattern):
+        if remedy := _remedy(pattern, parts):
             self.unread += (line,)
+            self.remedy = self.remedy or remedy
             if not leaves_out:
                 self._rules.append((None, False))
             return
@@ -143,6 +144,16 @@ class IgnoreFile:
                 found |= 1 << number
         self._known[path] = found
         return found
+
+
+def _remedy(pattern: str, parts: Sequence[str]) -> str:
+    """How a pattern becomes one that is read; empty for one that is."""
+    if not is_valid(pattern):
+        return "end its brackets, and write something behind its last backslash"
+    if DEEP in pattern and "\\" in pattern:
+        return "take ** or the backslash away"
+    odd = any(DEEP in part and part != DEEP for part in parts)
+    return "let ** stand for a whole part" if odd else ""
 
 
 def _parts(pattern: str) -> Iterator[str]:

@@ -20,6 +20,7 @@ from orchestrator.tasks.environment import (
     DOCKERFILE,
     Environment,
     builds_where_needed,
+    check_ignore_files,
     check_services,
     reaches_the_proxy,
     writes_elsewhere,
@@ -136,6 +137,7 @@ def _of_tests(step: TaskStep, sandbox: SandboxSection, provider: AnyProvider) ->
             check_entrypoint(dockerfile_text(step.task.files[path], path), TEST_SCRIPT) if built else None
         ),
         lambda: volumes_closed(tests, begins_in(tests), provider),
+        lambda: check_ignore_files(tests, provider),
     ):
         yield fault.replace(CONTEXT, TESTS) if own else fault
     variables = {**tests.env, **step.task.settings.verifier.env}
@@ -161,6 +163,7 @@ def _of_agent(
     path = f"{CONTEXT}{DOCKERFILE}"
     yield from _all(
         lambda: check_services(environment, provider),
+        lambda: check_ignore_files(environment, provider),
         lambda: check_variables(solution, "the environment of the reference solution"),
         lambda: (
             check_entrypoint(dockerfile_text(task.files[path], path))

@@ -63,6 +63,7 @@ from sandboxes.base import (
     SideService,
     StoredFile,
 )
+from sandboxes.build_context import ignore_file
 from sandboxes.docker_patterns import names
 from sandboxes.images import recipe
 from sandboxes.images.adapt import work_directory
@@ -237,6 +238,16 @@ def check_services(found: Environment, provider: Provider | type[Provider]) -> N
             f"environment/docker-compose.yaml has the services {names}, which the provider {provider.name} does not run: the provider container does "
             '(sandbox.provider = "container"); choose it, or put what they do into the image and start it in [environment].healthcheck'
         )
+
+
+def check_ignore_files(found: Environment, provider: Provider | type[Provider]) -> None:
+    """ValueError for an ignore file of the environment, or of a side service, that the provider container does not read as it stands."""
+    if provider.name != "container":
+        return
+    if found.build is not None and found.prebuilt is None:
+        ignore_file(found.build, f"environment/{DOCKERFILE}")
+    for each in found.services:
+        ignore_file(each.build, f"the image of the service {each.name}, {each.shown},")
 
 
 def of_image(

@@ -87,3 +87,18 @@ def test_patterns_that_could_match_in_countless_ways_are_decided() -> None:
     many = IgnoreFile("**/" * 300 + "x\n" + "*a" * 500 + "*b\n")
     assert not many.leaves_out("/".join(["a" * 200] * 5))
     assert not names("*a" * 300 + "*b", "a" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("a**/b", "let ** stand for a whole part"),
+        ("**/\\#x", "take ** or the backslash away"),
+        ("[a-", "end its brackets"),
+        ("a\\", "end its brackets, and write something behind its last backslash"),
+        ("**/a*", ""),
+    ],
+)
+def test_a_pattern_that_is_not_read_has_its_own_remedy(line: str, remedy: str) -> None:
+    found = IgnoreFile(f"{line}\n").remedy
+    assert found.startswith(remedy) and bool(found) == bool(remedy)

@@ -233,3 +233,21 @@ def test_a_volume_outside_of_the_work_directory_is_refused_where_programs_cannot
     (fault,) = faults(task, section)
     assert "VOLUME '/data' is not honoured: of an image, sandboxes of the provider container" in fault
     assert not list(faults(a_task("FROM debian:12\nWORKDIR /data\nVOLUME /data\n"), section))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "sentence"),
+    [
+        ("*.log\n**/x\n", ""),
+        ("a**/b\n", "the pattern 'a**/b' of its .dockerignore is not read: let ** stand"),
+    ],
+)
+def test_an_ignore_file_that_the_provider_container_does_not_read_is_refused_before_a_build(
+    patterns: str, sentence: str
+) -> None:
+    task = a_task("FROM debian:12\nRUN true\nWORKDIR /app\n").with_file(
+        "environment/.dockerignore", patterns.encode()
+    )
+    found = list(faults(task, SandboxSection(provider="container")))
+    assert [fault for fault in found if sentence not in fault] == [] and bool(found) == bool(sentence)
+    assert not list(faults(task, ON))
