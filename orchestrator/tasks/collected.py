@@ -155,7 +155,7 @@ def only_declared(
         if (root := _in_work(artifact, begins, built=built)) is not None
     ]
     beyond = [(artifact.source, artifact) for artifact in declared if artifact.lies_elsewhere]
-    found = []
+    found: list[ArtifactFile] = []
     for file in left:
         path = noted(file)
         naming = [
@@ -165,11 +165,11 @@ def only_declared(
             if not artifact.excludes("" if path == root else posixpath.relpath(path, root))
         ]
         inside = begins if built and not path.startswith("/") else None
-        if inside and any(crosses(each.source, inside, of_tests) for each in naming):
-            found.append(_without_ways_out(at_path(file, f"{inside}/{path}")))
-            continue
-        if naming or _is_collected(file, path):
-            found.append(_without_ways_out(file))
+        crossing = [each for each in naming if inside and crosses(each.source, inside, of_tests)]
+        sent = [at_path(file, f"{inside}/{path}")] if crossing else []
+        if len(naming) > len(crossing) or (not naming and _is_collected(file, path)):
+            sent += [] if file in sent else [file]
+        found += map(_without_ways_out, sent)
     return found
 
 

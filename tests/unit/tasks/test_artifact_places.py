@@ -158,6 +158,25 @@ def test_an_artifact_of_another_work_directory_keeps_its_path_where_images_have_
         check_admissible(task, SandboxSection(provider="container"))  # writes its WORKDIR alone
 
 
+@pytest.mark.parametrize("whole", ["/srv/w", "/srv/w/out"])
+def test_a_file_that_two_artifacts_name_lies_at_both_places(whole: str) -> None:
+    own = {"tests/Dockerfile": b"FROM debian:12\nRUN true\n"}
+    toml = f'artifacts = ["/app/out", "{whole}"]\n{SEPARATE}'
+    task = a_task(toml, "FROM debian:12\nRUN true\nWORKDIR /srv/w", own)
+    check_admissible(task, IMAGES)
+    left = [
+        ArtifactFile(path="out/a", body="YQ=="),
+        ArtifactFile(path="out/large", body=None, parts=["0" * 64], size=7),
+        ArtifactFile(path="out/pipe", body=None, kind=Left.BEHIND, why="is no file"),
+    ]
+    environment = task.environment((), containers=True)
+    found = [file.path for file in task.seen_by_tests(left, environment)]
+    assert sorted(found) == ["/srv/w/out/a", "/srv/w/out/large", "out/a", "out/large", "out/pipe"]
+    large = File(b"content")
+    work = work_of(steps_of(task)[0], "", left, environment, {"out/large": large})
+    assert work.stored["/srv/w/out/large"] is work.stored["out/large"] is large
+
+
 def test_all_kinds_of_changes_of_another_work_directory_keep_their_paths() -> None:
     own = {"tests/Dockerfile": b"FROM debian:12\nWORKDIR /judge\nRUN true\n"}
     task = a_task(f'artifacts = ["/srv/w"]\n{SEPARATE}', "FROM debian:12\nRUN true\nWORKDIR /srv/w", own)
