@@ -14,6 +14,8 @@ from sandboxes.docker_patterns import IgnoreFile
 _DOCKERFILE = "Dockerfile"
 IGNORES = (f"{_DOCKERFILE}.dockerignore", ".dockerignore")
 """The first one counts."""
+_OF_PODMAN = (".containerignore", f"{_DOCKERFILE}.containerignore")
+"""That podman reads in place of those."""
 
 
 def context_digest(context: Mapping[str, BuildEntry]) -> bytes:
@@ -49,14 +51,19 @@ def ignore_file(context: Mapping[str, BuildEntry], what: str) -> tuple[str, Igno
 
 
 def sent(context: Mapping[str, BuildEntry], what: str) -> Mapping[str, BuildEntry]:
-    """A build context without what its ignore file leaves out: engines differ in whether they read it in an archive. ImageRefused as for
-    `ignore_file`."""
+    """A build context without what its ignore file leaves out, and without other ignore files: engines differ in which they read in an archive.
+    ImageRefused as for `ignore_file`."""
     found = ignore_file(context, what)
     if found is None:
         return context
     name, ignored = found
     needed = (_DOCKERFILE, name)
-    return {path: entry for path, entry in context.items() if path in needed or not ignored.leaves_out(path)}
+    others = {*IGNORES, *_OF_PODMAN} - {name}
+    return {
+        path: entry
+        for path, entry in context.items()
+        if path in needed or not (path in others or ignored.leaves_out(path))
+    }
 
 
 def write_context(context: Mapping[str, BuildEntry], place: Path) -> None:

@@ -22,6 +22,7 @@ from sandboxes.base import (
     SandboxSpec,
     SideService,
 )
+from sandboxes.build_context import sent
 from sandboxes.container.engine import ContainerEngine, ContainerRun, Mount, ServiceRun, profile
 from sandboxes.container.image import image_name, made
 from sandboxes.container.provider import ContainerProvider
@@ -286,6 +287,20 @@ elif sys.argv[1:3] == ["image", "inspect"]:
         ImageRefused, match=r"^environment/Dockerfile: the pattern 'a\*\*b' of its .*ignore is not read"
     ):
         await made(container, {**context, name: File(b"a**b\n")}, 60.0)
+
+
+def test_an_engine_gets_no_other_ignore_file_than_the_one_that_counts() -> None:
+    others = (".dockerignore", ".containerignore", "Dockerfile.containerignore")
+    context: dict[str, BuildEntry] = {
+        "Dockerfile": File(b"FROM x\nCOPY . .\n"),
+        "Dockerfile.dockerignore": File(b"secret\n"),
+        "kept": File(b"1"),
+        "secret": File(b"2"),
+        **{name: File(b"kept\n") for name in others},
+    }
+    assert sorted(sent(context, "a")) == ["Dockerfile", "Dockerfile.dockerignore", "kept"]
+    del context["Dockerfile.dockerignore"]
+    assert sorted(sent(context, "a")) == [".dockerignore", "Dockerfile", "secret"]
 
 
 @pytest.mark.parametrize(("entry", "kind"), [(Link("ignored"), "a link"), (Folder(), "a directory")])
