@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,10 @@ IGNORES = (f"{_DOCKERFILE}.dockerignore", ".dockerignore")
 """The first one counts."""
 _OF_PODMAN = (".containerignore", f"{_DOCKERFILE}.containerignore")
 """That podman reads in place of those."""
+
+_MOST_PATTERNS = 2000
+"""Lines of an ignore file. Each is compared with each path."""
+_MOST_BYTES = 1 << 18
 
 
 def context_digest(context: Mapping[str, BuildEntry]) -> bytes:
@@ -33,8 +38,8 @@ def context_digest(context: Mapping[str, BuildEntry]) -> bytes:
 
 
 def ignore_file(context: Mapping[str, BuildEntry], what: str) -> tuple[str, IgnoreFile] | None:
-    """The ignore file of a context that counts, with its name; None without one. ImageRefused, with `what`, if it is a link or a directory, or for a
-    pattern that is not read here."""
+    """The ignore file of a context that counts, with its name; None without one. ImageRefused, with `what`, if it is a link or a directory, if it is
+    too large, or for a pattern that is not read here."""
     name = next((each for each in IGNORES if each in context), None)
     if name is None:
         return None
@@ -42,6 +47,10 @@ def ignore_file(context: Mapping[str, BuildEntry], what: str) -> tuple[str, Igno
     if not isinstance(file, File | StoredFile):
         kind = "a link" if isinstance(file, Link) else "a directory"
         raise ImageRefused(f"{what.rstrip(',')}: its {name} is {kind}: write the file itself")
+    if file.size > _MOST_BYTES or file.data.count(b"\n") >= _MOST_PATTERNS:
+        raise ImageRefused(
+            f"{what.rstrip(',')}: its {name} is larger than {_MOST_PATTERNS:,} lines or {_MOST_BYTES:,} bytes: name directories, not their files"
+        )
     ignored = IgnoreFile(file.data.decode(errors="replace"))
     if ignored.unread:
         raise ImageRefused(
@@ -50,20 +59,24 @@ def ignore_file(context: Mapping[str, BuildEntry], what: str) -> tuple[str, Igno
     return name, ignored
 
 
-def sent(context: Mapping[str, BuildEntry], what: str) -> Mapping[str, BuildEntry]:
+def sent(context: Mapping[str, BuildEntry], what: str, until: float) -> Mapping[str, BuildEntry]:
     """A build context without what its ignore file leaves out, and without other ignore files: engines differ in which they read in an archive.
-    ImageRefused as for `ignore_file`."""
+    ImageRefused as for `ignore_file`, and if that is not decided `until` a time of the monotonic clock."""
     found = ignore_file(context, what)
     if found is None:
         return context
     name, ignored = found
     needed = (_DOCKERFILE, name)
     others = {*IGNORES, *_OF_PODMAN} - {name}
-    return {
-        path: entry
-        for path, entry in context.items()
-        if path in needed or not (path in others or ignored.leaves_out(path))
-    }
+    kept = {}
+    for path, entry in context.items():
+        if time.monotonic() > until:
+            raise ImageRefused(
+                f"{what.rstrip(',')}: its {name} takes longer than the build may (build_timeout_sec): write fewer patterns"
+            )
+        if path in needed or not (path in others or ignored.leaves_out(path)):
+            kept[path] = entry
+    return kept
 
 
 def write_context(context: Mapping[str, BuildEntry], place: Path) -> None:

@@ -1,6 +1,6 @@
 """Names with wildcards as Docker reads them: sources of COPY (Go's `filepath.Match`), and the lines of an ignore file.
 
-The work for one name grows with its length and that of the pattern alone.
+The work for one name and one pattern grows with their lengths alone. An ignore file compares each name with each of its patterns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEEP = "**"
 _WILD = re.compile(r"[*?\[\\]")
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _pieces(pattern: str) -> tuple[tuple[re.Pattern[str], int], ...] | None:
     """The pieces between the stars of a pattern, each with the number of characters that it matches; None for a pattern that Go refuses."""
     pieces, here, count, at = [], "", 0, 0
@@ -109,7 +109,7 @@ class IgnoreFile:
         self.unread: tuple[str, ...] = ()
         self.remedy = ""
         self._rules: list[tuple[Sequence[str] | None, bool]] = []
-        self._known: dict[str, int] = {"": 0}
+        self._known: dict[str, int] = {"": -1}
         for line in text.removeprefix("\ufeff").split("\n"):
             if not line.startswith("#") and (bare := line.strip()):
                 self._read(bare)
@@ -130,20 +130,23 @@ class IgnoreFile:
 
     def leaves_out(self, path: str) -> bool:
         """Whether a file or directory does not belong to the build's folder."""
-        rules = self._matching(path)
-        return bool(rules) and self._rules[rules.bit_length() - 1][1]
+        last = self._last(path)
+        return last >= 0 and self._rules[last][1]
 
-    def _matching(self, path: str) -> int:
-        """The rules that match a path or a directory above it, one bit each."""
+    def _last(self, path: str) -> int:
+        """The number of the last rule that matches a path or a directory above it; -1 for none."""
         if (known := self._known.get(path)) is not None:
             return known
-        found = self._matching(posixpath.dirname(path))
+        above = self._last(posixpath.dirname(path))
         parts = path.split("/")
-        for number, (pattern, _) in enumerate(self._rules):
-            if not found >> number & 1 and (pattern is None or _leads(pattern, parts)):
-                found |= 1 << number
+        later = range(len(self._rules) - 1, above, -1)
+        found = next((n for n in later if _decides(self._rules[n][0], parts)), above)
         self._known[path] = found
         return found
+
+
+def _decides(pattern: Sequence[str] | None, parts: Sequence[str]) -> bool:
+    return pattern is None or _leads(pattern, parts)
 
 
 def _remedy(pattern: str, parts: Sequence[str]) -> str:

@@ -148,14 +148,15 @@ async def _build(
     engine: ContainerEngine, name: str, context: Mapping[str, BuildEntry], timeout_s: float, what: str
 ) -> None:
     packed = io.BytesIO()
-    found = await anyio.to_thread.run_sync(sent, context, what)
+    mark, deadline = uuid4().hex, time.monotonic() + timeout_s
+    found = await anyio.to_thread.run_sync(sent, context, what, deadline)
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path, entry in sorted(found.items()):
             _pack(archive, path, entry)
-    mark, deadline = uuid4().hex, time.monotonic() + timeout_s
+    left_s = max(deadline - time.monotonic(), 0.0)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(_end_programs, mark, timeout_s)
-        with anyio.move_on_after(timeout_s + GRACE_S) as scope:
+        tasks.start_soon(_end_programs, mark, left_s)
+        with anyio.move_on_after(left_s + GRACE_S) as scope:
             result = await engine.call(
                 "build",
                 f"--tag={name}",

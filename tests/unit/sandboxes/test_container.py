@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -298,9 +299,26 @@ def test_an_engine_gets_no_other_ignore_file_than_the_one_that_counts() -> None:
         "secret": File(b"2"),
         **{name: File(b"kept\n") for name in others},
     }
-    assert sorted(sent(context, "a")) == ["Dockerfile", "Dockerfile.dockerignore", "kept"]
+    assert sorted(sent(context, "a", time.monotonic() + 3600)) == [
+        "Dockerfile",
+        "Dockerfile.dockerignore",
+        "kept",
+    ]
     del context["Dockerfile.dockerignore"]
-    assert sorted(sent(context, "a")) == [".dockerignore", "Dockerfile", "secret"]
+    assert sorted(sent(context, "a", time.monotonic() + 3600)) == [".dockerignore", "Dockerfile", "secret"]
+
+
+@pytest.mark.parametrize("patterns", [b"x\n" * 2000, b"x" * 300_000])
+def test_an_ignore_file_that_is_too_large_is_refused_before_it_is_read(patterns: bytes) -> None:
+    context: dict[str, BuildEntry] = {"Dockerfile": File(b"FROM x\n"), ".dockerignore": File(patterns)}
+    with pytest.raises(ImageRefused, match=r"^a: its .dockerignore is larger than 2,000 lines"):
+        sent(context, "a", time.monotonic() + 3600)
+
+
+def test_the_time_of_an_ignore_file_is_part_of_the_builds() -> None:
+    context: dict[str, BuildEntry] = {"Dockerfile": File(b"FROM x\n"), ".dockerignore": File(b"x\n")}
+    with pytest.raises(ImageRefused, match=r"^a: its .dockerignore takes longer than the build may"):
+        sent(context, "a", time.monotonic() - 1)
 
 
 @pytest.mark.parametrize(("entry", "kind"), [(Link("ignored"), "a link"), (Folder(), "a directory")])
