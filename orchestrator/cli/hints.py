@@ -24,10 +24,12 @@ def remember(context: Any) -> None:
 
 
 def carried(sentence: str) -> str:
-    """`sentence`, in which the commands in backquotes that take `-c` have that of the command that runs now."""
-    option = _option()
-    if not option or "`penstock " not in sentence:
+    """`sentence`, in which the commands in backquotes that take `-c` have that of the command that runs now; none where its run is here."""
+    if "`penstock " not in sentence:
         return sentence
+    if not (option := _option()):
+        is_here = bool(_running) and "config" in _running[0].params
+        return _HINT.sub(lambda found: found[0].replace(_PLACE, ""), sentence) if is_here else sentence
     known = _of_a_run()
 
     def extended(found: re.Match[str]) -> str:

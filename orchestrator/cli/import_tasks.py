@@ -12,6 +12,7 @@ import typer
 
 from orchestrator.cli import tables
 from orchestrator.cli.bar import busy
+from orchestrator.cli.hints import carried
 from orchestrator.cli.options import JsonOption, path
 from orchestrator.cli.task_limits import counting
 from orchestrator.cli.terminal import plain
@@ -205,8 +206,8 @@ def _print(results: "list[Imported]") -> None:
     for each in results:
         named = f"{each.name} ({each.source})" if each.name and each.name not in each.source else each.source
         if each.reason is not None:
-            typer.echo(plain(f"{named}: {each.reason}"))
+            typer.echo(plain(carried(f"{named}: {each.reason}")))
         elif each.run is not None:
-            typer.echo(plain(f"{named}: a run would refuse it: {each.run}"))
+            typer.echo(plain(carried(f"{named}: a run would refuse it: {each.run}")))
     for note, number in Counter(each.note for each in results if each.note is not None).items():
-        typer.echo(plain(f"{number} tasks: {note}" if number > 1 else f"1 task: {note}"))
+        typer.echo(plain(carried(f"{number} tasks: {note}" if number > 1 else f"1 task: {note}")))

@@ -186,7 +186,7 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
         tables.print_table(table)
         for process in supervised.processes:
             if process.state is ProcessState.READY and process.detail:
-                typer.echo(f"{process.name}: {plain(process.detail)}")
+                typer.echo(f"{process.name}: {plain(carried(process.detail))}")
     if run is None:
         if supervised is not None:
             typer.echo(f"the state of the run is unknown: {problem}")
@@ -214,7 +214,7 @@ def _show(supervised: SupervisorStatus | None, run: StatusReport | None, problem
     if run.without_verdict:
         typer.echo(f"NO VERDICT: {carried(run.without_verdict)}")
     for sentence in [*run.failed_batches, *run.servers]:
-        typer.echo(plain(sentence))
+        typer.echo(plain(carried(sentence)))
     for drainable in run.drains:
         typer.echo(drainable.sentence)
     named = {stall_cause.sentence for stall_cause in run.stall_causes.values()}

@@ -12,6 +12,7 @@ import typer
 
 from orchestrator.cli import tables
 from orchestrator.cli.bar import busy, progress
+from orchestrator.cli.hints import carried
 from orchestrator.cli.options import JsonOption, SetOption, path
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.vetting import Level
@@ -160,7 +161,7 @@ def _print(reports: "Sequence[TaskReport]", until: Level) -> None:
             typer.echo(plain(f"{report.name}: not decided, run the command again: {report.undecided}"))
         for finding in report.findings:
             typer.echo(plain(f"{report.name}: {finding.control} {finding.fault}: {finding.says}"))
-            typer.echo(plain(f"    remedy: {finding.what_to_do}"))
+            typer.echo(plain(f"    remedy: {carried(finding.what_to_do)}"))
     if kept := sorted(report.at for report in reports if report.kept):
         since = f", the oldest of {kept[0]}" if kept[0] else ""
         typer.echo(f"{tables.counted(len(kept), 'kept report')}{since}: --again vets such tasks again")
