@@ -34,6 +34,8 @@ READ_BYTES: Final = 1 << 20
 MAIN: Final = "main"
 _WAY_OUT: Final = "is a symbolic link out of the work directory, where tests in an environment of their own may have other files,"
 
+_BEYOND: Final = "is a symbolic link outside of the tests' work directory, where an environment of their own may have other files,"
+
 
 class ArtifactSource(BaseModel):
     """One artifact: `source` is a file or a directory; `exclude` are patterns of names or relative paths in it."""
@@ -179,11 +181,12 @@ def _is_collected(file: ArtifactFile, path: str) -> bool:
 
 
 def _without_ways_out(file: ArtifactFile) -> ArtifactFile:
-    """The file, unless it is a link to a place outside of the work directory: the environment of the tests may have its own files there."""
+    """The file, unless it is a link that leads or lies outside of the work directory: the environment of the tests may have its own files there."""
     beyond = is_change(file) and type_of(file) == stat.S_IFLNK
     if not beyond and (file.kind is not Left.LINK or not _leads_out(file)):
         return file
-    return ArtifactFile(path=file.path, body=None, kind=Left.BEHIND, why=_WAY_OUT, step=file.step)
+    why = _BEYOND if beyond else _WAY_OUT
+    return ArtifactFile(path=file.path, body=None, kind=Left.BEHIND, why=why, step=file.step)
 
 
 def _leads_out(file: ArtifactFile) -> bool:

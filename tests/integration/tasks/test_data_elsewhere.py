@@ -307,7 +307,7 @@ async def test_tests_with_an_image_of_their_own_get_the_declared_changes_at_thei
     lab.has(Task.from_files(given), "tests/", "other")
     _, grade = await tried(lab, given)
     assert grade.reward == 0.0 and grade.reason is not None
-    assert "/data/out/l' is a symbolic link out of the work directory" in grade.reason
+    assert "/data/out/l' is a symbolic link outside of the tests' work directory" in grade.reason
 
 
 @pytest.mark.parametrize("tests_of", [OTHER, WORKING, INHERITING])

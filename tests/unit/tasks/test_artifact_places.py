@@ -199,6 +199,9 @@ def test_all_kinds_of_changes_of_another_work_directory_keep_their_paths() -> No
     # A link could lead to files of the tests' own image.
     behind = {path for path, file in found.items() if file.kind is Left.BEHIND}
     assert behind == {"/srv/w/system", "/srv/w/within", "pipe"} and found["pipe"] == left[-1]
+    assert str(found["/srv/w/within"].why).startswith(
+        "is a symbolic link outside of the tests' work directory"
+    )
     large = File(b"content")
     work = work_of(steps_of(task)[0], "", left, task.environment((), containers=True), {"large": large})
     assert work.stored["/srv/w/large"] is large
