@@ -43,7 +43,7 @@ from orchestrator.pool.quarantine import (
     quarantined_in_a_row,
     record_failure,
 )
-from orchestrator.pool.runs import StoredRun
+from orchestrator.pool.runs import StoredRun, first_dispatch_age
 from orchestrator.pool.trainer_logprobs import TrainedStep
 from orchestrator.pool.transact import transact
 from orchestrator.pool.transitions import lock_run
@@ -165,7 +165,7 @@ class Trainer:
             reached = stage.reached(
                 batches=done.committed_batches,
                 train_steps=done.train_steps,
-                seconds=0.0,  # that time is over is for the orchestrator: it sees steps of the database's clock, and moves the run's state
+                seconds=await first_dispatch_age(connection, self.run_id),
             )
             if reached is not None:
                 return await pool_batches.closed_batch(connection, self.run_id) or NoBatch.RUN_ENDED

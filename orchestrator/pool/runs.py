@@ -1,7 +1,7 @@
 """Runs: creation with their queue row and steps partition, look-up by name, intake and end."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import func, insert, select, update
@@ -100,15 +100,6 @@ async def first_dispatch_age(connection: AsyncConnection, run_id: int) -> float:
         )
     )
     return float(age or 0.0)
-
-
-async def move_first_dispatch(connection: AsyncConnection, run_id: int, seconds: float) -> None:
-    """Move the start of `first_dispatch_age` by `seconds`, by which the database's clock was set. The queue row must be locked."""
-    await connection.execute(
-        update(groups)
-        .where(groups.c.run_id == run_id, groups.c.seq == 0)
-        .values(dispatched=groups.c.dispatched + timedelta(seconds=seconds))
-    )
 
 
 async def begin_end(connection: AsyncConnection, run_id: int, reason: str) -> bool:

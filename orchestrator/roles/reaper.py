@@ -85,12 +85,8 @@ class Clocks:
         -9.5
         """
         moved = (self.database - earlier.database).total_seconds()
-        return beyond(moved, self.before - earlier.after, self.after - earlier.before)
-
-
-def beyond(moved: float, least: float, most: float) -> float:
-    """How far `moved` is above `most`, or, as a negative number, below `least`; 0 between them."""
-    return moved - most if moved > most else min(0.0, moved - least)
+        most, least = self.after - earlier.before, self.before - earlier.after
+        return moved - most if moved > most else min(0.0, moved - least)
 
 
 async def reaper(flow: OrchestratorContext) -> None:

@@ -95,7 +95,6 @@ EXEMPT = {
     "orchestrator/roles/dispatcher.py:POLL_INTERVAL_S": "how often a breaker is looked at whose window is a setting",
     "orchestrator/roles/dispatcher.py:PERIOD_S": POLL,
     "orchestrator/runner/gateways.py:ASK_S": "at most; a quarter of timeouts.gateway_silent_s where that is less",
-    "orchestrator/roles/run_end.py:LEAST_STEP_S": NOISE,
     "orchestrator/roles/run_end.py:PERIOD_S": POLL,
     "orchestrator/roles/relay.py:PERIOD_S": POLL,
     "orchestrator/roles/relay.py:REFUSED_AGAIN_S": POLL,

@@ -24,7 +24,7 @@ from orchestrator.pool import batches
 from orchestrator.pool.batches import LiveBatch, NewVersion
 from orchestrator.pool.engine import Role, open_engine
 from orchestrator.pool.policy_versions import newest_version, next_version, progress
-from orchestrator.pool.runs import get_run
+from orchestrator.pool.runs import first_dispatch_age, get_run
 from orchestrator.pool.transact import transact
 from orchestrator.pool.transitions import lock_run
 from orchestrator.scheduling.queue_policies import queue_policy
@@ -55,6 +55,7 @@ async def measure(rig: Rig, claims: int, table: Report) -> list[BenchmarkTarget]
             await lock_run(connection, run.run_id)
             assert await newest_version(connection, run.run_id) is not None
             await progress(connection, run.run_id)
+            await first_dispatch_age(connection, run.run_id)
             batch = await batches.take(connection, run.run_id, policy, BATCH_GROUPS, BATCH_GROUPS // 2)
             assert batch is not None and batch.state is BatchState.CLOSED
             return batch
