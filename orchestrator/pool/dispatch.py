@@ -152,7 +152,8 @@ def _oldest(run_id: int, domain: str, difficulties: Sequence[str]) -> Select[tup
 
 async def ended_lately(connection: AsyncConnection, run_id: int, window_s: float) -> tuple[int, int]:
     """(attempts that ended within the last `window_s` seconds, infrastructure failures among them). An attempt that was resumed after such a
-    failure counts as both. Rows that are later than now do not count: they are older than a step back of the database's clock."""
+    failure counts as both. Rows that are later than now do not count: they are older than a step
+    back of the database's clock, and count once more when it reaches their times."""
     since = func.now() - func.make_interval(0, 0, 0, 0, 0, 0, window_s)
     until = func.clock_timestamp()
     failed = func.count().filter(attempts.c.failure_class == FailureClass.INFRA_FAILURE)

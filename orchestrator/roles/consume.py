@@ -96,9 +96,9 @@ async def consume(
         )
         async with flow.bus.subscribe(consumer, batch=batch) as arriving, in_background(work.holding):
             while True:
+                await work.room()
                 loop = current()
                 loop.idle(consumer.stream)
-                await work.room()
                 deliveries = await arriving.take(batch)
                 loop.busy(f"{len(deliveries)} messages of {consumer.stream}")
                 async with work.turn:
@@ -131,6 +131,8 @@ class _Consuming:
 
     async def room(self) -> None:
         """Return when another message can be held."""
+        if len(self._held) >= MAX_HELD:
+            current().busy("held messages", on="rewards")
         while self._holding is None or len(self._held) >= MAX_HELD:
             await self._changed.wait()
             self._changed = anyio.Event()

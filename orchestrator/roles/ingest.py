@@ -22,7 +22,7 @@ from orchestrator.pool import leases, results, transitions
 from orchestrator.pool.ingest import Decoded, Fate, decode_step, ingest, policies_of
 from orchestrator.pool.lease_check import why_stale
 from orchestrator.pool.policy_versions import published
-from orchestrator.pool.transact import TransactionEnded, transact
+from orchestrator.pool.transact import NotReady, TransactionEnded, transact
 from orchestrator.roles.complete import complete_reported
 from orchestrator.roles.conclude import conclude_group
 from orchestrator.roles.consume import IDLE_ENDS, Outcome, consume
@@ -134,7 +134,14 @@ async def _complete(flow: OrchestratorContext, rollouts: Sequence[int]) -> None:
             lambda c: complete_reported(c, flow, rollouts),
             at="steps.complete",
             most_idle_ends=IDLE_ENDS,
+            wait_ready=False,
         )
+    except NotReady:  # steps do not wait for the rewards of a group
+        if len(rollouts) > 1:
+            for rollout in rollouts:
+                await _complete(flow, [rollout])
+        else:  # the reaper completes it when its lease expires
+            log.info("rollout.completed_later", rollout=rollouts[0], waits_for="rewards")
     except TransactionEnded as error:  # the reaper completes them when their leases expire
         log.error("rollouts.not_completed", rollouts=rollouts, error=str(error))
 

@@ -67,7 +67,9 @@ _OWN_LIMITS: Final = (KilledBy.MEMORY, KilledBy.DISK)
 
 def died(found: Grade) -> bool:
     """Whether the script was ended by what the agent's programs cannot cause by their absence."""
-    return found.cause is NoVerdict.SIGNAL or found.killed_by in _OWN_LIMITS
+    return found.cause is NoVerdict.SIGNAL or (
+        found.cause is NoVerdict.LIMIT and found.killed_by in _OWN_LIMITS
+    )
 
 
 async def serve_verifications(settings: WorkerSettings) -> None:

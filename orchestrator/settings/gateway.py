@@ -65,9 +65,10 @@ class GatewaySection(Section):
 class ServersSection(Section):
     """Rollout servers that speak SGLang's protocol: running ones (`urls`), or as many as `embedded` says are started here.
 
-    In `command`, `{model}` is the policy's directory, `{port}` the port of 127.0.0.1 to listen on and `{seed}` a number of each server's own.
-    `{key_file}` is a file with the run's key, `{key_config}` one with that key for SGLang's `--config`: a key on a command line could be read by
-    every user of the machine. The last `evaluation` servers serve what open evaluations pin, and never train.
+    In `command`, `{model}` is the policy's directory, `{port}` the port of 127.0.0.1 to listen on and `{seed}` a number of each server's own, the
+    same at each of its starts: not for SGLang's `--random-seed`. `{key_file}` is a file with the run's key, `{key_config}` one with that key for
+    SGLang's `--config`: a key on a command line could be read by every user of the machine. The last `evaluation` servers serve what open
+    evaluations pin, and never train.
     """
 
     urls: list[str] = Field(default=[])

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import anyio
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -229,20 +230,19 @@ async def test_verdicts_of_other_groups_pass_one_whose_group_is_rewarded_slowly(
     assert await stage.count("dead_letters") == 0
 
 
-@pytest.mark.parametrize("held", [1, 3, 16])
 async def test_more_slow_groups_than_are_rewarded_at_once_are_rewarded_once_each(
-    stage: Stage, database_url: str, monkeypatch: pytest.MonkeyPatch, held: int
+    stage: Stage, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rewarding, "MAX_AT_ONCE", 2)
-    monkeypatch.setattr(consume, "MAX_HELD", held)
-    lock, at_once, most, times = threading.Lock(), 0, 0, 0
+    lock, two = threading.Lock(), threading.Barrier(2)
+    at_once, most, times = 0, 0, 0
 
     def compute(group: Any, *rest: Any, **named: Any) -> Any:
         nonlocal at_once, most, times
         with lock:
             at_once, times = at_once + 1, times + 1
             most = max(most, at_once)
-        time.sleep(0.3)  # noqa: TID251
+        two.wait(60.0)
         with lock:
             at_once -= 1
         return reward_group(group, *rest, **named)
@@ -259,6 +259,37 @@ async def test_more_slow_groups_than_are_rewarded_at_once_are_rewarded_once_each
         await stage.emptied("RESULTS")
     assert (times, most) == (6, 2)
     assert await stage.count("rewards") == 12 and await stage.count("dead_letters") == 0
+
+
+async def test_a_consumer_that_holds_as_many_messages_as_it_may_takes_no_other_until_one_is_handled(
+    stage: Stage, slow: Slow, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consume, "MAX_HELD", 1)
+    hold, holds = consume._Consuming._hold, 0
+
+    def noted(*given: Any) -> None:
+        nonlocal holds
+        holds += 1
+        hold(*given)
+
+    monkeypatch.setattr(consume._Consuming, "_hold", noted)
+    first = await running(stage.flow.engine, stage.run, 2)
+    second = await running(stage.flow.engine, stage.run, 2, "another")
+    slow.group_id = first[0].group_id
+    for lease in (*first, *second):
+        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+    async with impatiently(stage, database_url, ingest_verdicts):
+        await judge(stage, first)
+        await eventually(lambda: holds == 1)
+        await judge(stage, second)
+        with anyio.move_on_after(1.0):
+            await until(partial(is_group, stage, second[0].group_id, "ready"))
+        assert not await is_group(stage, second[0].group_id, "ready")
+        slow.go.set()
+        for group in (first, second):
+            await until(partial(is_group, stage, group[0].group_id, "ready"))
+        await stage.emptied("RESULTS")
+    assert await stage.count("rewards") == 4 and await stage.count("dead_letters") == 0
 
 
 @pytest.mark.parametrize("in_work", [True, False])

@@ -13,7 +13,7 @@ from orchestrator.cli.status import _show as show
 from orchestrator.cli.vet import _print as print_reports
 from orchestrator.contracts.states import RunState
 from orchestrator.contracts.vetting import Level
-from orchestrator.tasks.importing.report import Imported, Outcome
+from orchestrator.tasks.importing.report import Imported, ImportOutcome
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.report import TaskReport, result_of
 
@@ -105,6 +105,10 @@ def test_what_status_vet_and_import_print_means_the_run_of_the_command(
     )
     assert "remedy: run `penstock tasks check -c runs/first`" in capsys.readouterr().out
     print_imported(
-        [Imported(name="a", source="b", outcome=Outcome.IMPORTED, note="run `penstock tasks vet` first")]
+        [
+            Imported(
+                name="a", source="b", outcome=ImportOutcome.IMPORTED, note="run `penstock tasks vet` first"
+            )
+        ]
     )
     assert "1 task: run `penstock tasks vet -c runs/first` first" in capsys.readouterr().out

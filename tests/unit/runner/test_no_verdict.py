@@ -98,10 +98,12 @@ def test_the_guide_has_the_table_of_all_causes() -> None:
         (NoVerdict.LIMIT, KilledBy.CPU, False),
         (NoVerdict.LIMIT, KilledBy.OUTPUT, False),
         (NoVerdict.REWARD, KilledBy.NONE, False),
+        (NoVerdict.REWARD, KilledBy.MEMORY, False),  # it ended by itself
+        (None, KilledBy.MEMORY, False),
     ],
 )
 def test_tests_die_by_themselves_only_of_what_a_missing_program_cannot_cause(
-    cause: NoVerdict, killed_by: KilledBy, says: bool
+    cause: NoVerdict | None, killed_by: KilledBy, says: bool
 ) -> None:
     found = Grade(reward=None, exit_code=137, log="", cause=cause, killed_by=killed_by)
     assert died(found) is says
