@@ -49,7 +49,7 @@ from sandboxes.base import AnyFile, File, ImageRefused, KilledBy, Limits, PathRe
 NEEDLE: Final = "probe-[0-9a-f]{8}"
 NOT_HIDDEN: Final = 97
 WORD_FILE: Final = ".probe-word"
-MOST_TARGETS: Final = 20
+MAX_TARGETS: Final = 20
 TABLES: Final = (".csv", ".tsv")
 SMALL: Final = SandboxSection(memory_mb=512, processes=64, cpu_s=60, disk_mb=64)
 
@@ -109,10 +109,8 @@ class Left:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The first `MOST_TARGETS` files that the attempt left, each with its first line if it is a table with rows, else with an empty text."""
-        return {
-            path: _header(path, unb64(body)) for path, body in islice(self._regular.items(), MOST_TARGETS)
-        }
+        """The first `MAX_TARGETS` files that the attempt left, each with its first line if it is a table with rows, else with an empty text."""
+        return {path: _header(path, unb64(body)) for path, body in islice(self._regular.items(), MAX_TARGETS)}
 
     @property
     def _regular(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ from orchestrator.bus.message_guard import apart
 from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, encode
 from orchestrator.contracts.ids import DOMAIN_RULE, is_domain, sha256
-from orchestrator.contracts.limits import LONGEST_SUBMISSION
+from orchestrator.contracts.limits import MAX_SUBMISSION
 from orchestrator.contracts.numbers import INT2
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
@@ -32,7 +32,7 @@ from orchestrator.tasks.message import Part
 
 KNOWN_RESEND_S = 0.2
 WINDOW = 256
-LONGEST = 8  # times `timeouts.resend_s`: waits double while no answer arrives
+MAX_WAITS = 8  # times `timeouts.resend_s`: waits double while no answer arrives
 FULL_WAIT_S = 0.2
 Answer = tuple[SubmissionStatus, str | None]
 """The status of a submission, and the reason of a rejection."""
@@ -71,7 +71,7 @@ class PublishOptions:
     def submission(self, task: Task) -> str:
         """An id made of the options and the task's content: the same task is never accepted twice under one label."""
         head = ":".join(part for part in (self.label, self.purpose, self.domain) if part)
-        return f"{head}:{task.content_hash[:24]}"[:LONGEST_SUBMISSION]
+        return f"{head}:{task.content_hash[:24]}"[:MAX_SUBMISSION]
 
     def event(self, task: Task, vetting: Vetting | None = None) -> tuple[str, TaskSubmitted]:
         """The task's domain and message, for `publish_tasks`. `vetting`: the task's known level, which travels with it."""
@@ -223,7 +223,7 @@ async def _until_answered(
                 quiet_s = (
                     timeouts().resend_s
                     if len(answers) > len(open_tasks) - len(pending)
-                    else min(2 * quiet_s, LONGEST * timeouts().resend_s)
+                    else min(2 * quiet_s, MAX_WAITS * timeouts().resend_s)
                 )
             if refused is not None or done.is_set():
                 return refused

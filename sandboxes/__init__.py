@@ -14,5 +14,5 @@ artifacts · elsewhere · lost_properties · tree · disk_usage   files: changes
 reap · cleanup_daemon · owned · owner               the ends of owners: nothing outlives them
 ending · machine · unstartable · disk_full          errors: at the end, of this machine, of a program, of a disk
 from_environment · tools                            settings without arguments; programs on PATH
-text_files · shell_lines · paths                    text as people and programs save it, and paths as text
+text_files · shell_lines · paths · docker_patterns   text as people and programs save it, paths, and patterns of ignore files
 """

@@ -35,7 +35,7 @@ from sandboxes.paths import parents_of_relative
 
 T = TypeVar("T")
 _REPORTED = 100
-LONGEST_PATH = 4_000
+MAX_PATH = 4_000
 """Bytes of a path that is copied: below a directory of any sandbox, Linux still opens it (4,095)."""
 _USUAL = 0o755  # mode of a directory that is created for the files in it
 _TARGET = 4095  # bytes of a link's target that Linux accepts
@@ -145,7 +145,7 @@ class _Collector:
     def _look(self, entry: tree.TreeEntry, placed: PlacedEntry | None) -> RefusedReason | None:
         if not entry.path.isprintable() and not _is_utf8(entry.path):
             return RefusedReason.NAME
-        if len(os.fsencode(entry.path)) > LONGEST_PATH:
+        if len(os.fsencode(entry.path)) > MAX_PATH:
             return RefusedReason.LONG
         mode = entry.stat.st_mode
         if placed is None or placed.directory or not stat.S_ISDIR(mode):

@@ -40,7 +40,7 @@ from sandboxes.images.settings import ImageSettings
 from sandboxes.owner import prepare_root
 from sandboxes.reap import default_root, reap
 from sandboxes.tools import bwrap, on_path
-from sandboxes.users import FIRST_RANGE, MOST_IDS, RANGES, Range, find, own, refuse_user
+from sandboxes.users import FIRST_RANGE, MAX_IDS, RANGES, Range, find, own, refuse_user
 
 _TAKEN = (
     *WRITABLE,
@@ -233,7 +233,7 @@ def _range(
         return None
     account = find(user, etc["passwd"], etc["group"], where)
     return Range.of(
-        account, within_range(account, owners, more), FIRST_RANGE + MOST_IDS * secrets.randbelow(RANGES)
+        account, within_range(account, owners, more), FIRST_RANGE + MAX_IDS * secrets.randbelow(RANGES)
     )
 
 

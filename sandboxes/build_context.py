@@ -18,9 +18,9 @@ IGNORES = (f"{_DOCKERFILE}.dockerignore", ".dockerignore")
 _OF_PODMAN = (".containerignore", f"{_DOCKERFILE}.containerignore")
 """That podman reads in place of those."""
 
-_MOST_PATTERNS = 2000
+_MAX_PATTERNS = 2000
 """Lines of an ignore file. Each is compared with each path."""
-_MOST_BYTES = 1 << 18
+_MAX_BYTES = 1 << 18
 
 
 def context_digest(context: Mapping[str, BuildEntry]) -> bytes:
@@ -47,9 +47,9 @@ def ignore_file(context: Mapping[str, BuildEntry], what: str) -> tuple[str, Igno
     if not isinstance(file, File | StoredFile):
         kind = "a link" if isinstance(file, Link) else "a directory"
         raise ImageRefused(f"{what.rstrip(',')}: its {name} is {kind}: write the file itself")
-    if file.size > _MOST_BYTES or file.data.count(b"\n") >= _MOST_PATTERNS:
+    if file.size > _MAX_BYTES or file.data.count(b"\n") >= _MAX_PATTERNS:
         raise ImageRefused(
-            f"{what.rstrip(',')}: its {name} is larger than {_MOST_PATTERNS:,} lines or {_MOST_BYTES:,} bytes: name directories, not their files"
+            f"{what.rstrip(',')}: its {name} is larger than {_MAX_PATTERNS:,} lines or {_MAX_BYTES:,} bytes: name directories, not their files"
         )
     ignored = IgnoreFile(file.data.decode(errors="replace"))
     if ignored.unread:

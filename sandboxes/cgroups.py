@@ -34,7 +34,7 @@ _V1_CONTROLLERS = ("memory", "pids", "cpuacct")
 _V1_WITH_CORES = ("memory", "pids", "cpu", "cpuacct")
 _PERIOD_US = 100_000
 _CORES = {2: "cpu.max", 1: "cpu.cfs_quota_us"}
-_LEAST_US = 1_000  # the kernel takes no smaller quota
+_MIN_US = 1_000  # the kernel takes no smaller quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +306,7 @@ def _make(directory: Path, version: int) -> None:
 
 def _settings(group: Cgroup, limits: Limits) -> list[tuple[Path, str, str]]:
     memory = str(limits.memory_mb << 20)
-    quota = max(_LEAST_US, round(limits.cpus * _PERIOD_US)) if limits.cpus > 0 else 0
+    quota = max(_MIN_US, round(limits.cpus * _PERIOD_US)) if limits.cpus > 0 else 0
     if group.version == 2:
         directory = group.directories[0]
         return [

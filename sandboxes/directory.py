@@ -50,7 +50,7 @@ from sandboxes.owner import Owner, Record, record_path, worker
 from sandboxes.program import ProgramBounds, SupervisedProgram
 from sandboxes.system import of_this_machine
 from sandboxes.unstartable import Unstartable, spawn
-from sandboxes.users import MOST_IDS, Account, Range
+from sandboxes.users import MAX_IDS, Account, Range
 
 GRACE_S = 1.0
 """Seconds between SIGTERM and SIGKILL for processes that still run when the work directory is read."""
@@ -308,7 +308,7 @@ class DirectorySandbox(ABC):
                 cgroups=directories,
                 uid=self.uid,
                 worker=worker(),
-                users=1 if self.users is None else MOST_IDS,
+                users=1 if self.users is None else MAX_IDS,
             ).write(self._root)
             (self.directory / "files").mkdir(parents=True)
             if self.uid >= 0:  # its own user passes by its group; no other user of the machine does

@@ -39,7 +39,7 @@ from sandboxes.inside import confine
 from sandboxes.machine import fault
 from sandboxes.users import Range
 
-_MOST_FDS = 16
+_MAX_FDS = 16
 _UNSTARTED = "cannot start the process that puts programs into sandboxes"
 _PIECE = 4096
 _END_S = 5.0
@@ -201,7 +201,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.freeze()
     while True:
-        data, fds = _receive(requests, 1, _MOST_FDS)
+        data, fds = _receive(requests, 1, _MAX_FDS)
         if not data:
             return
         with contextlib.suppress(OSError):  # no process could be created: the end of the line reports it

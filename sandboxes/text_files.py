@@ -23,7 +23,7 @@ _MARK: Final = "\ufeff"
 _END_OF_DOS: Final = "\x1a"
 _BEGIN: Final = 64
 _SHEBANG: Final = b"#!"
-_DEEPEST: Final = 64  # tables and lists within one another: what reads them later recurses
+_MAX_DEPTH: Final = 64  # tables and lists within one another: what reads them later recurses
 
 
 def text_of(data: bytes, name: str) -> str:
@@ -112,7 +112,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def _is_deep(tables: dict[str, Any]) -> bool:
     """Whether tables and lists lie deeper within one another than anything reads. A key with many dots makes such tables."""
     level: list[Any] = [tables]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         children = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
         level = [child for child in children if isinstance(child, dict | list)]
         if not level:

@@ -13,7 +13,7 @@ from pathlib import Path
 from sandboxes.inside.confine import libc
 
 _NEWUSER = 0x1000_0000
-_MOST = "/proc/sys/user/max_user_namespaces"
+_LIMIT_FILE = "/proc/sys/user/max_user_namespaces"
 
 
 def made(maps: Mapping[str, str], *, nested: bool = True) -> int:
@@ -41,7 +41,7 @@ def made(maps: Mapping[str, str], *, nested: bool = True) -> int:
         if status and fd >= 0:
             os.close(fd)
     if status:
-        raise OSError(f"{_MOST} cannot be written in a new user namespace")
+        raise OSError(f"{_LIMIT_FILE} cannot be written in a new user namespace")
     return fd
 
 
@@ -58,7 +58,7 @@ def _inside(at_ready: int, mapped: int, at_mapped: int, *, nested: bool) -> None
             os.write(at_ready, b".")
             if os.read(mapped, 1):
                 if not nested:
-                    Path(_MOST).write_text("0")
+                    Path(_LIMIT_FILE).write_text("0")
                 code = 0
     finally:
         os._exit(code)

@@ -17,23 +17,23 @@ from dataclasses import dataclass
 from sandboxes.base import ImageRefused, SandboxSpec
 
 AGENT, AGENT_UID, ROOT = "agent", 1000, "root"
-MOST_IDS = 16
+MAX_IDS = 16
 """Users, and groups, of one sandbox."""
 FIRST_RANGE, RANGES = 0x7200_0000, 0x00D0_0000
 """Where ranges begin, above the users of sandboxes without one and of their containers; how many there are."""
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}\$?")
-_MOST_UID = (1 << 31) - 1
+_MAX_UID = (1 << 31) - 1
 
 
 def is_user(value: object) -> bool:
     """Whether a value can name a user: a uid, as a number or as text, or a name."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return 0 <= value <= _MOST_UID
+        return 0 <= value <= _MAX_UID
     if not isinstance(value, str):
         return False
     if _NUMBER.fullmatch(value):
-        return int(value) <= _MOST_UID
+        return int(value) <= _MAX_UID
     return bool(_NAME.fullmatch(value))
 
 
@@ -101,7 +101,7 @@ def find(user: str, passwd: str, group: str, where: str) -> Account:
         for line in (text.split(":") for text in group.splitlines())
         if len(line) > 3 and _NUMBER.fullmatch(line[2]) and name in line[3].split(",")
     }
-    return Account(name=name, uid=uid, gid=gid, groups=tuple(sorted(further - {gid}))[: MOST_IDS // 2])
+    return Account(name=name, uid=uid, gid=gid, groups=tuple(sorted(further - {gid}))[: MAX_IDS // 2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +120,9 @@ class Range:
         owners = list(owners)
         uids = dict.fromkeys((0, account.uid, *(uid for uid, _ in owners)))
         gids = dict.fromkeys((0, account.gid, *account.groups, *(gid for _, gid in owners)))
-        if max(len(uids), len(gids)) > MOST_IDS:
+        if max(len(uids), len(gids)) > MAX_IDS:
             raise ImageRefused(
-                f"the image's work directory belongs to more than {MOST_IDS} users or groups: give its files to fewer"
+                f"the image's work directory belongs to more than {MAX_IDS} users or groups: give its files to fewer"
             )
         return cls(first=first, uids=tuple(uids), gids=tuple(gids), account=account)
 

@@ -4,7 +4,7 @@
 |---|---|---|
 | BadBatch | its content | is quarantined at once |
 | PenstockError, a lost rank, errors of a disk, of Postgres, of a GPU and its memory | platform, configuration | is trained at the next start |
-| anything else, values that Postgres refuses | perhaps its content | is tried again, and quarantined after MOST_FAILURES |
+| anything else, values that Postgres refuses | perhaps its content | is tried again, and quarantined after MAX_FAILURES |
 
 A GPU without memory is a matter of configuration: `trainer.pack_tokens` bounds a pass and changes no result, so no batch has to be lost.
 """
@@ -18,7 +18,7 @@ from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.quote import cut
 from orchestrator.pool.transact import DRIVER_ERRORS, broken_client, of_content, sentence
 
-_LONGEST = 300
+_MAX_CHARACTERS = 300
 _OF_MACHINE = (
     "CUDA error",
     "CUBLAS_STATUS",
@@ -66,7 +66,7 @@ def _of_machine(error: BaseException) -> bool:
 def described(error: BaseException) -> str:
     """The error in one line, for people."""
     text = sentence(error) if isinstance(error, DBAPIError) else str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {cut(text, _LONGEST)}" if text else type(error).__name__
+    return f"{type(error).__name__}: {cut(text, _MAX_CHARACTERS)}" if text else type(error).__name__
 
 
 def no_memory(batch_no: int) -> NoMemory:

@@ -37,7 +37,7 @@ from orchestrator.pool.policy_versions import (
     progress,
 )
 from orchestrator.pool.quarantine import (
-    MOST_FAILURES,
+    MAX_FAILURES,
     failures,
     quarantine,
     quarantined_in_a_row,
@@ -269,7 +269,7 @@ class Trainer:
 
     async def failed(self, batch: LiveBatch, error: Exception) -> None:
         """Count a failure that may be the batch's own, in its history: once the caller resumes, the batch is trained again; it is quarantined
-        after MOST_FAILURES. Raises `error` if the platform is at fault, NoMemory if that is a GPU, RankLost if the ranks must start again."""
+        after MAX_FAILURES. Raises `error` if the platform is at fault, NoMemory if that is a GPU, RankLost if the ranks must start again."""
         if isinstance(error, RankFailed):
             with anyio.move_on_after(COUNT_S, shield=True):  # the end of a rank cancels this process's work
                 await self._count_failure(batch, str(error))
@@ -291,7 +291,7 @@ class Trainer:
         )
         measured(TrainerMetrics).batches.labels("failed").inc()
         log.error("batch.failed", batch=batch.batch_no, reason=why, times=times, exc_info=error)
-        if times >= MOST_FAILURES:
+        if times >= MAX_FAILURES:
             rollouts: Sequence[str] = ()
             with anyio.move_on_after(COUNT_S / 3):  # without an answer the batch is given up as well
                 rollouts = await transact(

@@ -12,10 +12,10 @@ import anyio
 
 T = TypeVar("T")
 
-MOST: Final = 8  # calls of one reply that run at the same time; the others wait their turn
+MAX_CALLS: Final = 8  # calls of one reply that run at the same time; the others wait their turn
 
 
-async def at_once(calls: Sequence[Callable[[], Awaitable[T]]], *, most: int = MOST) -> list[T]:
+async def at_once(calls: Sequence[Callable[[], Awaitable[T]]], *, most: int = MAX_CALLS) -> list[T]:
     """Run all `calls`, at most `most` at the same time, and return their results in the order of `calls`.
 
     The first exception cancels the calls that still run and propagates unchanged, in no group.

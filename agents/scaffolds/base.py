@@ -40,7 +40,7 @@ Conversations = Literal["one", "many"]
 Wire = Literal["native", "chat", "responses", "anthropic"]
 
 
-LONGEST_VERSION = 128
+MAX_VERSION = 128
 """Characters of a scaffold's version, which every attempt records."""
 
 
@@ -121,9 +121,9 @@ class Manifest:
     env: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.version) > LONGEST_VERSION:
+        if len(self.version) > MAX_VERSION:
             raise ValueError(
-                f"the version of scaffold {self.name} has {len(self.version)} characters: write at most {LONGEST_VERSION}"
+                f"the version of scaffold {self.name} has {len(self.version)} characters: write at most {MAX_VERSION}"
             )
 
 

@@ -35,7 +35,11 @@ def find(name: str) -> Scaffold:
         return scaffold_of(declared)
     for entry in _entries():
         if entry.name == name:
-            return scaffold_of(entry.load())
+            try:
+                declared = entry.load()
+            except Exception as error:  # also those of its module
+                raise ValueError(f"scaffold {name!r} cannot be imported: {error}") from error
+            return scaffold_of(declared)
     raise ValueError(f"unknown scaffold {name!r}; known: {', '.join(known()) or 'none'}")
 
 

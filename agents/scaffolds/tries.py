@@ -12,7 +12,7 @@ Say = Callable[[str], object]
 """Takes what a person should see: that a further try follows, and the output of every try after the last one."""
 WAITS: Final = "10 50"
 """Seconds between tries: the network may be away for a minute. `PENSTOCK_TRY_WAITS` replaces them."""
-_LONGEST: Final = 100  # lines that are shown of one try
+_MAX_LINES: Final = 100  # lines that are shown of one try
 _HELPLESS: Final = re.compile(
     r"No space left on device|Disk quota exceeded|Read-only file system|Permission denied"
     r"|are unsatisfiable|Distribution not found at|code (ENOSPC|EDQUOT|EROFS|EACCES|EPERM|E404|ETARGET)"
@@ -46,7 +46,7 @@ def run(argv: Sequence[str], place: Path, env: Mapping[str, str], say: Say) -> t
         say(f"{count} of {Path(argv[0]).name} failed, the next one follows in {wait_s:g} s")
         time.sleep(wait_s)
     for number, output in enumerate(outputs, 1):
-        shown = "\n".join(output.rstrip().splitlines()[-_LONGEST:])
+        shown = "\n".join(output.rstrip().splitlines()[-_MAX_LINES:])
         say(f"output of try {number} of {len(waits) + 1}:\n{shown}")
     return done.returncode, done.stdout
 

@@ -24,7 +24,7 @@ from ops.tiers import Change, Choice, Tier, Tiers
 
 ROOM = Path("var/gate")
 PATIENCE = 4.0  # times its budget: then a part hangs
-LEAST_S = 600.0  # before a part hangs
+MIN_S = 600.0  # before a part hangs
 NEW_S = 300.0  # for the runs of new and changed tests: no further run begins after it
 NEW_TIMES, NEW_WORKERS = 5, 3
 LOW_MB = 5000
@@ -76,7 +76,7 @@ class Gate:
         if time_left <= 0:
             self.left_out.append((name, f"{why}; the limit of {self.tiers.limit_s // 60} minutes is reached"))
             return None
-        patience = max(LEAST_S, PATIENCE * tier.budget) * tiers.slowness()
+        patience = max(MIN_S, PATIENCE * tier.budget) * tiers.slowness()
         command, limit_s = ["./ops/test", *words], min(patience, time_left)
         ended = run(name, why, command, _directory(name), limit_s, has_tests=has_tests)
         self.parts.append(ended)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 FILE = "ops/flaky.toml"
 DAYS = 7
-MOST = 5
+MAX_ENTRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,10 @@ def read(root: Path) -> list[Flaky]:
         found = [Flaky(**entry) for entry in tomllib.loads(file.read_text(encoding="utf-8")).get("flaky", [])]
     except (tomllib.TOMLDecodeError, TypeError) as problem:
         raise ValueError(f"{FILE}: {problem}; an entry has test, since and cause") from None
-    if len(found) > MOST:
-        raise ValueError(f"{FILE} has {len(found)} entries, {MOST} at most: mend one before you add one")
+    if len(found) > MAX_ENTRIES:
+        raise ValueError(
+            f"{FILE} has {len(found)} entries, {MAX_ENTRIES} at most: mend one before you add one"
+        )
     for entry in found:
         path, _, name = entry.test.partition("::")
         function = name.rpartition("::")[2].partition("[")[0]

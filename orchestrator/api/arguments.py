@@ -18,7 +18,7 @@ from orchestrator.pool.sanitize import clean
 from orchestrator.settings.storable import unstorable
 
 T = TypeVar("T")
-DEEPEST = 32
+MAX_DEPTH = 32
 """Lists and tables within one another in a value of the configuration."""
 
 
@@ -139,7 +139,7 @@ def _table(name: str, at: str, keys: Mapping[Any, Any], deep: int) -> dict[str, 
 
 def _toml(name: str, at: str, value: Any, deep: int) -> Any:
     """`value` in the types that TOML and the configuration have."""
-    if deep > DEEPEST:
+    if deep > MAX_DEPTH:
         raise ArgumentError(name, f"{quoted(at)} is nested too deeply")
     match value:
         case bool():

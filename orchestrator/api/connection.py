@@ -21,7 +21,7 @@ async def connect(config: str | Path = ".", *, overrides: Sequence[str] = ()) ->
 
     Raises ConfigurationError if the file or the run does not exist, ServiceError if PostgreSQL cannot be reached.
     """
-    home = Home.at(place("config", config), each_of("overrides", overrides, words))
+    home = Home.at(place("config", config).absolute(), each_of("overrides", overrides, words))
     own = home.reading()
     async with opened_run(own, Role.READER, size=2, name="penstock-api") as (engine, stored):
         run = Run(home, config=effective(stored.config, own), own=own, engine=engine, stored=stored)

@@ -252,7 +252,8 @@ class Run:
             scaffold=name,
         )
         self._warn_of_ignored()
-        found = await self._read(given, "nothing is evaluated")
+        offered = (name,) if name else drawn(self._config.rollout.scaffolds)
+        found = await self._read(given, "nothing is evaluated", offered)
         async with self._bus() as bus:
             client = EvaluationClient(
                 run=self.name,

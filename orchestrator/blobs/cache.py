@@ -28,7 +28,7 @@ log = get(__name__)
 RECENT_S: Final = 3600.0
 LOWERED: Final = 0.9
 """Share of the size to which a cleanup lowers the cache."""
-MOST_CHECKED: Final = 1 << 16
+MAX_CHECKED: Final = 1 << 16
 """Names of checked files in memory. When they are that many, each file is checked once more."""
 _NEW: Final = ".new"
 
@@ -92,7 +92,7 @@ class BlobCache:
 
     def _check(self, name: str) -> None:
         """Note that the content of a file is right."""
-        if len(self._checked) >= MOST_CHECKED:
+        if len(self._checked) >= MAX_CHECKED:
             self._checked.clear()
         self._checked.add(name)
 

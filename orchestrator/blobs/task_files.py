@@ -20,7 +20,7 @@ from orchestrator.settings.tasks import TasksSection
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.message import (
-    DEEPEST,
+    MAX_DEPTH,
     BlobFile,
     Listing,
     Part,
@@ -136,7 +136,7 @@ class TaskFiles:
         """Bring every tree into the cache, level by level. Their form is checked only as far as needed to find the next level."""
         known: set[str] = set()
         open_trees = _trees_of(message)
-        for _ in range(DEEPEST + 2):
+        for _ in range(MAX_DEPTH + 2):
             if not open_trees:
                 break
             if len(known) + len(open_trees) > limits.entries:

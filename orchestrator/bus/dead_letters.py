@@ -16,7 +16,7 @@ from orchestrator.bus.wire import size_of, wire_headers
 _REASON_LIMIT = 1000  # characters
 _SUBJECT_LIMIT = 4096  # characters: a line of the protocol
 _SCHEMA_LIMIT = 256  # characters
-MOST_HEADERS_BYTES = 48 * 1024  # NATS refuses more than 64 KiB
+MAX_HEADERS_BYTES = 48 * 1024  # NATS refuses more than 64 KiB
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")  # of a header that can be sent
 
 
@@ -51,7 +51,7 @@ def dead_letter(
         body=b"",
         headers=_kept(message.headers) | headers,
     )
-    if size_of(letter, wire_headers(letter)) > min(MOST_HEADERS_BYTES, max_payload // 2):
+    if size_of(letter, wire_headers(letter)) > min(MAX_HEADERS_BYTES, max_payload // 2):
         letter = replace(letter, headers=headers)  # large foreign headers: keep only ours
     free_bytes = max_payload - size_of(letter, wire_headers(letter))
     return replace(letter, body=message.body[: max(0, free_bytes)])

@@ -15,7 +15,7 @@ from orchestrator.runtime.backoff import backoff
 
 TRIES = 3
 """Failed tries after which a message is at fault if others have passed."""
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0
 GONE_S = 600.0
 """A message that does not come again for so long was settled by another process."""
 
@@ -27,7 +27,7 @@ class _Suspect:
     failed: int = 0
     at: float = 0.0
     """When it failed last, on the monotonic clock."""
-    waits: Iterator[float] = field(default_factory=lambda: backoff(FIRST_WAIT_S, LONGEST_WAIT_S))
+    waits: Iterator[float] = field(default_factory=lambda: backoff(FIRST_WAIT_S, MAX_WAIT_S))
 
 
 @dataclass(slots=True)

@@ -68,6 +68,7 @@ def evaluate(
     from orchestrator.evaluation import EvaluationRequest
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.sources import admissible, each, together
+    from orchestrator.tasks.unfit import drawn
 
     home = Home.at(config)
     request = EvaluationRequest(
@@ -84,7 +85,8 @@ def evaluate(
     if run.unknown is not None:
         raise PenstockError(run.unknown)
     print_notes(run.notes(file_config, OF_PUBLISHING))
-    tasks, problems = admissible(found_at, counts.sandbox)
+    offered = (scaffold,) if scaffold else drawn(counts.rollout.scaffolds)
+    tasks, problems = admissible(found_at, counts.sandbox, offered)
     if problems:
         raise ValueError(together(problems, "nothing is evaluated"))
 

@@ -22,7 +22,7 @@ from orchestrator.contracts.quote import quoted
 
 LEVELS = tuple(LogLevel)
 _BLOCK = 1 << 16
-_LONGEST = 1 << 20  # bytes of one line that are kept
+_MAX_LINE_BYTES = 1 << 20  # bytes of one line that are kept
 _POSTGRES = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) UTC \[\d+\] (?:\S+@\S+ )?(\w+):")
 _NATS = re.compile(r"\[\d+\] (\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+) \[(\w+)\]")
 _NAMES = {
@@ -90,7 +90,7 @@ def read(process: str, raw: bytes, before: Line | None = None) -> Line:
     >>> read("nats", b"[7] 2026/01/02 03:04:05.600000 [ERR] no space").level
     'error'
     """
-    text = raw.rstrip(b"\n")[:_LONGEST].decode("utf-8", "backslashreplace")
+    text = raw.rstrip(b"\n")[:_MAX_LINE_BYTES].decode("utf-8", "backslashreplace")
     try:
         fields = json.loads(text) if text.startswith("{") else None
         if isinstance(fields, dict):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from orchestrator.runner.worker import WorkerSettings
 
 
-LONGEST_NAME = 64  # characters of a process's name: a row and its files have it
+MAX_NAME_LENGTH = 64  # characters of a process's name: a row and its files have it
 
 
 def _serve(process: str, home: Home, work: Callable[[], Awaitable[None]]) -> None:
@@ -67,9 +67,9 @@ def _by_clock(home: Home, work: Callable[[], Awaitable[None]]) -> Callable[[], A
 
 def _short(name: str) -> str:
     """Parser of `--name`."""
-    if not name or len(name) > LONGEST_NAME:
+    if not name or len(name) > MAX_NAME_LENGTH:
         raise typer.BadParameter(
-            f"{quoted(name)} is not a name for a process: write 1 to {LONGEST_NAME} characters"
+            f"{quoted(name)} is not a name for a process: write 1 to {MAX_NAME_LENGTH} characters"
         )
     return name
 

@@ -60,7 +60,7 @@ async def _prune(
         return found, letters, await transact(engine, sweep, at="person.commit")
 
 
-MOST_DAYS = 36_525.0  # a century: PostgreSQL's times are bounded
+MAX_DAYS = 36_525.0  # a century: PostgreSQL's times are bounded
 
 
 def prune(
@@ -69,7 +69,7 @@ def prune(
     dead_letters: Annotated[
         float | None,
         typer.Option(
-            min=0, max=MOST_DAYS, help="Also delete its dead messages that are older than this many days."
+            min=0, max=MAX_DAYS, help="Also delete its dead messages that are older than this many days."
         ),
     ] = None,
     dry_run: Annotated[

@@ -22,7 +22,7 @@ from orchestrator.runtime.streams import ends_with_reader
 from orchestrator.settings.timeouts import use
 
 TIMEOUT_S, LIMIT = 30.0, 1_000
-MOST_SECONDS, MOST_ROWS = 2e6, 2**31 - 2  # PostgreSQL's limit in milliseconds, the driver's in rows
+MAX_SECONDS, MAX_ROWS = 2e6, 2**31 - 2  # PostgreSQL's limit in milliseconds, the driver's in rows
 READS = ("select", "with", "values", "table", "explain", "show")
 WRITES = ("delete", "insert", "update", "set")  # known words, even if they resemble one that reads
 _FIRST = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/|\()*([^\s(;]*)", re.S)
@@ -162,13 +162,13 @@ def sql(
         bool, typer.Option("--exact", help="With --csv: every text as it is, for programs.")
     ] = False,
     limit: Annotated[
-        int, typer.Option(min=0, max=MOST_ROWS, help="Print at most this many rows (0: all).")
+        int, typer.Option(min=0, max=MAX_ROWS, help="Print at most this many rows (0: all).")
     ] = LIMIT,
     timeout_s: Annotated[
         float,
         typer.Option(
             min=0,
-            max=MOST_SECONDS,
+            max=MAX_SECONDS,
             help="Give up after this many seconds (0: only timeouts.pool_reader_s of the run ends it).",
         ),
     ] = TIMEOUT_S,

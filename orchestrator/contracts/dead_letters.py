@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-MOST_DIGITS = 18  # every such number fits a bigint
+MAX_DIGITS = 18  # every such number fits a bigint
 
 
 class LetterKind(StrEnum):
@@ -22,7 +22,7 @@ def parse_letter(name: str) -> tuple[LetterKind, int] | None:
     if (
         kind not in list(LetterKind)
         or not (digits.isascii() and digits.isdigit())
-        or len(digits) > MOST_DIGITS
+        or len(digits) > MAX_DIGITS
     ):
         return None
     return LetterKind(kind), int(digits)

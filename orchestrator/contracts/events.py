@@ -16,12 +16,12 @@ import msgspec
 
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.limits import (
-    LONGEST_LABEL,
-    LONGEST_LOG,
-    LONGEST_NAME,
-    LONGEST_PATH,
-    LONGEST_PAYLOAD,
-    LONGEST_SENTENCE,
+    MAX_LABEL,
+    MAX_LOG,
+    MAX_NAME_LENGTH,
+    MAX_PATH,
+    MAX_PAYLOAD,
+    MAX_SENTENCE,
 )
 from orchestrator.contracts.marks import MAIN_AGENT, Finish, ParseStatus
 from orchestrator.contracts.members import read, without_empty
@@ -31,13 +31,13 @@ from orchestrator.contracts.states import FailureClass, Left, Purpose, Replay, S
 from orchestrator.contracts.vetting import Vetting
 
 # Every text has a limit, which its reader checks; its sender cuts before.
-Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_LENGTH)]
 """A name or word that Penstock or its operator chose: a run, a reason of a mark, an agent's path, hex of a sha256."""
-Label = Annotated[str, msgspec.Meta(max_length=LONGEST_LABEL)]
-Sentence = Annotated[str, msgspec.Meta(max_length=LONGEST_SENTENCE)]
-Path = Annotated[str, msgspec.Meta(max_length=LONGEST_PATH)]
-Log = Annotated[str, msgspec.Meta(max_length=LONGEST_LOG)]
-Payload = Annotated[str, msgspec.Meta(max_length=LONGEST_PAYLOAD)]
+Label = Annotated[str, msgspec.Meta(max_length=MAX_LABEL)]
+Sentence = Annotated[str, msgspec.Meta(max_length=MAX_SENTENCE)]
+Path = Annotated[str, msgspec.Meta(max_length=MAX_PATH)]
+Log = Annotated[str, msgspec.Meta(max_length=MAX_LOG)]
+Payload = Annotated[str, msgspec.Meta(max_length=MAX_PAYLOAD)]
 """Content, or a text whose own check has a better sentence."""
 
 
@@ -112,7 +112,7 @@ class StepRoutes(msgspec.Struct, frozen=True, kw_only=True):
     sha: Name
 
 
-MOST_WEIGHTS: Final = 64
+MAX_WEIGHTS: Final = 64
 """Digests of weights in one step: as many weight syncs may interrupt an action."""
 
 

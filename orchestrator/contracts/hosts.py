@@ -17,7 +17,7 @@ Address = IPv4Address | IPv6Address
 
 _LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 _NUMBER: Final = re.compile(r"\d+|0x[0-9a-f]*", re.ASCII)
-_LONGEST: Final = 253
+_MAX_LENGTH: Final = 253
 
 
 def host_of(text: str, *, labels: int = 2) -> str | Address:
@@ -36,7 +36,7 @@ def host_of(text: str, *, labels: int = 2) -> str | Address:
     parts = name.split(".")
     if _NUMBER.fullmatch(parts[-1]):
         return _address(name, text)
-    if len(name) > _LONGEST or not all(_LABEL.fullmatch(part) for part in parts):
+    if len(name) > _MAX_LENGTH or not all(_LABEL.fullmatch(part) for part in parts):
         raise ValueError(f"{quoted(text)} is not the name of a host")
     if len(parts) < labels:
         raise ValueError(f"{quoted(text)} has no domain: write the whole name of a host")

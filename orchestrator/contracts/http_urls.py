@@ -6,7 +6,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from orchestrator.contracts.quote import quoted
 
-_LONGEST: Final = 2_000  # bytes: a row of an index in PostgreSQL holds 2,704
+_MAX_LENGTH: Final = 2_000  # bytes: a row of an index in PostgreSQL holds 2,704
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -63,9 +63,9 @@ def check_http_urls(urls: Iterable[str], what: str) -> None:
             fits = False
         if not fits:
             raise ValueError(f"{quoted(url)} is not a URL of {what}: write http://host:port")
-        if (size := max(len(url.encode()), len(normal_url(url).encode()))) > _LONGEST:
+        if (size := max(len(url.encode()), len(normal_url(url).encode()))) > _MAX_LENGTH:
             raise ValueError(
-                f"{quoted(url)} has {size:,} bytes, and a URL of {what} at most {_LONGEST:,}: shorten it"
+                f"{quoted(url)} has {size:,} bytes, and a URL of {what} at most {_MAX_LENGTH:,}: shorten it"
             )
         if "?" in url or "#" in url:
             raise ValueError(

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.contracts.limits import LONGEST_REASON
+from orchestrator.contracts.limits import MAX_REASON
 from orchestrator.contracts.quote import cut_to
 
 NOTE: Final = "note: "
@@ -100,4 +100,4 @@ class NoVerdict(enum.Enum):
 
     def of(self, detail: object) -> str:
         """The reason of one verification."""
-        return cut_to(f"{self.value.says}{detail}", LONGEST_REASON)
+        return cut_to(f"{self.value.says}{detail}", MAX_REASON)

@@ -13,7 +13,7 @@ INT2, INT4, INT8 = 2**15 - 1, 2**31 - 1, 2**63 - 1
 """The largest values of PostgreSQL's smallint (attempts), integer (versions, batches, steps, counts) and bigint (ids)."""
 T = TypeVar("T", int, float)
 _REAL = re.compile(r"-?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_LONGEST = 100  # characters
+_MAX_LENGTH = 100  # characters
 
 
 def whole(text: str, *, least: int = 0, most: int = INT4) -> int:
@@ -28,7 +28,7 @@ def whole(text: str, *, least: int = 0, most: int = INT4) -> int:
     digits = text.removeprefix("-")
     # Text longer than any bound is refused before parsing: int() takes quadratic time, and refuses 4,300 digits with a message of its own.
     readable = (
-        digits.isascii() and digits.isdigit() and len(digits.lstrip("0")) <= 19 and len(digits) <= _LONGEST
+        digits.isascii() and digits.isdigit() and len(digits.lstrip("0")) <= 19 and len(digits) <= _MAX_LENGTH
     )
     if not readable or not least <= int(text) <= most:
         raise ValueError(f"must be a whole number from {least} to {most}, not {_shown(text)}")
@@ -44,7 +44,7 @@ def real(text: str, *, least: float = -math.inf, most: float = math.inf) -> floa
     Traceback (most recent call last):
     ValueError: must be a number from 0, such as 0.5, not '1e400'
     """
-    found = float(text) if len(text) <= _LONGEST and _REAL.fullmatch(text) else math.nan
+    found = float(text) if len(text) <= _MAX_LENGTH and _REAL.fullmatch(text) else math.nan
     if not math.isfinite(found) or not least <= found <= most:
         raise ValueError(f"must be a number{_range(least, most)}, not {_shown(text)}")
     return found

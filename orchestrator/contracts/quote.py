@@ -3,14 +3,14 @@
 import re
 from typing import Any, Final
 
-MOST: Final = 80
+MAX_QUOTED: Final = 80
 """Characters of one quoted value."""
-_LONGEST_WORD: Final = 256
+_MAX_WORD: Final = 256
 """Longer words of a sentence are cut: no name in a sentence needs that length."""
-_WORD: Final = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
+_WORD: Final = re.compile(rf"\S{{{_MAX_WORD + 1},}}")
 
 
-def quoted(value: Any, most: int = MOST) -> str:
+def quoted(value: Any, most: int = MAX_QUOTED) -> str:
     """The repr of `value` on one line, cut after `most` characters.
 
     >>> quoted("a name"), quoted(7), quoted("x" * 5000, 8), quoted(10**5000)
@@ -28,7 +28,7 @@ def quoted(value: Any, most: int = MOST) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def cut(text: str, most: int = MOST) -> str:
+def cut(text: str, most: int = MAX_QUOTED) -> str:
     """`text`, cut after `most` characters.
 
     >>> cut("models/tiny"), cut("x" * 5000, 4)

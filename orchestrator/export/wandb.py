@@ -11,7 +11,7 @@ from orchestrator.contracts.errors import PenstockError
 from orchestrator.export.packages import need
 from orchestrator.queries.scalars import RunScalars
 
-LONGEST_S = 600.0
+MAX_S = 600.0
 
 
 class Wandb:
@@ -39,7 +39,7 @@ class Wandb:
             input=msgspec.json.encode(scalars),
             env=environment,
             capture_output=True,
-            timeout=LONGEST_S,
+            timeout=MAX_S,
         )
         if done.returncode:
             error_lines = done.stderr.decode("utf-8", "replace").strip().splitlines() or [

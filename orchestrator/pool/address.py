@@ -39,7 +39,7 @@ _NUMBERS: Final = (
     "tcp_user_timeout",
     "statement_cache_size",
 )
-_MOST: Final[Mapping[str, int]] = {
+_MAX_VALUES: Final[Mapping[str, int]] = {
     "keepalives_idle": 32_767,
     "keepalives_interval": 32_767,
     "keepalives_count": 127,
@@ -307,8 +307,10 @@ def _check_value(name: str, value: str) -> None:
         raise ServiceError(
             f"the PostgreSQL URL has {name}={_shown(value)}: {name} is a whole number of 9 digits at most"
         )
-    if name in _MOST and int(value) > _MOST[name]:
-        raise ServiceError(f"the PostgreSQL URL has {name}={_shown(value)}: {name} is at most {_MOST[name]}")
+    if name in _MAX_VALUES and int(value) > _MAX_VALUES[name]:
+        raise ServiceError(
+            f"the PostgreSQL URL has {name}={_shown(value)}: {name} is at most {_MAX_VALUES[name]}"
+        )
     if name in _FILES and not (name == "sslrootcert" and value == "system") and not os.access(value, os.R_OK):
         raise ServiceError(f"the PostgreSQL URL has {name}={_shown(value)}, and that file cannot be read")
 

@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import MessageError
-from orchestrator.contracts.events import MOST_WEIGHTS, StepRecorded
+from orchestrator.contracts.events import MAX_WEIGHTS, StepRecorded
 from orchestrator.contracts.ids import (
     LOGPROB_SLACK,
     NO_PARENT,
@@ -148,8 +148,8 @@ def _wrong_lengths(step: Decoded) -> Iterable[str]:
             yield f"{name} holds a negative id"
     if fault := not_tiling(event.spans, n):
         yield fault
-    if len(event.weights) > MOST_WEIGHTS or not all(map(WEIGHTS.fullmatch, event.weights)):
-        yield f"weights are not version:digest, {MOST_WEIGHTS} times at most"
+    if len(event.weights) > MAX_WEIGHTS or not all(map(WEIGHTS.fullmatch, event.weights)):
+        yield f"weights are not version:digest, {MAX_WEIGHTS} times at most"
     for span in event.spans:
         if not 0 <= span.version < 2**31:
             yield f"policy version {span.version} does not exist"

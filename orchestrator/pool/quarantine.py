@@ -14,7 +14,7 @@ from orchestrator.pool.batches import drop
 from orchestrator.pool.rewind import REWIND
 from orchestrator.pool.tables import batches, transitions
 
-MOST_FAILURES: Final = 2
+MAX_FAILURES: Final = 2
 """Failures of a batch before it is quarantined: no process starts again more often because of one batch."""
 
 

@@ -24,7 +24,7 @@ from orchestrator.runtime.log import get
 
 log = get(__name__)
 
-LONGEST_DETAIL = 500  # characters
+MAX_DETAIL = 500  # characters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class ServerRows:
             "state": state.value,
             "version": version,
             "weights_digest": clean(weights_digest) if weights_digest else None,
-            "detail": cut_to(clean(detail), LONGEST_DETAIL) if detail else None,
+            "detail": cut_to(clean(detail), MAX_DETAIL) if detail else None,
             "changed": func.clock_timestamp(),
         }
         return await self._update(url, epoch, values, at="server.row")

@@ -10,7 +10,7 @@ from orchestrator.contracts.ids import sha256
 from orchestrator.pool.tables import groups, speed_noise, tasks
 from orchestrator.rewards.noise import Noise
 
-MOST_FAILED = 3
+MAX_FAILED = 3
 """Consecutive measurements without a result after which the scaffold waits for the interval."""
 
 
@@ -50,7 +50,7 @@ async def newest(connection: AsyncConnection, run_id: int, scaffold: str) -> flo
 
 async def due(connection: AsyncConnection, run_id: int, scaffold: str, interval_s: float) -> bool:
     """Whether a scaffold needs a measurement: none is running, and the newest result is older than `interval_s` by the database's clock.
-    After MOST_FAILED without a result the interval counts from the last of them."""
+    After MAX_FAILED without a result the interval counts from the last of them."""
     table = speed_noise.c
     recent = table.at > func.now() - func.make_interval(0, 0, 0, 0, 0, 0, interval_s)
     rows = (
@@ -59,12 +59,12 @@ async def due(connection: AsyncConnection, run_id: int, scaffold: str, interval_
             .join(groups, groups.c.group_id == table.group_id)
             .where(table.run_id == run_id, table.scaffold == key_of(scaffold))
             .order_by(table.group_id.desc())
-            .limit(MOST_FAILED)
+            .limit(MAX_FAILED)
         )
     ).all()
     if any(not row.done or (row.measured and row.recent) for row in rows):
         return False
-    return len(rows) < MOST_FAILED or not all(row.recent for row in rows)
+    return len(rows) < MAX_FAILED or not all(row.recent for row in rows)
 
 
 async def task_of(connection: AsyncConnection, group_id: int) -> ReplayedTask:

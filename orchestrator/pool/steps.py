@@ -15,7 +15,7 @@ from sqlalchemy import Row, case, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
-from orchestrator.contracts.limits import MOST_TOOL_CALLS
+from orchestrator.contracts.limits import MAX_TOOL_CALLS
 from orchestrator.contracts.marks import MAIN_AGENT, Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan, from_flat
 from orchestrator.contracts.states import StepKind
@@ -257,7 +257,7 @@ def last_recorded(
     for (rollout, attempt, idx), results in tools.items():
         calls[rollout, attempt] += len(results)
         last[rollout, attempt] = max(idx, last.get((rollout, attempt), 0))
-    return {key: last[key] for key, number in calls.items() if number >= MOST_TOOL_CALLS}
+    return {key: last[key] for key, number in calls.items() if number >= MAX_TOOL_CALLS}
 
 
 async def _tools(

@@ -35,7 +35,7 @@ CONTENT = (
     "23",
     "54",
 )  # data exception, constraint violation, a value over a limit of Postgres (of an index row, of nesting)
-MOST_BROKEN = 3
+MAX_BROKEN = 3
 PASSING_ERRNOS: Final = frozenset(
     {
         *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
@@ -177,7 +177,7 @@ async def transact(
 
     Postgres also ends a transaction that sends nothing for `timeouts.pool_idle_s`. A process that was stopped repeats it. `work` that is
     silent for so long would be repeated without end: with `most_idle_ends`, TransactionEnded is raised after so many of these ends. A client that
-    breaks `MOST_BROKEN` times in a row is broken by `work`, not by its connection: its error is raised.
+    breaks `MAX_BROKEN` times in a row is broken by `work`, not by its connection: its error is raised.
 
     `work` that needs a value of a long computation raises NotReady: no transaction, and no lock, is held while it is computed. Without `wait_ready`
     it is raised: the caller has other work until then.
@@ -211,7 +211,7 @@ async def _until_committed(
             return await _attempt(engine, work, at)
         except DRIVER_ERRORS as error:
             broken = broken + 1 if broken_client(error) else 0
-            if not passing(error) or broken == MOST_BROKEN:
+            if not passing(error) or broken == MAX_BROKEN:
                 raise
             idle_ends += _ended_idle(error, time.monotonic() - started)
             if idle_ends == most_idle_ends:

@@ -22,7 +22,7 @@ from orchestrator.queries.tree import (
 
 NEWEST = 10
 """Batches among which failed ones are named."""
-LARGEST_TREE = 8_000_000
+MAX_TREE = 8_000_000
 """Most stored tokens in a tree: some 64 MB of bytes and a second. For a larger batch, the tree covers its first groups."""
 
 
@@ -280,7 +280,7 @@ async def _affordable(
     total = 0
     for group in groups:
         total += sum(tokens.get(r.rollout_id, 0) for r in rollouts if (r.seq, r.group_id) == group)
-        if chosen and total > LARGEST_TREE:
+        if chosen and total > MAX_TREE:
             break
         chosen.add(group)
     return chosen

@@ -11,7 +11,7 @@ from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.scheduling.window import QueueRow
 from orchestrator.settings.config import Config
 
-MOST = 100_000  # counting limit for tables that should stay small
+MAX_COUNTED = 100_000  # counting limit for tables that should stay small
 
 # Partial indexes exclude terminal rollouts and done groups.
 _ROLLOUTS = text(
@@ -59,7 +59,7 @@ async def run_gauges(connection: AsyncConnection, run_id: int, config: Config) -
     """Read the values of the gauges. Nothing is locked."""
     rollouts = {row.state: int(row.n) for row in await connection.execute(_ROLLOUTS, {"run": run_id})}
     rows = (await connection.execute(_GROUPS, {"run": run_id})).all()
-    others = (await connection.execute(_OTHERS, {"run": run_id, "most": MOST})).one()
+    others = (await connection.execute(_OTHERS, {"run": run_id, "most": MAX_COUNTED})).one()
     groups = Counter[str](row.state for row in rows)
     groups[GroupState.ACCEPTED] = others.accepted
     waiting = [row for row in rows if row.state != GroupState.TAKEN]

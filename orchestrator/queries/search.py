@@ -21,7 +21,7 @@ from orchestrator.queries.latest_reward import reward_of
 from orchestrator.queries.rollout_summary import PRUNED, RolloutSummary, steps_of
 
 PAGE = 50
-LARGEST_PAGE = 200
+MAX_PAGE = 200
 CHUNK = 2_000
 TEXT_CHUNK = 25  # rollouts whose messages are read in the first chunk
 BUDGET_S = 0.15
@@ -151,7 +151,7 @@ async def rollout_list(
 ) -> RolloutPage:
     """The newest `n` rollouts below id `before` that match, or fewer if the time budget is spent (see this module)."""
     filters = filters or RolloutFilters()
-    n = max(1, min(n, LARGEST_PAGE))
+    n = max(1, min(n, MAX_PAGE))
     given = {f.name: getattr(filters, f.name) for f in fields(filters)}
     given = {name: value for name, value in given.items() if value is not None}
     chunk = TEXT_CHUNK if {"text", "tool"} & given.keys() else CHUNK if given else n
@@ -277,7 +277,7 @@ async def group_list(
     given = {
         f.name: value for f in fields(GroupFilters) if (value := getattr(filters, f.name, None)) is not None
     }
-    n = max(1, min(n, LARGEST_PAGE))
+    n = max(1, min(n, MAX_PAGE))
     chunk = CHUNK if given else n
     conditions = " AND ".join(_GROUP_CONDITIONS[name] for name in given) or "true"
     candidates = """SELECT g.*, row_number() OVER (ORDER BY g.group_id DESC) AS nth FROM groups g

@@ -21,7 +21,7 @@ from orchestrator.contracts.ids import EVERY_DOMAIN
 from orchestrator.queries.downsample import downsample
 
 SAMPLE = 1600  # rollouts, in groups of the newest one's size
-LEAST = 8  # rollouts of a bin
+MIN_ROLLOUTS = 8  # rollouts of a bin
 LATELY = 64  # rollouts that give the current success
 Z = 1.96
 UNKNOWN = "unknown"  # the failure class of a lost rollout that has none
@@ -164,7 +164,7 @@ async def spending(connection: AsyncConnection, run_id: int, *, bins: int = 18) 
 def _success(scored: Sequence[Any], bins: int) -> list[Success]:
     """In bins with equal numbers of rollouts, so that slow stretches are estimated as well as fast ones, and the last bin as well as the
     rest; `scored` is ordered by time."""
-    n = max(1, min(bins, len(scored) // LEAST))
+    n = max(1, min(bins, len(scored) // MIN_ROLLOUTS))
     parts = [scored[i * len(scored) // n : (i + 1) * len(scored) // n] for i in range(n)]
     found = []
     for domain in (EVERY_DOMAIN, *sorted({row.domain for row in scored})):

@@ -19,9 +19,9 @@ from orchestrator.queries.token_text import Detokenizer
 
 PAGE = 2_000
 """Tokens of one page: some 60 KB of JSON."""
-LARGEST_PAGE = 20_000
+MAX_PAGE = 20_000
 # Bytes, and so tokens, decoded on both sides of a page, so that its edges garble nothing.
-LONGEST_CHARACTER = 4
+MAX_CHARACTER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +172,9 @@ async def tokens(
     path = await _path(connection, key)
     total = path[0].full_len
     start = max(0, min(start, total))
-    n = max(0, min(n, LARGEST_PAGE, total - start))
-    first = max(0, start - LONGEST_CHARACTER)
-    raw = await connection.scalar(_IDS, {**key, "start": first, "n": start + n + LONGEST_CHARACTER - first})
+    n = max(0, min(n, MAX_PAGE, total - start))
+    first = max(0, start - MAX_CHARACTER)
+    raw = await connection.scalar(_IDS, {**key, "start": first, "n": start + n + MAX_CHARACTER - first})
     padded_ids = ids_from_bytes(bytes(raw or b"")).tolist()
     ids = padded_ids[start - first : start - first + n]
     texts = (

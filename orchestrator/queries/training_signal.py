@@ -7,7 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.states import FilterReason
 
 NEWEST = 10  # groups that are read, by queue position
-LEAST = 5  # with fewer groups nothing is stated yet
+MIN_GROUPS = 5  # with fewer groups nothing is stated yet
 
 # A group is over when it waits for a batch, is in one, or was filtered because its rewards are alike.
 _OVER = "run_id = :run AND seq IS NOT NULL AND (state IN ('ready', 'taken', 'trained') OR (state = 'filtered' AND reason = :alike))"
@@ -48,7 +48,7 @@ async def no_signal(connection: AsyncConnection, run_id: int) -> str | None:
     """One sentence when every one of the newest groups scored alike, with what to do; else None."""
     values = {"run": run_id, "n": NEWEST, "alike": FilterReason.ZERO_SIGNAL.value}
     row = (await connection.execute(_NEWEST, values)).one()
-    if row.groups < LEAST or row.alike < row.groups or row.lowest is None:
+    if row.groups < MIN_GROUPS or row.alike < row.groups or row.lowest is None:
         return None
     return sentence(row.groups, float(row.lowest), float(row.highest), older=row.older)
 

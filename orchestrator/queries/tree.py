@@ -20,8 +20,9 @@ from orchestrator.trajectory.branch import Branch
 from orchestrator.trajectory.trie import Node, Trie
 
 DRAWN = 1_500
-HEAD_TOKENS = 24
 """Nodes in a drawing by default: further ones are thinner than a pixel."""
+HEAD_TOKENS = 24
+"""Token ids that are shown of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,13 +26,13 @@ from typing import Final
 from orchestrator.contracts.choices import ZeroSignal
 from orchestrator.rewards.composite import RolloutReward
 from orchestrator.rewards.settings import RewardSettings
-from orchestrator.rewards.speed import SHORTEST_S
+from orchestrator.rewards.speed import MIN_S
 
 NOISE_FACTOR: Final = 3.0
 EQUAL: Final = 1e-9  # float sums closer than this are equal
 ALIKE: Final = 1e-3
 """Performances closer than this count as equal: below it, speed (up to β = 0.1) would rank the members without its gate."""
-SMALLEST_SPREAD: Final = 1e-4
+MIN_SPREAD: Final = 1e-4
 """A group with a smaller standard deviation of total rewards is silent if returns decide or divide: dividing by less would only amplify noise.
 Totals are not discounted: else members of many steps would be equal whatever they achieved."""
 
@@ -64,7 +64,7 @@ def sd_log(seconds: Sequence[float]) -> float:
     >>> round(sd_log([5.0, 50.0, 500.0]), 3), sd_log([7.0, 7.0])
     (2.303, 0.0)
     """
-    return stdev(math.log(max(SHORTEST_S, t)) for t in seconds)
+    return stdev(math.log(max(MIN_S, t)) for t in seconds)
 
 
 def compared(
@@ -113,9 +113,7 @@ def _silence(
         style = max(_range(map(_process, rewards)), *map(_paid_before_a_step, rewards))
         if style > max(spread, settings.speed_weight * _range(_bonuses(rewards))):
             return Silence.BELOW_PROCESS
-    if (by_returns or settings.advantage_std) and pstdev(
-        reward.total for reward in rewards
-    ) < SMALLEST_SPREAD:
+    if (by_returns or settings.advantage_std) and pstdev(reward.total for reward in rewards) < MIN_SPREAD:
         return Silence.EQUAL_RETURNS
     return None
 

@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Final
 
 from orchestrator.rewards.comparison import sd_log
-from orchestrator.rewards.speed import SHORTEST_S
+from orchestrator.rewards.speed import MIN_S
 
-FEWEST_REPLAYS: Final = 8
+MIN_REPLAYS: Final = 8
 """A standard deviation of 8 draws of one normal distribution is within a factor of 0.5 to 1.5 of the true one in 95 of 100 cases."""
 
 
@@ -27,7 +27,7 @@ class Noise:
 
 
 def replay_noise(seconds: Sequence[float]) -> Noise | None:
-    """The noise of T from the times of replays, in seconds; None with fewer than FEWEST_REPLAYS.
+    """The noise of T from the times of replays, in seconds; None with fewer than MIN_REPLAYS.
 
     >>> noise = replay_noise([10, 10, 10, 10, 20, 20, 20, 20])
     >>> round(noise.sd_log_t, 3), round(noise.seconds, 2)
@@ -35,7 +35,7 @@ def replay_noise(seconds: Sequence[float]) -> Noise | None:
     >>> replay_noise([10.0] * 7) is None
     True
     """
-    if len(seconds) < FEWEST_REPLAYS:
+    if len(seconds) < MIN_REPLAYS:
         return None
-    logs = [math.log(max(SHORTEST_S, second)) for second in seconds]
+    logs = [math.log(max(MIN_S, second)) for second in seconds]
     return Noise(len(seconds), sd_log(seconds), math.exp(fmean(logs)))

@@ -55,7 +55,7 @@ SCRIPTS = re.compile(
     r"|(?P<cyrillic>[\u0400-\u052f]+)|(?P<arabic>[\u0600-\u06ff]+)|(?P<hebrew>[\u0590-\u05ff]+)"
     r"|(?P<devanagari>[\u0900-\u097f]+)|(?P<thai>[\u0e00-\u0e7f]+)"
 )  # Greek is left out: in prose it is mostly mathematics
-FEWEST_UNITS = 8  # with fewer units, a name or a quotation would decide
+MIN_UNITS = 8  # with fewer units, a name or a quotation would decide
 TOLERATED = {"latin": 0.3}  # technical terms within text in another language
 TOLERATED_ELSE = 0.05
 
@@ -83,7 +83,7 @@ def language_mixing(step: RecordedStep, before: Sequence[RecordedStep]) -> float
 def _mixing(text: str) -> float:
     counts = Counter(match.lastgroup or "" for match in SCRIPTS.finditer(CODE.sub(" ", text)))
     total = counts.total()
-    if total < FEWEST_UNITS:
+    if total < MIN_UNITS:
         return 0.0
     dominant = counts.most_common(1)[0][0]
     excess = sum(
@@ -192,7 +192,7 @@ def tool_errors(step: RecordedStep, before: Sequence[RecordedStep]) -> float:
     return -failed / len(codes) if failed else 0.0
 
 
-FEWEST_REASONED = 8  # units (words, or characters of Han and kana) of a thought
+MIN_REASONED = 8  # units (words, or characters of Han and kana) of a thought
 OWN_SHARE = 0.5  # share of the runs of four units that occur once
 REMEMBERED = 64  # steps
 
@@ -218,7 +218,7 @@ def structured_reasoning(step: RecordedStep, before: Sequence[RecordedStep]) -> 
     if not thought or not (action.content.strip() or action.tool_calls):
         return 0.0
     units = [match.group().lower() for match in SCRIPTS.finditer(CODE.sub(" ", thought))]
-    if len(units) < FEWEST_REASONED:
+    if len(units) < MIN_REASONED:
         return 0.0
     if ill_formed_tool_call(step, ()) < 0 or reasoning_structure(step, ()) < 0:
         return 0.0

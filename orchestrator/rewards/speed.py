@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
-SHORTEST_S = 1e-3  # the minimum of durations: a clock's resolution must not make a ratio infinite
+MIN_S = 1e-3  # the minimum of durations: a clock's resolution must not make a ratio infinite
 
 
 class SpeedBase(StrEnum):
@@ -33,8 +33,8 @@ class Speed:
 
 
 def at_least_shortest(own_s: float) -> float:
-    """T from the agent's own time, which counts no waiting for the platform: at least SHORTEST_S."""
-    return max(SHORTEST_S, own_s)
+    """T from the agent's own time, which counts no waiting for the platform: at least MIN_S."""
+    return max(MIN_S, own_s)
 
 
 def h(x: float) -> float:
@@ -56,7 +56,7 @@ def speed_bonuses(
     """
     assert len(performance) == len(agent_s)
     assert reference_s is None or reference_s > 0
-    times = [max(SHORTEST_S, t) for t in agent_s]
+    times = [max(MIN_S, t) for t in agent_s]
     speeds: list[Speed] = []
     for i, t in enumerate(times):
         if performance[i] <= 0:

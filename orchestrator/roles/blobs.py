@@ -25,7 +25,7 @@ from orchestrator.runtime.liveness import current
 from orchestrator.tasks.message import PART_BYTES
 
 BATCH = 16
-MOST_NAMES = 10_000
+MAX_NAMES = 10_000
 
 
 async def store_blobs(flow: OrchestratorContext) -> None:
@@ -51,7 +51,7 @@ async def store_blobs(flow: OrchestratorContext) -> None:
 
 
 async def answer_missing(flow: OrchestratorContext) -> None:
-    """Answer publishers until cancelled. A question that cannot be read, or has more than `MOST_NAMES` names, is dropped without an answer."""
+    """Answer publishers until cancelled. A question that cannot be read, or has more than `MAX_NAMES` names, is dropped without an answer."""
     loop = current()
     async with flow.bus.listen(subjects.every_blobs_wanted()) as questions:
         loop.idle("questions")
@@ -66,8 +66,8 @@ async def _answer(flow: OrchestratorContext, question: Notice) -> None:
     """Answer one question. Raises an error for one that cannot be answered."""
     answer = subjects.blobs_missing(question.subject.partition(".")[2])
     names = json.loads(question.body)
-    if len(names) > MOST_NAMES:
-        raise ValueError(f"a question has at most {MOST_NAMES:,} names, not {len(names):,}")
+    if len(names) > MAX_NAMES:
+        raise ValueError(f"a question has at most {MAX_NAMES:,} names, not {len(names):,}")
     wanted = {bytes.fromhex(name).hex() for name in names}
     absent = await transact(flow.engine, lambda c: blobs.missing(c, wanted), at="orchestrator.read")
     await flow.bus.notify(answer, json.dumps(sorted(absent)).encode())

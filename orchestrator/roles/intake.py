@@ -28,7 +28,7 @@ from orchestrator.bus.base import Delivery
 from orchestrator.contracts.errors import ConfigurationError, MessageError
 from orchestrator.contracts.events import SubmissionAnswered, TaskSubmitted, decode_written, encode
 from orchestrator.contracts.ids import is_name, sha256
-from orchestrator.contracts.limits import LONGEST_LABEL, LONGEST_REJECTION
+from orchestrator.contracts.limits import MAX_LABEL, MAX_REJECTION
 from orchestrator.contracts.quote import cut_to, quoted
 from orchestrator.contracts.states import Purpose, RunState, SubmissionStatus
 from orchestrator.contracts.vetting import Level, Vetting
@@ -176,7 +176,7 @@ class Intake:
                 submission = subjects.check_submission(event.submission)
         except (MessageError, ValueError) as error:
             # No submission and no row exist: the same body may come again with a valid address. The sender still gets an answer.
-            message = cut_to(str(error), LONGEST_REJECTION)
+            message = cut_to(str(error), MAX_REJECTION)
             return await _refused(delivery, message), message
         try:
             known = await answered(connection, run.run_id, submission)
@@ -216,9 +216,9 @@ class Intake:
             if isinstance(error, DBAPIError):
                 if not of_content(error):
                     raise
-                message = cut_to(f"the database does not take it: {sentence(error)}", LONGEST_REJECTION)
+                message = cut_to(f"the database does not take it: {sentence(error)}", MAX_REJECTION)
             else:
-                message = cut_to(str(error), LONGEST_REJECTION)
+                message = cut_to(str(error), MAX_REJECTION)
             answer = await reject(connection, run.run_id, submission, message)
             return answer, message if answer.new else None
 
@@ -338,7 +338,7 @@ async def _refused(delivery: Delivery, reason: str) -> Answer:
     return Answer(
         submission=named or sha256(delivery.body).hex(),
         status=SubmissionStatus.REJECTED,
-        reason=cut_to(reason, LONGEST_REJECTION),
+        reason=cut_to(reason, MAX_REJECTION),
         new=True,
     )
 
@@ -363,8 +363,8 @@ def check_stage(stages: StageSection, domain: str, difficulty: str) -> None:
 def _label(event: TaskSubmitted) -> str | None:
     """The label of a submission. MessageError for one that is too long or that no text column holds."""
     label = event.label or None
-    if label is not None and len(label) > LONGEST_LABEL:
-        raise MessageError(f"label has {len(label)} characters, at most {LONGEST_LABEL} fit")
+    if label is not None and len(label) > MAX_LABEL:
+        raise MessageError(f"label has {len(label)} characters, at most {MAX_LABEL} fit")
     if label is not None and "\0" in label:
         raise MessageError(f"label {quoted(label)} holds a NUL character: take it out")
     return label

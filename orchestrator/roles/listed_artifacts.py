@@ -11,12 +11,12 @@ from orchestrator.contracts.events import RolloutFinished
 from orchestrator.contracts.quote import quoted
 from orchestrator.pool import blobs
 from orchestrator.tasks.artifact_blobs import read_listing
-from orchestrator.tasks.artifacts import MOST_NOTES
-from orchestrator.tasks.key_values import MOST_STEPS
+from orchestrator.tasks.artifacts import MAX_NOTES
+from orchestrator.tasks.key_values import MAX_STEPS
 from orchestrator.tasks.message import PART_BYTES
 from sandboxes.base import ArtifactLimits
 
-MOST_BLOBS: Final = 256
+MAX_BLOBS: Final = 256
 """Of one list: 230 MB, where 20,000 entries with paths of 4,096 bytes take 100."""
 ENTRY_BYTES: Final = 12 << 10
 """Of one entry: its path, the target of a link in base64, and the rest."""
@@ -33,11 +33,11 @@ async def with_listed(
     allow: that is refused before it is decoded."""
     if not event.listing:
         return event
-    if len(event.listing) > MOST_BLOBS:
+    if len(event.listing) > MAX_BLOBS:
         raise MessageError(
-            f"RolloutFinished: the list of its artifacts has {len(event.listing):,} blobs, more than {MOST_BLOBS}"
+            f"RolloutFinished: the list of its artifacts has {len(event.listing):,} blobs, more than {MAX_BLOBS}"
         )
-    entries = limits.files + MOST_NOTES * MOST_STEPS
+    entries = limits.files + MAX_NOTES * MAX_STEPS
     parts = entries + limits.total_bytes // PART_BYTES
     bytes_left = entries * ENTRY_BYTES + parts * PART_WRITTEN
     quotes_left = entries * ENTRY_QUOTES + parts * 2

@@ -11,7 +11,7 @@ from orchestrator.contracts.events import RolloutFinished, VerdictReached
 from orchestrator.contracts.states import FailureClass, GroupState, RolloutState
 from orchestrator.pool.heartbeats import ProcessReport
 from orchestrator.pool.transact import when_committed
-from orchestrator.queries.run_gauges import MOST, RunGauges
+from orchestrator.queries.run_gauges import MAX_COUNTED, RunGauges
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import (
     LONG,
@@ -50,9 +50,9 @@ class RunMetrics:
         self.beyond = gauge(
             "queue_beyond_window_positions", "Ready positions beyond the window: they wait for the head."
         )
-        self.outbox = gauge("outbox_rows", f"Messages that are owed to the bus, counted up to {MOST}.")
+        self.outbox = gauge("outbox_rows", f"Messages that are owed to the bus, counted up to {MAX_COUNTED}.")
         self.outbox_s = gauge("outbox_oldest_seconds", "Age of the oldest of them.")
-        self.letters = gauge("dead_letters", f"Messages that could not be used, counted up to {MOST}.")
+        self.letters = gauge("dead_letters", f"Messages that could not be used, counted up to {MAX_COUNTED}.")
         self.leases = gauge("leases", "Leases that are held, by what they are of.", ("kind",))
         self.version = gauge("policy_version", "The newest published policy version.")
         self.silence_s = gauge(

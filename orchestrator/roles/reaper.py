@@ -57,7 +57,7 @@ class Failures(Counter[tuple[int, int]]):
         self.silent: set[tuple[int, int]] = set()
 
 
-MOST_FAILURES = 1_000
+MAX_FAILURES = 1_000
 
 # Holders renew their leases without the bus. Only the steps of reported rollouts come over it.
 WITHOUT_BUS = tuple(state for state in LEASED if state is not RolloutState.REPORTED)
@@ -149,7 +149,7 @@ async def reap(
     flow = replace(flow, rewarding=flow.rewarding.within(moment_s))
     await transitions.lock_run(connection, flow.run_id)
     expired = await leases.expired(connection, flow.run_id, states=states)
-    if len(failures) > MOST_FAILURES:  # another process has taken back what is no longer among them
+    if len(failures) > MAX_FAILURES:  # another process has taken back what is no longer among them
         for key in failures.keys() - {(lease.rollout_id, lease.epoch) for lease in expired}:
             del failures[key]
         failures.silent &= failures.keys()

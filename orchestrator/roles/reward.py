@@ -12,7 +12,7 @@ from orchestrator.rewards.comparison import Comparison, Silence, compared
 from orchestrator.rewards.composite import RolloutReward, VerifiedMember, group_rewards
 from orchestrator.rewards.returns import MemberAdvantage, group_advantages
 from orchestrator.rewards.settings import RewardSettings
-from orchestrator.rewards.speed import SHORTEST_S
+from orchestrator.rewards.speed import MIN_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def _outcome(member: GroupMember) -> VerifiedMember:
     return VerifiedMember(
         member=member.member,
         performance=member.performance,
-        agent_s=max(SHORTEST_S, member.agent_s),  # the runner has subtracted the queueing time
+        agent_s=max(MIN_S, member.agent_s),  # the runner has subtracted the queueing time
         steps=[_step(step) for step in member.steps],
         marked=frozenset(i for i, step in enumerate(member.steps) if step.marked),
         judged=member.judged or {},

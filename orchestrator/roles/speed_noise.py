@@ -22,7 +22,7 @@ from orchestrator.pool.groups import GroupMember, TerminalGroup
 from orchestrator.pool.runs import state_of
 from orchestrator.pool.steps import StepReading
 from orchestrator.pool.submissions import NewGroup, accept
-from orchestrator.rewards.noise import FEWEST_REPLAYS, replay_noise
+from orchestrator.rewards.noise import MIN_REPLAYS, replay_noise
 from orchestrator.runtime.log import get
 from orchestrator.settings.config import Config
 from orchestrator.tasks.harbor import SCRIPT
@@ -63,7 +63,7 @@ async def measure(connection: AsyncConnection, run_id: int, config: Config, grou
             body=body,
             purpose=Purpose.RECORD,
             scaffold=group.scaffold,
-            size=max(FEWEST_REPLAYS, config.reward.noise_replays),
+            size=max(MIN_REPLAYS, config.reward.noise_replays),
             seed=seed,
             label=LABEL,
             pool=subjects.POOL_EVAL,

@@ -9,7 +9,7 @@ from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
 
-MOST = 20  # lines in `timeouts.stale_log_interval_s`; the counters show the rest of a flood
+MAX_LINES = 20  # lines in `timeouts.stale_log_interval_s`; the counters show the rest of a flood
 
 
 class Stale:
@@ -38,7 +38,7 @@ class Stale:
             now = time.monotonic()
             if now - self._since >= timeouts().stale_log_interval_s:
                 self._since, self._lines = now, 0
-            if self._lines == MOST:
+            if self._lines == MAX_LINES:
                 self._left_out += 1
                 continue
             self._lines += 1

@@ -8,7 +8,7 @@ from scaffolds.base import Scaffold
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.events import ArtifactFile, RolloutFinished, ToolCallTimed, encode
-from orchestrator.contracts.limits import LONGEST_SYSTEM
+from orchestrator.contracts.limits import MAX_SYSTEM
 from orchestrator.contracts.quote import cut_to
 from orchestrator.gateway_client import Seal
 from orchestrator.pool.leases import Lease
@@ -115,6 +115,6 @@ def _finished(
         ungradable=None if outcome.infra else outcome.ungradable,
         generation_s=clocks.generation_s + clocks.replayed_s if clocks is not None else None,
         waiting_s=clocks.waiting_s if clocks is not None else None,
-        system=None if record.system is None else cut_to(record.system, LONGEST_SYSTEM),
+        system=None if record.system is None else cut_to(record.system, MAX_SYSTEM),
         spent={phase: round(seconds, 6) for phase, seconds in spent.items()},
     )

@@ -12,7 +12,7 @@ from scaffolds.base import AgentLimits, BlackBox, Endpoint, Fault, Launch, TaskV
 
 from orchestrator.bus.feed import in_background
 from orchestrator.contracts.errors import AgentTimeout, InfraFailure, PenstockError, PolicyFailure
-from orchestrator.contracts.limits import LONGEST_KEPT_LOG
+from orchestrator.contracts.limits import MAX_KEPT_LOG
 from orchestrator.contracts.states import FailureClass
 from orchestrator.gateway_client import Activity, OpenSession
 from orchestrator.runner.clocked_sandbox import ClockedSandbox
@@ -166,5 +166,5 @@ def _class(fault: Fault) -> FailureClass:
 
 
 def _tail(ended: ExecResult) -> str:
-    text = (ended.stdout[-LONGEST_KEPT_LOG:] + ended.stderr[-LONGEST_KEPT_LOG:]).decode(errors="replace")
-    return text[-LONGEST_KEPT_LOG:]
+    text = (ended.stdout[-MAX_KEPT_LOG:] + ended.stderr[-MAX_KEPT_LOG:]).decode(errors="replace")
+    return text[-MAX_KEPT_LOG:]

@@ -25,10 +25,10 @@ from orchestrator.runner.outcome import AttemptOutcome, outcome_of
 from orchestrator.runner.redact import redacted_changes, redacted_files, without
 from orchestrator.runtime.log import get
 from orchestrator.tasks.artifact_blobs import entries
-from orchestrator.tasks.artifacts import INLINE_BYTES, MOST_BEHIND, answer_bytes, too_much, written
+from orchestrator.tasks.artifacts import INLINE_BYTES, MAX_BEHIND, answer_bytes, too_much, written
 from orchestrator.tasks.collected import COLLECTED, ArtifactSource, CollectHook
 from orchestrator.tasks.message import BlobFile, Part, split
-from sandboxes.artifacts import LONGEST_PATH
+from sandboxes.artifacts import MAX_PATH
 from sandboxes.base import (
     ArtifactLimits,
     Artifacts,
@@ -136,7 +136,7 @@ async def declared(
     kept: Callable[[bytes], Awaitable[BlobFile]] | None = None,
 ) -> list[ArtifactFile]:
     """The files of the sources outside of the work directory, by absolute path, at most what may be copied at all; of what cannot be copied the first
-    `MOST_BEHIND` by name, and the number of the others. `kept` stores what exceeds `limits.memory_bytes`; None: everything is in memory.
+    `MAX_BEHIND` by name, and the number of the others. `kept` stores what exceeds `limits.memory_bytes`; None: everything is in memory.
     SandboxError if the platform fails."""
     found: dict[str, ArtifactFile] = {}
     behind: dict[str, ArtifactFile] = {}
@@ -145,7 +145,7 @@ async def declared(
         if not source.is_collected:
             continue
         listed = await _listed(sandbox, source)
-        behind |= {file.path: file for file in listed.behind(MOST_BEHIND - len(behind))}
+        behind |= {file.path: file for file in listed.behind(MAX_BEHIND - len(behind))}
         for path, mode in listed.files:
             if path in found:
                 continue
@@ -259,7 +259,7 @@ def _flaw_of(inside: str) -> RefusedReason | None:
         size = len(inside.encode())
     except UnicodeEncodeError:
         return RefusedReason.NAME
-    return RefusedReason.LONG if size > LONGEST_PATH else None
+    return RefusedReason.LONG if size > MAX_PATH else None
 
 
 def _inside(source: ArtifactSource, path: str, root: str) -> str | None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from orchestrator.contracts.events import ArtifactFile, TestResult
-from orchestrator.contracts.limits import LONGEST_KEPT_LOG
+from orchestrator.contracts.limits import MAX_KEPT_LOG
 from orchestrator.contracts.network import Access
 from orchestrator.contracts.no_verdict import NOTE, NoVerdict
 from orchestrator.runner.judging import (
@@ -70,7 +70,7 @@ ANSWER_FILE: Final = ANSWER_PATH
 LOGS_DIR: Final = "/logs"
 MAX_TESTS: Final = 1000
 REWARD_BYTES: Final = 64 << 10
-"""`MOST_SIGNALS` names of `MOST_NAME` characters fit, each written as JSON escapes, with indentation."""
+"""`MAX_SIGNALS` names of `MAX_NAME` characters fit, each written as JSON escapes, with indentation."""
 RESULTS_BYTES: Final = 400_000
 PROCESS_BYTES: Final = 400_000
 WRAPPER: Final = wrapper()
@@ -170,8 +170,8 @@ async def grade(
 
 async def _grade_of(sandbox: Sandbox, result: ExecResult, work: GradedWork) -> Grade:
     """The reward files that the script left, read after its end."""
-    text = (result.stdout[-LONGEST_KEPT_LOG:] + result.stderr[-LONGEST_KEPT_LOG:]).decode(errors="replace")[
-        -LONGEST_KEPT_LOG:
+    text = (result.stdout[-MAX_KEPT_LOG:] + result.stderr[-MAX_KEPT_LOG:]).decode(errors="replace")[
+        -MAX_KEPT_LOG:
     ]
     notes: list[str] = []
     ran = await _programs(sandbox, result, notes, wrapped=names_programs(work.tests, UNTRUSTED_VARIABLE))
@@ -284,12 +284,12 @@ def _without(found: Grade, cause: NoVerdict, detail: object) -> Grade:
 
 def _noted(found: Grade, notes: Sequence[str]) -> Grade:
     lines = "".join(f"{NOTE}{note}\n" for note in notes)
-    return replace(found, log=f"{lines}{found.log}"[:LONGEST_KEPT_LOG])
+    return replace(found, log=f"{lines}{found.log}"[:MAX_KEPT_LOG])
 
 
 def _answered(found: Grade, reason: str) -> Grade:
     """Reward 0, with the reason at the head of the log, which is stored with the verdict."""
-    return replace(found, reward=0.0, reason=reason, log=f"{reason}\n{found.log}"[:LONGEST_KEPT_LOG])
+    return replace(found, reward=0.0, reason=reason, log=f"{reason}\n{found.log}"[:MAX_KEPT_LOG])
 
 
 async def _programs(sandbox: Sandbox, ended: ExecResult, notes: list[str], *, wrapped: bool) -> Programs:

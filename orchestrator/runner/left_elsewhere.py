@@ -14,8 +14,8 @@ from orchestrator.tasks.artifacts import SHOWN_PATH
 from orchestrator.tasks.collected import ArtifactSource
 from sandboxes.base import HOME, Provider, Sandbox, SandboxError
 
-MOST: Final = 20
-_BYTES: Final = MOST * 4096  # as many paths of the greatest length
+MAX_PATHS: Final = 20
+_BYTES: Final = MAX_PATHS * 4096  # as many paths of the greatest length
 OUTSIDE: Final = "lies outside of the work directory"
 ENDED: Final = "still ran, was ended"
 _FILES: Final = (
@@ -30,7 +30,7 @@ _PROCESSES: Final = (
 async def left_elsewhere(
     provider: Provider, sandbox: Sandbox, seen: Collection[str], sources: Sequence[ArtifactSource]
 ) -> Sequence[ArtifactFile]:
-    """At most `MOST` of each, before the sandbox's processes are ended. `seen`: absolute paths that the tests get in any case, as what lies in
+    """At most `MAX_PATHS` of each, before the sandbox's processes are ended. `seen`: absolute paths that the tests get in any case, as what lies in
     `sources`. Nothing without isolation: other users' files and processes are not the solution's."""
     if not provider.isolated:
         return []
@@ -43,8 +43,8 @@ async def left_elsewhere(
     collected = tuple(f"{sandbox.path(source.source)}/" for source in sources if source.is_collected)
     paths = [
         path for path in _names(files.stdout) if path not in seen and not f"{path}/".startswith(collected)
-    ][:MOST]
-    commands = [each for each in _names(processes.stdout) if each.strip()][:MOST]
+    ][:MAX_PATHS]
+    commands = [each for each in _names(processes.stdout) if each.strip()][:MAX_PATHS]
     return [_behind(path, OUTSIDE) for path in paths] + [_behind(each, ENDED) for each in commands]
 
 

@@ -16,7 +16,7 @@ from scaffolds.base import Completion as ScaffoldCompletion
 from scaffolds.context.base import ContextPolicy
 
 from orchestrator.contracts.events import ToolCallTimed
-from orchestrator.contracts.limits import LONGEST_AGENT, LONGEST_TOOL, MOST_TOOL_CALLS
+from orchestrator.contracts.limits import MAX_AGENT, MAX_TOOL, MAX_TOOL_CALLS
 from orchestrator.contracts.marks import MAIN_AGENT
 from orchestrator.contracts.numbers import INT2, INT4, INT8
 from orchestrator.contracts.quote import cut_to, quoted
@@ -82,9 +82,9 @@ class AgentContext:
         path, number = f"{self._agent}/{name}", 2
         while path in self._recorder.agents:
             path, number = f"{self._agent}/{name}-{number}", number + 1
-        if len(path) > LONGEST_AGENT:
+        if len(path) > MAX_AGENT:
             raise ValueError(
-                f"ctx.spawn({quoted(name)}): the path {path} is longer than {LONGEST_AGENT} characters: spawn less deep, or shorten the names"
+                f"ctx.spawn({quoted(name)}): the path {path} is longer than {MAX_AGENT} characters: spawn less deep, or shorten the names"
             )
         self._recorder.agents.add(path)
         return self._recorder.agent(path)
@@ -101,13 +101,13 @@ class AgentContext:
             with recorder.clocks.tool():
                 yield timer
         finally:
-            if len(recorder.tool_calls) < MOST_TOOL_CALLS:
+            if len(recorder.tool_calls) < MAX_TOOL_CALLS:
                 bisect.insort(  # the calls of one reply end in any order
                     recorder.tool_calls,
                     ToolCallTimed(
                         step=reply.step,
                         call=call,
-                        name=cut_to(clean(name), LONGEST_TOOL),
+                        name=cut_to(clean(name), MAX_TOOL),
                         start=start,
                         end=recorder.clocks.attempt_s,
                         exit=timer.exit_code,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from scaffolds.base import PolicyFault
 
 from orchestrator.contracts.errors import Hung, RolloutFailure, ServiceError
-from orchestrator.contracts.limits import LONGEST_KEPT_LOG, LONGEST_REASON
+from orchestrator.contracts.limits import MAX_KEPT_LOG, MAX_REASON
 from orchestrator.contracts.marks import MarkReason
 from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import FailureClass, Replay
@@ -58,10 +58,10 @@ class AttemptOutcome:
 
     def __post_init__(self) -> None:
         if self.reason is not None:
-            object.__setattr__(self, "reason", cut_to(clean(self.reason), LONGEST_REASON))
+            object.__setattr__(self, "reason", cut_to(clean(self.reason), MAX_REASON))
         if self.ungradable is not None:
-            object.__setattr__(self, "ungradable", cut_to(clean(self.ungradable), LONGEST_REASON))
-        object.__setattr__(self, "log", clean(self.log)[-LONGEST_KEPT_LOG:])
+            object.__setattr__(self, "ungradable", cut_to(clean(self.ungradable), MAX_REASON))
+        object.__setattr__(self, "log", clean(self.log)[-MAX_KEPT_LOG:])
         if self.answer is not None:
             object.__setattr__(self, "answer", clean(self.answer))
 

@@ -13,7 +13,7 @@ from orchestrator.bus.base import Outgoing
 from orchestrator.bus.journal import JournalEntry
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.events import ArtifactFile, RolloutFinished, VerdictReached, decode, encode
-from orchestrator.contracts.limits import LONGEST_REASON
+from orchestrator.contracts.limits import MAX_REASON
 from orchestrator.contracts.no_verdict import NOTE
 from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import FailureClass
@@ -27,7 +27,7 @@ log = get(__name__)
 
 async def failed_instead(entry: JournalEntry, reason: str) -> Outgoing:
     """A result that is graded 0, or remains an infrastructure failure; for a verdict, the same one without its large parts."""
-    message, why = entry.message, cut_to(f"result too large: {reason}", LONGEST_REASON)
+    message, why = entry.message, cut_to(f"result too large: {reason}", MAX_REASON)
     event: RolloutFinished | VerdictReached
     if message.schema == VerdictReached.schema():
         verdict = decode(message.body, message.schema, VerdictReached)
@@ -53,7 +53,7 @@ def readable(
         )
     except MessageError as error:
         log.error("result.unreadable", rollout=event.rollout, attempt=event.attempt, why=str(error))
-        return nothing_graded(event, cut_to(f"nothing of it can be read: {error}", LONGEST_REASON))
+        return nothing_graded(event, cut_to(f"nothing of it can be read: {error}", MAX_REASON))
     return event
 
 

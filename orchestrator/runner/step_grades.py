@@ -30,9 +30,8 @@ def work_of(
     task = step.task
     left = [file for file in artifacts if file.kind is not Left.ANSWER]
     seen = task.seen_by_tests(left, environment)
-    if any(
-        file.path not in stored for file in seen if file.parts
-    ):  # of a WORKDIR that the tests do not share
+    # Files of a WORKDIR that the tests do not share have another path there.
+    if any(file.path not in stored for file in seen if file.parts):
         begins = begins_in(environment)
         stored = {**stored, **{f"{begins}/{path}": file for path, file in stored.items()}}
     return GradedWork(

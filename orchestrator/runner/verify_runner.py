@@ -28,7 +28,7 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.events import ArtifactFile, VerdictReached, VerifyAssigned, encode
-from orchestrator.contracts.limits import LONGEST_KEPT_LOG, LONGEST_REASON
+from orchestrator.contracts.limits import MAX_KEPT_LOG, MAX_REASON
 from orchestrator.contracts.no_verdict import NoVerdict
 from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import FailureClass
@@ -187,15 +187,15 @@ class VerifyRunner:
             for test in found.tests
         ]
         process, notes = joined([(step.name or "", found.process) for step, found in graded])
-        noted = cut_to("".join(f"note: {note}\n" for note in notes), LONGEST_KEPT_LOG // 4)
-        share = LONGEST_KEPT_LOG // len(graded)
+        noted = cut_to("".join(f"note: {note}\n" for note in notes), MAX_KEPT_LOG // 4)
+        share = MAX_KEPT_LOG // len(graded)
         return _with(
             graded[-1][1],
             reason=reasons[-1] if reasons else None,
             tests=tests[:MAX_TESTS],
             process=process,
             log=(noted + "\n".join(f"{step.label}{found.log}"[:share] for step, found in graded))[
-                :LONGEST_KEPT_LOG
+                :MAX_KEPT_LOG
             ],
             programs=sum(found.programs for _, found in graded),
         )
@@ -309,5 +309,5 @@ def _with(verdict: VerdictReached, **changes: object) -> VerdictReached:
 
 def _sendable(verdict: VerdictReached) -> VerdictReached:
     """A verdict whose texts its reader takes: an error may quote names of the agent's, of any bytes and length."""
-    reason = None if verdict.reason is None else cut_to(clean(verdict.reason), LONGEST_REASON)
-    return _with(verdict, reason=reason, log=clean(verdict.log)[:LONGEST_KEPT_LOG])
+    reason = None if verdict.reason is None else cut_to(clean(verdict.reason), MAX_REASON)
+    return _with(verdict, reason=reason, log=clean(verdict.log)[:MAX_KEPT_LOG])

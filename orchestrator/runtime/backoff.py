@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-LONGEST_DELAY_S: Final = 300.0
+MAX_DELAY_S: Final = 300.0
 
 
 def doubled(first_s: float, times: int) -> float:
@@ -15,7 +15,7 @@ def doubled(first_s: float, times: int) -> float:
     (1.0, 8.0, 300.0, 400.0, 0.0)
     """
     # 2**30 is more than the limit for every wait that a clock can tell; larger powers do not fit a float.
-    return min(first_s * 2.0 ** min(max(0, times), 30), max(first_s, LONGEST_DELAY_S))
+    return min(first_s * 2.0 ** min(max(0, times), 30), max(first_s, MAX_DELAY_S))
 
 
 def backoff(first_s: float, longest_s: float) -> Iterator[float]:

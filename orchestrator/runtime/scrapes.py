@@ -1,7 +1,7 @@
 """The HTTP server of a process's metrics. No client holds it: threads, descriptors and time of its connections are bounded.
 
-A client has `HEAD_S` for the whole head of its request and `ANSWER_S` to take each part of the answer. At most `MOST` connections have a thread. A
-new one above that closes the oldest whose head is not complete, else the oldest of all. A connection that ends without an answer is counted by its
+A client has `HEAD_S` for the whole head of its request and `ANSWER_S` to take each part of the answer. At most `MAX_CONNECTIONS` have a thread. A new
+one above that closes the oldest whose head is not complete, else the oldest of all. A connection that ends without an answer is counted by its
 reason; a traceback in the log of a process must be one of the product's own.
 """
 
@@ -24,7 +24,7 @@ from orchestrator.runtime.log import get
 
 log = get(__name__)
 
-MOST = 16
+MAX_CONNECTIONS = 16
 """Connections that are read or answered at a time."""
 HEAD_S = 10.0
 ANSWER_S = 10.0
@@ -47,7 +47,8 @@ class Lost(StrEnum):
 
 
 class ScrapeServer(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, `MOST` at most. `lost` is called with the reason for each that ends without an answer, from any thread."""
+    """A thread for each connection, `MAX_CONNECTIONS` at most. `lost` is called, from any thread, with the reason for each that ends without an
+    answer."""
 
     daemon_threads = True
 
@@ -56,7 +57,7 @@ class ScrapeServer(ThreadingMixIn, WSGIServer):
     ) -> None:
         """Listen at `address`; port 0: a free one. Raises OSError if the port is taken."""
         self._lost = lost
-        self._room = threading.Semaphore(MOST)
+        self._room = threading.Semaphore(MAX_CONNECTIONS)
         self._lock = threading.Lock()
         self._whole: dict[Any, bool] = {}  # each open connection, the oldest first: whether its head is whole
         super().__init__(address, _Scrape)

@@ -32,7 +32,7 @@ log = get(__name__)
 
 HANGS = 70  # exit status of a process with a hanging event loop
 LOOKS = 20  # checks per no_progress_s
-LONGEST_POLL_INTERVAL_S = 1.0
+MAX_POLL_INTERVAL_S = 1.0
 EVENT_LOOP = -1  # the key of its alarm; alarms of loops have the loop's number
 
 
@@ -46,7 +46,7 @@ class WatchdogSettings:
 
     @property
     def poll_interval_s(self) -> float:
-        return min(LONGEST_POLL_INTERVAL_S, self.no_progress_s / LOOKS, self.lag_s / 4)
+        return min(MAX_POLL_INTERVAL_S, self.no_progress_s / LOOKS, self.lag_s / 4)
 
     @property
     def hangs_s(self) -> float:
@@ -159,7 +159,7 @@ class Watchdog:
         """Check everything once."""
         now = time.monotonic()
         elapsed_s, self._looked = now - self._looked, now
-        stopped_s = elapsed_s - self.settings.poll_interval_s - LONGEST_POLL_INTERVAL_S
+        stopped_s = elapsed_s - self.settings.poll_interval_s - MAX_POLL_INTERVAL_S
         if stopped_s > 0:  # the whole process or machine was stopped: its loops did not hang
             self.loops.skip(stopped_s)
             elapsed_s -= stopped_s

@@ -11,7 +11,7 @@ _PART = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[^\s."'=]+)"""
 _KEY: Final = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 _EACH: Final = re.compile(_PART)
 _VALUE: Final = "value"
-DEEPEST: Final = 32
+MAX_DEPTH: Final = 32
 """Parts of one key, at most: no section is nested that deeply."""
 
 
@@ -23,7 +23,7 @@ def key_of(assignment: str, option: str = "override") -> tuple[str, ...]:
     """
     found = _KEY.match(assignment)
     written = _EACH.findall(found[1]) if found is not None else []
-    if not 0 < len(written) <= DEEPEST:
+    if not 0 < len(written) <= MAX_DEPTH:
         raise ConfigurationError(f"{option} {quoted(assignment)} is not of the form section.key=value")
     try:
         return tuple(next(iter(tomllib.loads(f"{each}=0"))) if each[0] in "\"'" else each for each in written)

@@ -41,7 +41,7 @@ from orchestrator.settings.timeouts import SCALED, Seconds, Timeouts
 from orchestrator.settings.trainer import CANARY_TOLERANCES, TrainerSection
 from sandboxes.text_files import read_toml
 
-MOST_MEMBERS: Final = 2**15 - 1  # of a group, as the data pool counts them
+MAX_MEMBERS: Final = 2**15 - 1  # of a group, as the data pool counts them
 
 
 class RunSection(Section):
@@ -91,7 +91,7 @@ class QueueSection(Section):
     """N: groups in flight, dispatched and not yet consumed or resolved; more keeps slots busy and tokens older, above (S + 1) · P only widens W."""
     window_fraction: Annotated[float, Field(gt=0, le=1)] = 0.3
     """The share of `capacity` that the window has, so how far a fast group may pass a slow one."""
-    group_size: Annotated[int, Field(ge=2, le=MOST_MEMBERS)] = 4
+    group_size: Annotated[int, Field(ge=2, le=MAX_MEMBERS)] = 4
     """G: rollouts of a group."""
     max_attempts: Annotated[int, Field(ge=1, le=1000)] = 3
     """How many attempts a rollout, and tries a verification, may fail for the platform's sake before it is given up."""

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from orchestrator.contracts.numbers import INT2, INT4
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.section import Section
-from orchestrator.settings.timeouts import LONGEST_S
+from orchestrator.settings.timeouts import MAX_S
 
 Positive = Annotated[int, Field(ge=1, le=INT4)]
 Small = Annotated[int, Field(ge=1, le=INT2)]
@@ -50,7 +50,7 @@ class NextStage(Section):
     """The run ends after so many train steps; 0: no limit."""
     end_batches: Count = 0
     """The stage ends after so many batches of its own, and with the last stage the run; 0: no limit."""
-    end_seconds: Annotated[float, Field(ge=0, le=LONGEST_S)] = 0.0
+    end_seconds: Annotated[float, Field(ge=0, le=MAX_S)] = 0.0
     """The run ends so many seconds after its first training group was dispatched; 0: no limit."""
 
     @model_validator(mode="after")

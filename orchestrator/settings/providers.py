@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from orchestrator.contracts.numbers import INT4
 from orchestrator.settings.scope import RUN
 from orchestrator.settings.section import Section
-from orchestrator.settings.timeouts import LONGEST_S
+from orchestrator.settings.timeouts import MAX_S
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.images.settings import ImageSettings
 from sandboxes.kubernetes.settings import KubernetesSettings
@@ -58,7 +58,7 @@ class ImagesSection(Section):
     """Name → path on this machine, which RUN finds at /run/penstock-build/NAME and no image keeps."""
     build_networks: tuple[str, ...] = ()
     """Private networks that builds may reach, such as 10.1.2.0/24; all others are closed to them."""
-    build_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = 1800.0
+    build_s: Annotated[float, Field(gt=0, le=MAX_S)] = 1800.0
     """Seconds that a build may take."""
     build_mb: Annotated[int, Field(ge=1, le=INT4)] = 32_768
     """Megabytes of disk space that a build may take."""
@@ -102,11 +102,11 @@ class KubernetesSection(Section):
     """The names of secrets with which the image is pulled."""
     labels: Mapping[str, str] = Field(default_factory=dict)
     """More labels of every pod."""
-    ttl_s: Annotated[float, Field(le=LONGEST_S)] = 60.0
+    ttl_s: Annotated[float, Field(le=MAX_S)] = 60.0
     """Seconds after which a pod without its owner ends."""
-    start_s: Annotated[float, Field(le=LONGEST_S)] = 300.0
+    start_s: Annotated[float, Field(le=MAX_S)] = 300.0
     """Seconds that a pod may take to start."""
-    active_s: Annotated[float, Field(le=LONGEST_S)] = 86_400.0
+    active_s: Annotated[float, Field(le=MAX_S)] = 86_400.0
     """Seconds after which the cluster itself ends a pod, whether its owner lives or not."""
 
     @model_validator(mode="after")

@@ -10,9 +10,9 @@ from orchestrator.contracts.numbers import INT2
 from orchestrator.settings.section import Section
 from orchestrator.settings.timeouts import Seconds
 
-MOST_WEIGHT: Final = 1e6
+MAX_WEIGHT: Final = 1e6
 """The heaviest that a part of a reward may be, next to a performance of 1: sums of rewards stay finite."""
-Weight = Annotated[float, Field(ge=0, le=MOST_WEIGHT, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, le=MAX_WEIGHT, allow_inf_nan=False)]
 
 
 class ProcessSignal(Section):

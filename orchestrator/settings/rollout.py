@@ -5,14 +5,14 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from scaffolds.observation import CHARACTERS
 
-from orchestrator.contracts.limits import LONGEST_PATH
+from orchestrator.contracts.limits import MAX_PATH
 from orchestrator.contracts.quote import quoted
 from orchestrator.settings.curriculum import Count, Positive
 from orchestrator.settings.scope import PROCESS
 from orchestrator.settings.section import Section
 from orchestrator.settings.timeouts import Seconds, Wait
 
-MOST_CHARACTERS: Final = 1 << 20
+MAX_CHARACTERS: Final = 1 << 20
 """Of an observation: a sandbox keeps no more of an output."""
 
 
@@ -51,9 +51,9 @@ class RolloutSection(Section):
     """The most seconds of one completion; time for which the gateway holds the call does not count."""
     tool_timeout_s: Seconds = 600.0
     """The most seconds of one command of a white-box scaffold or mini-swe-agent; then it is killed, and the policy sees `killed after 600 s`."""
-    observation_characters: Annotated[int, Field(ge=1, le=MOST_CHARACTERS)] = CHARACTERS
+    observation_characters: Annotated[int, Field(ge=1, le=MAX_CHARACTERS)] = CHARACTERS
     """The most characters of a command's output that the policy of `shell` or mini-swe-agent sees; of a longer one it sees the head and the tail."""
-    observation_lines: Annotated[int, Field(ge=0, le=MOST_CHARACTERS)] = 0
+    observation_lines: Annotated[int, Field(ge=0, le=MAX_CHARACTERS)] = 0
     """With 3, it sees only the first 3 lines, 80 characters each, and an exit code only where nothing was printed: for tiny policies; 0: as above."""
     stall_s: Seconds = 60.0
     """Seconds without completion, output or CPU time after which an attempt is stalled and ends, unless its task states [agent].stall_s."""
@@ -75,8 +75,8 @@ class RolloutSection(Section):
         if min(self.scaffolds.values(), default=0) < 0 or sum(self.scaffolds.values()) <= 0:
             raise ValueError(f"scaffolds must be shares >= 0 with at least one above 0, not {self.scaffolds}")
         for name in (*self.scaffolds, *self.context):
-            if len(name.encode()) > LONGEST_PATH:
+            if len(name.encode()) > MAX_PATH:
                 raise ValueError(
-                    f"the path of the scaffold {quoted(name)} has more than {LONGEST_PATH:,} bytes: move it to a shorter one"
+                    f"the path of the scaffold {quoted(name)} has more than {MAX_PATH:,} bytes: move it to a shorter one"
                 )
         return self

@@ -54,13 +54,13 @@ class SamplingSection(Section):
         return f"sampling.{key} is {getattr(self, key)}: {reason}; set it {to} (evaluations may have one of their own)"
 
 
-MOST: Final = 2**31 - 1
+MAX_INT: Final = 2**31 - 1
 EXACT: Final = 2**53 - 1  # whole numbers that JSON readers keep exactly
 _RANGES: Final[Mapping[str, tuple[str, float, float, bool]]] = {
     "temperature": (f"a number from 0 to {HOTTEST:g}", 0.0, HOTTEST, False),
     "top_p": ("a number above 0, at most 1", math.ulp(0.0), 1.0, False),
-    "top_k": ("-1, for all tokens, or a whole number from 1 on", -1, MOST, True),
-    "max_new_tokens": ("a whole number from 1 on", 1, MOST, True),
+    "top_k": ("-1, for all tokens, or a whole number from 1 on", -1, MAX_INT, True),
+    "max_new_tokens": ("a whole number from 1 on", 1, MAX_INT, True),
     "seed": ("a whole number from 0 on", 0, 2**63 - 1, True),
 }
 SAMPLING_KEYS: Final = frozenset(_RANGES)

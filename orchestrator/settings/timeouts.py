@@ -14,10 +14,10 @@ from pydantic import Field
 from orchestrator.settings.section import Section
 
 SCALED: Final = "a duration: divided by the time scale"
-LONGEST_S: Final = 10 * 365 * 86_400
+MAX_S: Final = 10 * 365 * 86_400
 """Ten years in seconds, the longest duration: times of the data pool are added to it."""
-Seconds = Annotated[float, Field(gt=0, le=LONGEST_S), SCALED]
-Wait = Annotated[float, Field(ge=0, le=LONGEST_S), SCALED]
+Seconds = Annotated[float, Field(gt=0, le=MAX_S), SCALED]
+Wait = Annotated[float, Field(ge=0, le=MAX_S), SCALED]
 """Seconds, also none."""
 # PostgreSQL counts them in milliseconds of 31 bits.
 _Idle = Annotated[float, Field(gt=0, le=2_000_000), SCALED]

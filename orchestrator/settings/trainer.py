@@ -49,13 +49,13 @@ def _known_rule(given: Any) -> Any:
     return given
 
 
-LEAST_EPS = 1e-37
+MIN_EPS = 1e-37
 """A normal number of float32. A smaller one can be 0 in the update, and a weight without a gradient 0/0."""
 
 
 def _normal(eps: float, info: ValidationInfo) -> float:
-    if eps < LEAST_EPS and not is_stored(info):
-        raise ValueError(f"must be at least {LEAST_EPS:g}: float32 rounds less to 0")
+    if eps < MIN_EPS and not is_stored(info):
+        raise ValueError(f"must be at least {MIN_EPS:g}: float32 rounds less to 0")
     return eps
 
 
@@ -184,9 +184,9 @@ class TrainerSection(Section):
     @property
     def untrainable(self) -> str | None:
         """Why a run that was stored before a bound existed cannot train, as a sentence; None: it can."""
-        if self.eps >= LEAST_EPS:
+        if self.eps >= MIN_EPS:
             return None
-        return f"trainer.eps of this run is {self.eps:g}, which float32 rounds to 0: begin a new run with {LEAST_EPS:g} or more"
+        return f"trainer.eps of this run is {self.eps:g}, which float32 rounds to 0: begin a new run with {MIN_EPS:g} or more"
 
     @model_validator(mode="after")
     def _falls(self) -> "TrainerSection":

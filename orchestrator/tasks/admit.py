@@ -8,7 +8,7 @@ from typing import Final
 
 from orchestrator.contracts.network import NetworkMode
 from orchestrator.contracts.quote import quoted
-from orchestrator.rewards.speed import SHORTEST_S
+from orchestrator.rewards.speed import MIN_S
 from orchestrator.runtime import plugins
 from orchestrator.settings.providers import tables
 from orchestrator.settings.sandbox import SandboxSection
@@ -103,8 +103,8 @@ def _reference_time(settings: TaskSettings) -> Iterator[str]:
     longest = longest or agent.timeout_sec
     if reference > longest:
         yield f"{key} is longer than an attempt may take ({longest:g} s): write the seconds that a good agent takes, or raise timeout_sec"
-    elif reference < SHORTEST_S:
-        yield f"{key} is shorter than times are measured ({SHORTEST_S:g} s): write the seconds that a good agent takes"
+    elif reference < MIN_S:
+        yield f"{key} is shorter than times are measured ({MIN_S:g} s): write the seconds that a good agent takes"
 
 
 def _of_environments(task: Task, sandbox: SandboxSection) -> Iterator[str]:

@@ -38,10 +38,10 @@ MEMORY_BYTES = 4 << 20
 NOTHING: Mapping[str, AnyFile] = MappingProxyType({})
 SHOWN_PATH = 1_000
 """Characters of the path of an entry left behind."""
-MOST_BEHIND = 20
+MAX_BEHIND = 20
 """How many of the entries left behind are named."""
 T = TypeVar("T")
-MOST_NOTES = NAMED * len(Lost)
+MAX_NOTES = NAMED * len(Lost)
 """How many notes the work of one step has."""
 _NOTE = "crosses to the tests without it"
 _TOO_MUCH = (RefusedReason.TOO_LARGE, RefusedReason.TOO_MANY, RefusedReason.TOTAL, RefusedReason.SPARSE)
@@ -75,7 +75,7 @@ def over_limit(changed: Artifacts, answer: str | None, limits: ArtifactLimits) -
 def _entries_of(changed: Artifacts) -> int:
     """How many entries `packed` makes, notes apart."""
     parts = (changed.added, changed.modified, changed.deleted, changed.links, changed.directories)
-    return len(changed.refused[:MOST_BEHIND]) + sum(map(len, parts))
+    return len(changed.refused[:MAX_BEHIND]) + sum(map(len, parts))
 
 
 def _bytes_of(changed: Artifacts) -> int:
@@ -155,7 +155,7 @@ def packed(changed: Artifacts, only: Mapping[str, AnyFile] | None = None) -> lis
     ]
     found += [
         ArtifactFile(path=written(path), body=None, kind=Left.BEHIND, why=reason.value)
-        for path, reason in changed.refused[:MOST_BEHIND]
+        for path, reason in changed.refused[:MAX_BEHIND]
     ]
     found += [
         directory_at(path, mode)

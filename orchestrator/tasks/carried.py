@@ -15,7 +15,7 @@ _CARRIES: Final = re.compile(
 _ENTERS: Final = re.compile(r"(?:\bcd|\bpushd|\s-C)\s+([^\s;&|)]+)")
 _SCRIPT: Final = re.compile(r"(?:\S*sh(?:\s+-\S+)*\s+)?<<")
 """A here-document that is the program: its text is not read here."""
-_MOST: Final = 200
+_MAX_PATHS: Final = 200
 """Paths of one RUN and of a stage. Instead of more of them it is "/", so that the work for a Dockerfile is bounded."""
 _BETWEEN: Final = re.compile(r"[\s\"']+")
 _QUOTED: Final = re.compile(r"\"[^\"]*\"|'[^']*'")
@@ -29,13 +29,15 @@ _WILD: Final = re.compile(r"[*?\[\\$]")
 def carried(command: str, work: str | None) -> tuple[str, ...]:
     """Absolute paths whose files a RUN may bring to another place; "/" where only a shell can tell them. `command`: without the flags of RUN;
     `work`: its directory, None: that of the base image."""
-    return together(tuple(islice(_carried(command, work), 10 * _MOST)))
+    return together(tuple(islice(_carried(command, work), 10 * _MAX_PATHS)))
 
 
 def together(*paths: tuple[str, ...]) -> tuple[str, ...]:
     """The paths of several, once each; "/" alone for too many."""
     found = tuple(dict.fromkeys(path for each in paths for path in each))
-    return found if len(found) <= _MOST and all(len(each) < 10 * _MOST for each in paths) else ("/",)
+    return (
+        found if len(found) <= _MAX_PATHS and all(len(each) < 10 * _MAX_PATHS for each in paths) else ("/",)
+    )
 
 
 def _carried(command: str, work: str | None) -> Iterator[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from orchestrator.contracts.quote import cut, quoted
-from orchestrator.tasks.sizes import MOST_INSTRUCTIONS, VARIABLE_BYTES, VARIABLES_BYTES, TooLarge, too_many
+from orchestrator.tasks.sizes import MAX_INSTRUCTIONS, VARIABLE_BYTES, VARIABLES_BYTES, TooLarge, too_many
 from sandboxes.images import words
 from sandboxes.images.architecture import platform_variables
 from sandboxes.images.lines import instructions
@@ -30,7 +30,7 @@ CONTAINERS: Final = (
 )
 
 _AT: Final = "environment/Dockerfile "
-_MOST_NAMED: Final = 4
+_MAX_NAMED: Final = 4
 _TOO_LONG: Final = (
     f"more than {VARIABLE_BYTES:,} bytes, with which no program starts: put long values into files"
 )
@@ -66,8 +66,8 @@ class DockerfileError(ValueError):
     def __init__(self, wrong: Sequence[str], read: Sequence[Instruction] = ()) -> None:
         self.wrong, self.read = tuple(wrong), tuple(read)
         first, *others = dict.fromkeys(wrong)
-        messages = [each.removeprefix(_AT).replace(f": {CONTAINERS}", "") for each in others[:_MOST_NAMED]]
-        more = [f"and {len(others) - _MOST_NAMED} more"] if len(others) > _MOST_NAMED else []
+        messages = [each.removeprefix(_AT).replace(f": {CONTAINERS}", "") for each in others[:_MAX_NAMED]]
+        more = [f"and {len(others) - _MAX_NAMED} more"] if len(others) > _MAX_NAMED else []
         super().__init__("; ".join([first, *messages, *more]))
 
 
@@ -93,9 +93,9 @@ def logical_lines(text: str) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     for each in instructions(lines):
         found.append((each.first + 1, each.text))
-        if len(found) > MOST_INSTRUCTIONS:
+        if len(found) > MAX_INSTRUCTIONS:
             raise TooLarge(
-                f"{_AT}has more than {MOST_INSTRUCTIONS:,} instructions: write several variables into one ENV, or use fewer of them"
+                f"{_AT}has more than {MAX_INSTRUCTIONS:,} instructions: write several variables into one ENV, or use fewer of them"
             )
     return found
 

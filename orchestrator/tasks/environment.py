@@ -35,8 +35,8 @@ from orchestrator.tasks.dockerfile import (
 from orchestrator.tasks.last_stage import user_of
 from orchestrator.tasks.reserved import PREFIX
 from orchestrator.tasks.sizes import (
-    MOST_COPIED,
-    MOST_SEARCHED,
+    MAX_COPIED,
+    MAX_SEARCHED,
     VARIABLE_BYTES,
     VARIABLES_BYTES,
     TooLarge,
@@ -75,7 +75,7 @@ IGNORES: Final = (".dockerignore", f"{DOCKERFILE}.dockerignore")
 LOGS: Final = ("/logs/agent", "/logs/artifacts", "/logs/verifier")
 """Directories that the format guarantees to agent and tests."""
 
-_MOST_LINKS: Final = 40
+_MAX_LINKS: Final = 40
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _WILD = re.compile(r"[*?\[]")
@@ -474,8 +474,8 @@ class _Build:
         self._searched += searched
         self._placed += placed
         for count, most, does in (
-            (self._searched, MOST_SEARCHED, "search through"),
-            (self._placed, MOST_COPIED, "copy"),
+            (self._searched, MAX_SEARCHED, "search through"),
+            (self._placed, MAX_COPIED, "copy"),
         ):
             if count > most:
                 raise TooLarge(
@@ -484,7 +484,7 @@ class _Build:
 
     def _followed(self, instruction: Instruction, path: str) -> str:
         """The entry to which a source leads that is itself a link."""
-        for _ in range(_MOST_LINKS):
+        for _ in range(_MAX_LINKS):
             target = self._context.links.get(path)
             if target is None:
                 return path

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-MOST_BYTES: Final = 256 << 20
+MAX_BYTES: Final = 256 << 20
 """Of all objects of one file together."""
 _PIECE: Final = 1 << 16
 _CACHE_BYTES: Final = 32 << 20
@@ -35,7 +35,7 @@ def is_packed(begin: bytes) -> bool:
     return begin.startswith((b"PACK\0\0\0", b"# v2 git bundle", b"# v3 git bundle"))
 
 
-def loose(data: bytes, most_bytes: int = MOST_BYTES) -> bytes | None:
+def loose(data: bytes, most_bytes: int = MAX_BYTES) -> bytes | None:
     """The content of a loose object; None if `data` is not a loose object. Raises `TooMuch` for one above `most_bytes`."""
     stream = zlib.decompressobj()
     try:
@@ -48,7 +48,7 @@ def loose(data: bytes, most_bytes: int = MOST_BYTES) -> bytes | None:
     return text[header.end() :] if header else None
 
 
-def packed(data: bytes, most_bytes: int = MOST_BYTES) -> Iterator[bytes]:
+def packed(data: bytes, most_bytes: int = MAX_BYTES) -> Iterator[bytes]:
     """The contents of all objects of a pack or a bundle. ValueError, the end of a sentence, if it is damaged or incomplete, or
     holds more than `most_bytes`."""
     start = found.end() if (found := _BUNDLE.match(data)) else 0
@@ -66,7 +66,7 @@ class TooMuch(ValueError):
     """A pack holds more than is read of it."""
 
     def __init__(self) -> None:
-        super().__init__(f"which have more than {MOST_BYTES >> 20} MB")
+        super().__init__(f"which have more than {MAX_BYTES >> 20} MB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +112,8 @@ class _Pack:
             size |= (byte & 0x7F) << shift
             shift += 7
         at += 1
-        if size > MOST_BYTES:
-            raise ValueError(f"with one of more than {MOST_BYTES >> 20} MB")
+        if size > MAX_BYTES:
+            raise ValueError(f"with one of more than {MAX_BYTES >> 20} MB")
         base: int | bytes = 0
         if kind == _OFFSET_DELTA:
             byte = self._byte(at)
@@ -234,7 +234,7 @@ def _patched(base: bytes, delta: bytes) -> bytes:
 
     try:
         before, after = size(), size()
-        if before != len(base) or after > MOST_BYTES:
+        if before != len(base) or after > MAX_BYTES:
             raise ValueError("which are damaged")
         out = bytearray()
         while at < len(delta):

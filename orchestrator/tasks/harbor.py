@@ -70,7 +70,7 @@ INSTRUCTION: Final = "instruction.md"
 _CANARY: Final = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 STEPS: Final = "steps/"
 _PIECE: Final = 1 << 20
-_MOST_NAMED: Final = 5
+_MAX_NAMED: Final = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,8 +446,8 @@ def _together(wrong: Sequence[str], files: Mapping[str, AnyFile]) -> str:
         with _noted(keys):
             check_keys(_text(files, "task.toml"))
         named = list(dict.fromkeys([*keys, *wrong]))
-    left = len(named) - _MOST_NAMED
-    return "; ".join(named[:_MOST_NAMED]) + (f"; and {left} more" if left > 0 else "")
+    left = len(named) - _MAX_NAMED
+    return "; ".join(named[:_MAX_NAMED]) + (f"; and {left} more" if left > 0 else "")
 
 
 def check_steps(toml: str) -> None:

@@ -28,11 +28,11 @@ _OWN: Final = ("/tmp", "/logs", HOME, *PLACED)
 """Places that a sandbox has of its own in place of the image's, unless the work directory is one of them (sandboxes.moves)."""
 _OTHER_IGNORES: Final = (".containerignore", f"{DOCKERFILE}.containerignore")
 """That some builders read in place of those that all do."""
-_MOST_PATTERNS: Final = 200
+_MAX_PATTERNS: Final = 200
 """Of an ignore file, and sources of COPY. With more of them every file counts as kept, so that the work for one task is bounded."""
-_MOST_PATHS: Final = 2000
+_MAX_PATHS: Final = 2000
 """That are compared with a file's."""
-_MOST_FILES: Final = 1000
+_MAX_FILES: Final = 1000
 """That are looked at for one task."""
 _UNREAD: Final = re.compile(r"[\\$]|\*\*")
 """In sources of COPY that a variable or quotes decide, or a builder's own rules."""
@@ -68,7 +68,7 @@ class KeptInImage:
         self._lines: tuple[_Line, ...] | None = None
         self._reached: frozenset[str] = frozenset()
         self._own: tuple[str, ...] = ()
-        self._left = _MOST_FILES
+        self._left = _MAX_FILES
         dockerfile = f"{FOLDER}{DOCKERFILE}"
         others = f"{FOLDER}{COMPOSE}" in bundle.files or table.get("docker_image") is not None
         if others or dockerfile not in bundle.files:
@@ -123,11 +123,11 @@ class KeptInImage:
             reached = (*map(fixed_source, brought.sources), *stage.carried)
             found += [_Line(copied, target, reached) for copied, target in (*stage.copies, *stage.mounted)]
             todo += [(each, _meets(each.target, reached)) for each in stage.brought]
-            if len(seen) + len(found) > _MOST_PATTERNS:
+            if len(seen) + len(found) > _MAX_PATTERNS:
                 return None
-        if sum(len(line.copied.sources) for line in found) > _MOST_PATTERNS:
+        if sum(len(line.copied.sources) for line in found) > _MAX_PATTERNS:
             return None
-        if sum(len(line.reached or ()) for line in found) > _MOST_PATHS:
+        if sum(len(line.reached or ()) for line in found) > _MAX_PATHS:
             return None
         return tuple(found)
 
@@ -149,7 +149,7 @@ def _patterns(bundle: Bundle) -> str:
     if len(names) != 1 or names[0] in _OTHER_IGNORES or f"{FOLDER}{names[0]}" in bundle.links:
         return ""
     text = bundle.files[f"{FOLDER}{names[0]}"].data.decode(errors="replace")
-    return text if text.count("\n") < _MOST_PATTERNS else ""
+    return text if text.count("\n") < _MAX_PATTERNS else ""
 
 
 def _with_parents(path: str) -> Iterator[str]:

@@ -39,7 +39,7 @@ HOUR: Final = 3600.0
 WEEK: Final = 7 * 86400.0
 _SIZE: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMG])", re.IGNORECASE)
 REWARD: Final = "reward"
-MOST_STEPS: Final = 32
+MAX_STEPS: Final = 32
 """Of one task."""
 STEP_NAME: Final = 'a name of 1 to 64 characters for a directory: without < > : " / \\ | ? *, dots or spaces at its end, or control characters'
 _NOT_IN_NAMES: Final = re.compile(r'[<>:"/\\|?*\x00-\x1f\x7f\ud800-\udfff]')
@@ -132,7 +132,7 @@ def steps(value: Any) -> str | None:
     names = [unicodedata.normalize("NFC", each["name"]).casefold() for each in value]
     if len(set(names)) < len(names):
         return "steps of different names, also where upper and lower case are the same"
-    return None if len(value) <= MOST_STEPS else f"at most {MOST_STEPS} steps"
+    return None if len(value) <= MAX_STEPS else f"at most {MAX_STEPS} steps"
 
 
 def min_reward(value: Any) -> str | None:

@@ -24,8 +24,8 @@ FREE: Final = "metadata"
 SLIP: Final = 0.75
 """Minimum similarity (difflib's ratio) of an unknown key to the known key that is suggested."""
 TABLES: Final = ("task", "agent", "environment", "verifier", "solution")
-_MOST_NAMED: Final = 5
-_MOST_FOUND: Final = 100  # a similar key is looked for for each
+_MAX_NAMED: Final = 5
+_MAX_FOUND: Final = 100  # a similar key is looked for for each
 
 
 class Treatment(StrEnum):
@@ -318,12 +318,12 @@ _NAMES: Final = tuple(
 
 def check_keys(toml: str) -> None:
     """Refuse keys of a new task that would not be honoured; tasks accepted earlier are unaffected. ValueError, one sentence, names the keys."""
-    wrong = list(islice(_wrong(read_task_toml(toml)), _MOST_FOUND))
+    wrong = list(islice(_wrong(read_task_toml(toml)), _MAX_FOUND))
     if wrong:
-        left = len(wrong) - _MOST_NAMED
-        least = "at least " if len(wrong) == _MOST_FOUND else ""
+        left = len(wrong) - _MAX_NAMED
+        least = "at least " if len(wrong) == _MAX_FOUND else ""
         more = f"; and {least}{left} more" if left > 0 else ""
-        raise ValueError(f"task.toml: {'; '.join(wrong[:_MOST_NAMED])}{more}")
+        raise ValueError(f"task.toml: {'; '.join(wrong[:_MAX_NAMED])}{more}")
 
 
 def _wrong(tables: Mapping[str, Any]) -> Iterator[str]:

@@ -183,7 +183,7 @@ class _Search:
         self._secrets = secrets
         self._longest = max((len(secret.text) for secret in secrets), default=0)
         self._needles = Needles(secret.text for secret in secrets) if len(secrets) > _FEW else None
-        self._object_bytes = git_objects.MOST_BYTES
+        self._object_bytes = git_objects.MAX_BYTES
         self._filtered = _FILTERED
 
     def through(self, where: str, file: AnyFile) -> None:

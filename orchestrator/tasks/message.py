@@ -31,7 +31,7 @@ TINY_BYTES: Final = 128
 """Files up to this size lie in their tree: a blob's name is as long."""
 SMALL_PART_BYTES: Final = 64 << 10
 """Blobs of this size are large enough for every task. Each file may have one smaller blob."""
-DEEPEST: Final = 64
+MAX_DEPTH: Final = 64
 _ENTRY_BYTES: Final = 4096
 """The longest path in JSON, with the names of its blobs."""
 BLOB_MODE: Final = 0o644
@@ -316,8 +316,8 @@ class Unpacker:
                 self._count(path)
                 self._take(key, path, entry)
                 if key == "trees":
-                    if depth >= DEEPEST:
-                        raise ValueError(f"{path}: directories lie more than {DEEPEST} deep")
+                    if depth >= MAX_DEPTH:
+                        raise ValueError(f"{path}: directories lie more than {MAX_DEPTH} deep")
                     for sha in entry:
                         self._read(self._tree(path, tree(sha)), f"{path}/", tree, depth + 1)
 

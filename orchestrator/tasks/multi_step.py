@@ -35,9 +35,9 @@ from orchestrator.tasks.settings import (
 )
 from orchestrator.tasks.verdict import (
     EXACT,
-    MOST_NAME,
-    MOST_SIGNALS,
-    MOST_STEPS,
+    MAX_NAME,
+    MAX_SIGNALS,
+    MAX_STEPS,
     PROCESS_FILE,
     Process,
     Scores,
@@ -240,10 +240,10 @@ def joined(graded: Sequence[tuple[str, Process | None]]) -> tuple[Process | None
         elif lists and None in values[: len(given)]:
             missing, _ = graded[values.index(None)]
             why = f"is missing in the step {missing}, so the numbers of later steps have no place"
-        elif len(parts) > MOST_STEPS:
-            why = f"has numbers of {len(parts)} steps, more than {MOST_STEPS}"
-        elif len(found) == MOST_SIGNALS:
-            why = f"is one name more than {MOST_SIGNALS}"
+        elif len(parts) > MAX_STEPS:
+            why = f"has numbers of {len(parts)} steps, more than {MAX_STEPS}"
+        elif len(found) == MAX_SIGNALS:
+            why = f"is one name more than {MAX_SIGNALS}"
         else:
             found[name] = parts if lists else _mean(numbers)
             continue
@@ -269,9 +269,9 @@ def _components(
     found |= total
     for number, (step, each) in enumerate(steps, start=1):
         found |= {_label(step.name, number, name): value for name, value in each.items()}
-    yield from list(found.items())[:MOST_SIGNALS]
+    yield from list(found.items())[:MAX_SIGNALS]
 
 
 def _label(step: str, number: int, name: str) -> str:
     label = f"{step}/{name}"
-    return label if len(label) <= MOST_NAME else f"step {number}/{name}"[:MOST_NAME]
+    return label if len(label) <= MAX_NAME else f"step {number}/{name}"[:MAX_NAME]

@@ -24,7 +24,7 @@ _TEXTS: Final = frozenset(
 )
 _SCRIPTS: Final = frozenset(("tests/test.sh", "solution/solve.sh"))
 _STEPS: Final = "steps/"
-_LARGEST: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 _SUFFIX: Final = ".sh"
 _RUN: Final = re.compile(
     rb"""(?: ^ | [\s;&|(`"'] ) (?: bash | dash | sh | source | \. ) [ \t]+ (?: -\w+ [ \t]+ )*
@@ -46,7 +46,7 @@ def startable(files: Mapping[str, AnyFile]) -> dict[str, AnyFile]:
     """
     scripts = {path for path, file in files.items() if _is_program(file)}
     named = {
-        path for path, file in files.items() if path.endswith(_SUFFIX) and file.size <= _LARGEST
+        path for path, file in files.items() if path.endswith(_SUFFIX) and file.size <= _MAX_BYTES
     } - scripts
     run: set[bytes] = set()
     for path in named | scripts:
@@ -80,7 +80,7 @@ def _test_script(path: str, file: AnyFile) -> AnyFile:
 
 
 def _is_program(file: AnyFile) -> bool:
-    if file.size > _LARGEST:
+    if file.size > _MAX_BYTES:
         return False
     with file.open() as stream:
         return is_script(stream.readline(256))

@@ -50,11 +50,11 @@ GENERAL: Final = "general"
 SuiteDomain = Literal["reasoning", "coding", "agent", "general"]
 DOMAINS: Final[tuple[SuiteDomain, ...]] = get_args(SuiteDomain)
 """Domains of the built-in suite. Any other name that is valid in a subject is a domain, too."""
-MOST_TURNS: Final = 2**31 - 1
+MAX_TURNS: Final = 2**31 - 1
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400, strict=True, allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True, max_length=256)]
-Count = Annotated[int, Field(gt=0, le=MOST_TURNS, strict=True)]
+Count = Annotated[int, Field(gt=0, le=MAX_TURNS, strict=True)]
 
 
 def _word(value: object) -> str | None:

@@ -14,13 +14,13 @@ from sandboxes.base import AnyFile
 from sandboxes.text_files import text_of
 
 TASK_TOML_BYTES: Final = 256 << 10
-DEEPEST: Final = 32
+MAX_DEPTH: Final = 32
 """Parts of a dotted key or of the name of a table, and levels of lists and tables in a value."""
 DOCKERFILE_BYTES: Final = 256 << 10
-MOST_INSTRUCTIONS: Final = 2000
-MOST_COPIED: Final = 500_000
+MAX_INSTRUCTIONS: Final = 2000
+MAX_COPIED: Final = 500_000
 """Files, links and directories that all COPY lines of a Dockerfile place."""
-MOST_SEARCHED: Final = 2_000_000
+MAX_SEARCHED: Final = 2_000_000
 """Sources that they name, and entries that they look through for directories and wildcards."""
 VARIABLE_BYTES: Final = 120 << 10
 """Of one variable, with its name."""
@@ -53,23 +53,23 @@ def read_task_toml(toml: str) -> dict[str, Any]:
         )
     bare = _QUOTED.sub(lambda found: "x" if found[0][0] != "#" else "", toml)
     for number, line in enumerate(bare.split("\n") if _is_deep(bare) else (), start=1):
-        if max(map(_parts, _KEYS.split(line))) > DEEPEST:
+        if max(map(_parts, _KEYS.split(line))) > MAX_DEPTH:
             at = f" line {number}" if bare.count("\n") == toml.count("\n") else ""
             raise TooLarge(
-                f"task.toml{at} has a key of more than {DEEPEST} parts between dots: use fewer tables inside of each other"
+                f"task.toml{at} has a key of more than {MAX_DEPTH} parts between dots: use fewer tables inside of each other"
             )
     depth = 0
     for bracket in re.findall(r"[\[\]{}]", bare):
         depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             raise TooLarge(
-                f"task.toml: not valid TOML: it is nested more than {DEEPEST} levels deep, use fewer lists and tables"
+                f"task.toml: not valid TOML: it is nested more than {MAX_DEPTH} levels deep, use fewer lists and tables"
             )
     return tomllib.loads(toml)
 
 
 def _is_deep(bare: str) -> bool:
-    return any(_parts(piece) > DEEPEST for piece in _KEYS.split(bare))
+    return any(_parts(piece) > MAX_DEPTH for piece in _KEYS.split(bare))
 
 
 def _parts(piece: str) -> int:

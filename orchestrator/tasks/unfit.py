@@ -24,7 +24,7 @@ def unfit_for_any(task: Task, scaffolds: Iterable[str]) -> Iterator[str]:
     for scaffold in scaffolds:
         try:
             yield from unfit(task, scaffold)
-        except ValueError:
+        except (ValueError, OSError):
             continue
 
 

@@ -18,13 +18,13 @@ from orchestrator.contracts.events import (
     VerifyAssigned,
 )
 from orchestrator.contracts.ids import unb64
-from orchestrator.contracts.limits import LONGEST_SYSTEM
+from orchestrator.contracts.limits import MAX_SYSTEM
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import FailureClass, Left, SlotPhase
 from orchestrator.tasks.artifact_modes import TYPES, is_change, type_of
-from orchestrator.tasks.artifacts import MOST_NOTES, is_note, size_of
+from orchestrator.tasks.artifacts import MAX_NOTES, is_note, size_of
 from orchestrator.tasks.collected import ANSWER_PATH, COLLECTED
-from orchestrator.tasks.key_values import MOST_STEPS
+from orchestrator.tasks.key_values import MAX_STEPS
 from orchestrator.tasks.verdict import component_flaws, process_flaws
 from sandboxes.artifacts import stays_in_image
 from sandboxes.base import ArtifactLimits
@@ -75,8 +75,8 @@ def _of_result(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[str]:
     ):
         if value is not None:
             yield from _seconds(name, value)
-    if event.system is not None and len(event.system) > LONGEST_SYSTEM:
-        yield f"system has {len(event.system)} characters, it may have {LONGEST_SYSTEM}"
+    if event.system is not None and len(event.system) > MAX_SYSTEM:
+        yield f"system has {len(event.system)} characters, it may have {MAX_SYSTEM}"
     for phase, value in event.spent.items():
         if phase not in _PHASES:
             yield f"spent has {quoted(phase)}, the phases are {', '.join(SlotPhase)}"
@@ -94,7 +94,7 @@ def _of_result(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[str]:
 
 def _of_artifacts(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[str]:
     notes = sum(map(is_note, event.artifacts))
-    if notes > MOST_NOTES * MOST_STEPS:
+    if notes > MAX_NOTES * MAX_STEPS:
         yield f"{notes:,} notes are more than the kinds of what does not cross"
     if (files := len(event.artifacts) - notes) > limits.files:
         yield f"{files:,} artifacts are more than the {limits.files:,} that may cross"
@@ -115,7 +115,7 @@ def _of_artifacts(event: RolloutFinished, limits: ArtifactLimits) -> Iterator[st
             yield f"an artifact is not base64: {error}"
         if not 0 <= (file.mode ^ type_of(file) if is_change(file) else file.mode) <= 0o777:
             yield f"an artifact has mode {file.mode:o}"
-        if not 0 <= file.step < MOST_STEPS:
+        if not 0 <= file.step < MAX_STEPS:
             yield f"an artifact is of step {file.step}"
         yield from _of_kind(file, limits)
     if len({(file.step, file.path) for file in event.artifacts}) < len(event.artifacts):

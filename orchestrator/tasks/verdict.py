@@ -35,9 +35,9 @@ REWARD_JSON: Final = "/logs/verifier/reward.json"
 REWARD_KEY: Final = "reward"
 RESULTS_FILE: Final = "/logs/verifier/results.json"
 PROCESS_FILE: Final = "/logs/verifier/process.json"
-MOST_SIGNALS: Final = 64
-MOST_NAME: Final = 64
-MOST_STEPS: Final = 20_000
+MAX_SIGNALS: Final = 64
+MAX_NAME: Final = 64
+MAX_STEPS: Final = 20_000
 SIGNAL_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 EXACT: Final = 1e-9
 """The largest difference of two numbers that are the same but for the rounding of sums: 0.2 + 0.4 + 0.3 + 0.1 is 1.0000000000000002."""
@@ -200,11 +200,11 @@ def _scores_of_json(text: str, performance: str, *, partial: bool) -> Scores:
 
 def component_flaws(components: Mapping[str, float]) -> Iterator[str]:
     """Errors in the named numbers of a verdict, as sentences."""
-    if len(components) > MOST_SIGNALS:
-        yield f"{len(components)} names are more than {MOST_SIGNALS}"
+    if len(components) > MAX_SIGNALS:
+        yield f"{len(components)} names are more than {MAX_SIGNALS}"
     for name, value in components.items():
-        if not name.isprintable() or not 0 < len(name) <= MOST_NAME:
-            yield f"{quoted(name)} is not a name: use 1 to {MOST_NAME} printable characters"
+        if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
+            yield f"{quoted(name)} is not a name: use 1 to {MAX_NAME} printable characters"
         if not _finite(value):
             yield f"{quoted(name)} must be a finite number, got {quoted(value)}"
 
@@ -255,14 +255,14 @@ def parse_process(json_text: str | None) -> Process | None:
 
 def process_flaws(signals: Mapping[str, float | list[float]]) -> Iterator[str]:
     """Errors in a verifier's process values, as sentences."""
-    if len(signals) > MOST_SIGNALS:
-        yield f"{len(signals)} names are more than {MOST_SIGNALS}"
+    if len(signals) > MAX_SIGNALS:
+        yield f"{len(signals)} names are more than {MAX_SIGNALS}"
     for name, value in signals.items():
         if not SIGNAL_NAME.fullmatch(name):
             yield f"{name!r:.80} is not a name: use 1 to 64 characters of a-z, 0-9 and _"
         numbers = value if isinstance(value, list) else [value]
-        if len(numbers) > MOST_STEPS:
-            yield f"{name} has numbers of {len(numbers)} steps, more than {MOST_STEPS}"
+        if len(numbers) > MAX_STEPS:
+            yield f"{name} has numbers of {len(numbers)} steps, more than {MAX_STEPS}"
         wrong = next((number for number in numbers if not -1 <= number <= 1), None)  # also NaN
         if wrong is not None:
             yield f"{name} is {wrong}, it must lie in [-1, 1]"

@@ -9,11 +9,11 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-_LONGEST: Final = 64
-_WORD: Final = re.compile(rb"(?<!\w)\w{4,%d}(?!\w)" % _LONGEST)
+_MAX_WORD: Final = 64
+_WORD: Final = re.compile(rb"(?<!\w)\w{4,%d}(?!\w)" % _MAX_WORD)
 _OF_WORDS: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
-_FEWEST_BITS: Final = 1 << 10
-_MOST_BITS: Final = 1 << 22
+_MIN_BITS: Final = 1 << 10
+_MAX_BITS: Final = 1 << 22
 
 
 def inner_words(text: bytes) -> frozenset[int]:
@@ -29,7 +29,7 @@ class WordFilter:
     __slots__ = ("_bits", "_mask")
 
     def __init__(self, pieces: Iterable[bytes], size: int) -> None:
-        count = min(max(1 << (size // 2).bit_length(), _FEWEST_BITS), _MOST_BITS)
+        count = min(max(1 << (size // 2).bit_length(), _MIN_BITS), _MAX_BITS)
         self._mask = count - 1
         self._bits = bytearray(count >> 3)
         for piece in _cut_between_words(pieces):
@@ -55,7 +55,7 @@ def _cut_between_words(pieces: Iterable[bytes]) -> Iterator[bytes]:
         text = rest + piece
         run = _last_run(text)
         yield text[: len(text) - run]
-        rest = text[len(text) - min(run, _LONGEST + 1) :]  # a longer run cannot become a word
+        rest = text[len(text) - min(run, _MAX_WORD + 1) :]  # a longer run cannot become a word
     yield rest
 
 

@@ -30,7 +30,7 @@ from orchestrator.tasks.vetting.secrets import READ_BYTES, Solved, Source, secre
 from orchestrator.vetting.trials import Trials
 from sandboxes.base import WORK, File
 
-MOST_PLACES: Final = 12
+MAX_PLACES: Final = 12
 """Suspects that are tried one by one."""
 COPIED_LINES: Final = 3
 """One or two lines of a solution may stand in a manual."""
@@ -79,7 +79,7 @@ async def _confirmed(
         return confirmed(suspects), ""
     places = list(dict.fromkeys(suspect.place for suspect in suspects))
     found: list[Suspect] = []
-    for place in places[:MOST_PLACES]:
+    for place in places[:MAX_PLACES]:
         here = [suspect for suspect in suspects if suspect.place == place]
         solves = await _solves_without(trials, here, readable)
         unread = here[0].fault is TaskFault.LEAK_IN_HISTORY and not reads_history(trials.task)
@@ -91,11 +91,11 @@ async def _confirmed(
 
 def untried_note(places: Sequence[str]) -> str:
     """A sentence on files that were not tried one by one; empty: all were."""
-    left = places[MOST_PLACES:]
+    left = places[MAX_PLACES:]
     if not left:
         return ""
     shown = ", ".join(map(quoted, left[:SHOWN_FILES])) + (" …" if len(left) > SHOWN_FILES else "")
-    return f"only {MOST_PLACES} of {len(places)} suspect places were tried one by one, not {shown}"
+    return f"only {MAX_PLACES} of {len(places)} suspect places were tried one by one, not {shown}"
 
 
 def is_copy(suspect: Suspect) -> bool:

@@ -18,7 +18,7 @@ from sandboxes.base import DEFAULT_ENV, HOME, PLACED, WORK, KilledBy, Provider, 
 PLACES: Final = (WORK, HOME, "/tmp", "/logs", *PLACED)
 ROUND_BYTES: Final = 64 << 20
 """Of files that are sent at once, with room for the head of the largest one."""
-MOST_BYTES: Final = 512 << 20
+MAX_BYTES: Final = 512 << 20
 """Of all files together. The control does not hold if the places of the work alone have more; of an image's other directories, such as an
 environment of Python, the rest goes unread, with a note."""
 SECONDS: Final = 120.0
@@ -63,7 +63,7 @@ async def _files(sandbox: Sandbox, *, images: bool) -> tuple[dict[str, bytes], s
     root = sandbox.path("/app").removesuffix("/app")
     places = tuple(map(sandbox.path, PLACES))
     files: dict[str, bytes] = {}
-    left, after = MOST_BYTES, ""
+    left, after = MAX_BYTES, ""
     while True:
         words = (SCRIPT, "bash", root, str(int(images)), str(ROUND_BYTES + _ROOM), after, *places)
         sent = await sandbox.exec(["bash", "-c", *words], timeout_s=SECONDS)
@@ -76,7 +76,7 @@ async def _files(sandbox: Sandbox, *, images: bool) -> tuple[dict[str, bytes], s
         if len(sent.stdout) < ROUND_BYTES + _ROOM and not sent.truncated:
             return files, "", ""
         if left <= 0:
-            part = f"only {MOST_BYTES >> 20} MB of its readable files were searched"
+            part = f"only {MAX_BYTES >> 20} MB of its readable files were searched"
             last = next(reversed(found), "")
             if last and not any(last == place or last.startswith(f"{place}/") for place in PLACES):
                 return files, "", f"{part}, all of those around the work among them"

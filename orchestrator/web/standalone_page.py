@@ -28,8 +28,8 @@ from orchestrator.queries.tokens import ActionTokens
 from orchestrator.queries.waterfall import BarKind, WaterfallBar
 
 STYLE = (Path(__file__).parent / "standalone_page.css").read_text(encoding="utf-8")
-LONGEST_TEXT = 200_000  # characters of one text
-MOST_TOKENS = 100_000  # sampled tokens that are drawn one by one: some 7 MB
+MAX_TEXT = 200_000  # characters of one text
+MAX_TOKENS = 100_000  # sampled tokens that are drawn one by one: some 7 MB
 LEVELS = (0.9, 0.7, 0.5, 0.3, 0.1, 0.03, 0.005)  # probabilities: below the last one, the strongest heat
 ROLES = {"tool": "observation"}
 
@@ -43,12 +43,12 @@ async def standalone_page(
     following: int | None = 0
     while following is not None:
         page = await steps.steps(
-            connection, run_id, rollout_id, shown.shown, first=following, n=100, limit=LONGEST_TEXT
+            connection, run_id, rollout_id, shown.shown, first=following, n=100, limit=MAX_TEXT
         )
         texts += page.steps
         following = page.next
     token_steps: list[int] = []
-    left = MOST_TOKENS
+    left = MAX_TOKENS
     for step in shown.steps:
         left -= step.action
         if left < 0:

@@ -18,9 +18,9 @@ from typing import BinaryIO, Self
 from sandboxes.base import File, ImageRefused, Limits, SandboxError
 from sandboxes.tree import MAX_DEPTH
 
-MOST_ENTRIES = 50_000
-MOST_FILE = 256 << 20  # bytes
-MOST_BYTES = 1 << 30
+MAX_ENTRIES = 50_000
+MAX_FILE = 256 << 20  # bytes
+MAX_BYTES = 1 << 30
 _PIECE = 1 << 20
 _OF_AN_ENTRY = 4096  # bytes of headers and padding, about
 _HEADER = 1 << 17  # bytes of names and extended attributes; tarfile is slow with longer ones
@@ -32,15 +32,15 @@ _NAME, _TARGET = 255, 4095  # bytes that Linux accepts
 class DirectoryBounds:
     """Limits of a work directory: `entries` with parent directories, `file` bytes in one file, `total` in all."""
 
-    entries: int = MOST_ENTRIES
-    file: int = MOST_FILE
-    total: int = MOST_BYTES
+    entries: int = MAX_ENTRIES
+    file: int = MAX_FILE
+    total: int = MAX_BYTES
 
     @classmethod
     def of(cls, limits: Limits) -> DirectoryBounds:
         """The bounds of a sandbox. A work directory above them would end its first program."""
-        total = min(MOST_BYTES, limits.disk_mb << 20)
-        return cls(min(MOST_ENTRIES, limits.disk_files), min(MOST_FILE, total), total)
+        total = min(MAX_BYTES, limits.disk_mb << 20)
+        return cls(min(MAX_ENTRIES, limits.disk_files), min(MAX_FILE, total), total)
 
     @property
     def archive(self) -> int:
@@ -61,7 +61,7 @@ class DirectoryContent:
 
 def too_large(bounds: DirectoryBounds) -> ImageRefused:
     return _refused(
-        f"more than {bounds.total >> 20} MB (sandbox.disk_mb, and {MOST_BYTES >> 20} at most): make it smaller"
+        f"more than {bounds.total >> 20} MB (sandbox.disk_mb, and {MAX_BYTES >> 20} at most): make it smaller"
     )
 
 

@@ -20,7 +20,7 @@ from sandboxes.moves import TAKES, moved
 from sandboxes.paths import is_within
 
 _AGENT = {"passwd": b"agent:x:1000:1000::/home/agent:/bin/sh\n", "group": b"agent:x:1000:\n"}
-_MOST = 1 << 20
+_MAX_BYTES = 1 << 20
 _HOME = f":{HOME}:".encode()
 _OWN = (HOME, *PLACED, "/logs", "/tmp", "/proc", "/dev", "/sys", "/run")
 """Places of a sandbox that the work directory can neither be nor contain nor lie in, except those that give way (moves.py)."""
@@ -81,10 +81,10 @@ def adapt(target: Unpacker, work: str) -> None:
 
 def _merged(target: Unpacker, name: str, text: str, home: str) -> bytes:
     """The image's own file with the user `agent`, whose home is `home`; or our file, where the image's cannot be used."""
-    own = target.read(("etc", name), _MOST)
+    own = target.read(("etc", name), _MAX_BYTES)
     if name == "nsswitch.conf" and own:  # a build upon this image resolves names by it
         return own
-    if name not in _AGENT or not own or len(own) == _MOST or b"\0" in own:
+    if name not in _AGENT or not own or len(own) == _MAX_BYTES or b"\0" in own:
         return text.replace(f":{HOME}:", f":{home}:").encode()
     kept: list[bytes] = []
     same: list[bytes] = []

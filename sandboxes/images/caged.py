@@ -28,7 +28,7 @@ from sandboxes.tree import TreeUsage
 FIRST_USER = 0x6000_0000
 """Root's builds have the users from here on: far above system and human users, and below those of sandboxes."""
 _POLL_S = 1.0
-_KEPT, _MOST_OUTPUT = 16_384, 64 << 20
+_KEPT, _MAX_OUTPUT = 16_384, 64 << 20
 _REMOVAL_S: Final = 600.0
 _HOME = str(Path(__file__).resolve().parents[2])
 _CAGE: Final = (sys.executable, "-m", "sandboxes.images.cage")
@@ -230,8 +230,8 @@ async def run(task: Caged, log: Log | None = None) -> str:
                 del tail[:-_KEPT]
                 if log is not None:
                     log(data.decode(errors="replace"))
-                if total > _MOST_OUTPUT:
-                    end(f"prints more than {_MOST_OUTPUT >> 20} MB")
+                if total > _MAX_OUTPUT:
+                    end(f"prints more than {_MAX_OUTPUT >> 20} MB")
                     break
             await process.wait()
             group.cancel_scope.cancel()

@@ -24,9 +24,9 @@ from sandboxes.images.unpack import Unpacker
 from sandboxes.machine import pass_on
 
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_MOST_JSON = 8 << 20
-_MOST_LAYERS = 512
-_MOST_VOLUMES = 64
+_MAX_JSON = 8 << 20
+_MAX_LAYERS = 512
+_MAX_VOLUMES = 64
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -72,8 +72,8 @@ def unpack(path: Path, target: Unpacker) -> Description:
             )
         description = _description(config, f"sha256:{_digest_of(manifest['config'])}")
         listed = manifest.get("layers")
-        if not isinstance(listed, list) or len(listed) > _MOST_LAYERS:
-            raise ImageRefused(f"the image's manifest lists no layers, or more than {_MOST_LAYERS}")
+        if not isinstance(listed, list) or len(listed) > _MAX_LAYERS:
+            raise ImageRefused(f"the image's manifest lists no layers, or more than {_MAX_LAYERS}")
         for layer in listed:
             _apply(opener, layer, target)
     return description
@@ -97,7 +97,7 @@ def _volumes(settings: dict[str, Any]) -> tuple[str, ...]:
     labelled = (value for name, value in labels.items() if name.startswith(VOLUME_LABEL))
     names = map(_text, (*_of(dict, settings, "Volumes"), *labelled))
     plain = {posixpath.normpath(name) for name in names if name.startswith("/") and "\0" not in name}
-    return tuple(sorted({f"/{name.lstrip('/')}" for name in plain} - {"/"})[:_MOST_VOLUMES])
+    return tuple(sorted({f"/{name.lstrip('/')}" for name in plain} - {"/"})[:_MAX_VOLUMES])
 
 
 def _of(form: type[Form], holder: dict[str, Any], key: str) -> Form:
@@ -214,8 +214,8 @@ def _blob(descriptor: Any) -> str:
 
 def _json(opener: Opener, name: str, digest: str | None) -> dict[str, Any]:
     with opener(name) as source:
-        data = source.read(_MOST_JSON + 1)
-    if len(data) > _MOST_JSON or (digest is not None and hashlib.sha256(data).hexdigest() != digest):
+        data = source.read(_MAX_JSON + 1)
+    if len(data) > _MAX_JSON or (digest is not None and hashlib.sha256(data).hexdigest() != digest):
         raise ImageRefused(f"{name} of the image is too long, or not what its digest says")
     try:
         found = json.loads(data)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandboxes.machine import pass_on
-from sandboxes.users import MOST_IDS, Account, Range
+from sandboxes.users import MAX_IDS, Account, Range
 
 Ids = tuple[int, int]
 """(uid, gid) inside."""
 ROOT: Ids = (0, 0)
 FILE = "owners.json"
-_MOST = 1 << 20
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def within_range(account: Account, known: Collection[Ids], more: Collection[Ids]
     for ids, _ in Counter(more).most_common():
         uids = {0, account.uid, ids[0], *(uid for uid, _ in found)}
         gids = {0, account.gid, *account.groups, ids[1], *(gid for _, gid in found)}
-        if max(len(uids), len(gids)) <= MOST_IDS:
+        if max(len(uids), len(gids)) <= MAX_IDS:
             found.append(ids)
     return found
 
@@ -109,7 +109,7 @@ def read_system_file(root: Path, path: str) -> str:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
         with open(file, "rb") as source:
             regular = stat.S_ISREG(os.fstat(source.fileno()).st_mode)
-            return source.read(_MOST).decode(errors="replace") if regular else ""
+            return source.read(_MAX_BYTES).decode(errors="replace") if regular else ""
     except OSError as error:
         pass_on(error)
         return ""

@@ -35,9 +35,9 @@ _OF_DATA = re.compile(
 )
 """Names of variables that say where data lies. Every other path in a variable may be one from which programs are served."""
 _SCRIPT, _CONFIGURATION = 256, 1 << 16  # bytes that are read of a file
-_LONGEST = 4_096
+_MAX_PATH = 4_096
 _PATH_FILES = (".pth", ".egg-link")
-_MOST = 64
+_MAX_SIBLINGS = 64
 """Entries next to the parts that are not places, in one directory that is divided. With more it is not divided, since each is a mount of its own."""
 
 
@@ -123,7 +123,7 @@ def _through_links(root: Path, path: str) -> Iterator[str]:
         part = "/".join(parts[:end])
         if os.path.islink(f"{root}{part}"):
             found = posixpath.join(posixpath.dirname(part), os.readlink(f"{root}{part}"), *parts[end:])
-            if len(found) < _LONGEST:
+            if len(found) < _MAX_PATH:
                 yield found
             return
 
@@ -146,7 +146,7 @@ def _divided(root: Path, path: str, kept: Collection[str]) -> tuple[str, ...]:
     if not any(is_within(each, path) for each in kept):
         return (path,)
     names = os.listdir(f"{root}{path}")
-    if len(names) > _MOST:
+    if len(names) > _MAX_SIBLINGS:
         return ()
     inner = [f"{path}/{name}" for name in sorted(names)]
     return tuple(place for each in inner if _is_directory(root, each) for place in _divided(root, each, kept))

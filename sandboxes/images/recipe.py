@@ -13,7 +13,7 @@ from sandboxes.images.architecture import is_here, machine, platform_variables
 from sandboxes.images.documents import without_documents
 from sandboxes.images.lines import instructions, last_line
 from sandboxes.images.oci import VOLUME_LABEL
-from sandboxes.images.words import LONGEST, Arguments, TooLongError
+from sandboxes.images.words import MAX_ARGUMENT, Arguments, TooLongError
 from sandboxes.text_files import lines_of, text_of
 
 _FROM = re.compile(r"FROM\s", re.IGNORECASE)
@@ -138,14 +138,14 @@ def _short(word: str) -> Iterator[None]:
         yield
     except TooLongError as error:
         raise ImageRefused(
-            f"environment/Dockerfile: FROM has {word[:40]}… of more than {LONGEST:,} characters: name an image"
+            f"environment/Dockerfile: FROM has {word[:40]}… of more than {MAX_ARGUMENT:,} characters: name an image"
         ) from error
 
 
 def _expanded(word: str, variables: Arguments) -> str:
     with _short(word):
         text = variables.expanded(word)
-        if len(text) > LONGEST:
+        if len(text) > MAX_ARGUMENT:
             raise TooLongError
     return text
 

@@ -12,7 +12,7 @@ from sandboxes.base import ImageRefused
 from sandboxes.images.owners import ROOT, Ids
 from sandboxes.images.unpack import Unpacker, plain
 
-_MOST_ID = 1 << 16
+_MAX_ID = 1 << 16
 _VOLATILE = ("proc", "sys", "dev", "run", "tmp")
 """Directories whose content no sandbox shows."""
 
@@ -63,4 +63,4 @@ def _closed(path: Path) -> ImageRefused:
 def _owner(status: os.stat_result) -> Ids:
     """The owner of an entry. An ordinary user's copy of a file system does not keep it, and neither do subordinate users."""
     ids = status.st_uid, status.st_gid
-    return ids if os.geteuid() == 0 and max(ids) < _MOST_ID else ROOT
+    return ids if os.geteuid() == 0 and max(ids) < _MAX_ID else ROOT

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sandboxes.base import ImageRefused
 
-_MOST = 2_000
+_MAX_MOUNTS = 2_000
 
 
 def view(root: Path, system: Path, places: Collection[str]) -> list[str]:
@@ -23,9 +23,9 @@ def view(root: Path, system: Path, places: Collection[str]) -> list[str]:
     ways = {parent for place in places for parent in _parents(place)}
     options: list[str] = []
     _lay(root, system, "", frozenset(places), ways, options)
-    if len(options) > 3 * _MOST:
+    if len(options) > 3 * _MAX_MOUNTS:
         raise ImageRefused(
-            f"the image has more than {_MOST} entries around its work directory: choose another WORKDIR"
+            f"the image has more than {_MAX_MOUNTS} entries around its work directory: choose another WORKDIR"
         )
     return options
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 _BARE = re.compile(r"\$([A-Za-z_]\w*)")
 _BRACED = re.compile(r"\$\{([A-Za-z_]\w*)(\}|:?[-+?])")
-_DEEPEST = 40
+_MAX_DEPTH = 40
 """How deep defaults may lie in defaults."""
-LONGEST = 4096
+MAX_ARGUMENT = 4096
 """Characters of an ARG before the first FROM: no image has a longer name."""
 
 
@@ -111,7 +111,7 @@ class _Reader:
         if operator == "}":
             return value or ""
         self._depth += 1
-        if self._depth > _DEEPEST:
+        if self._depth > _MAX_DEPTH:
             raise UnreadableError(self._word[start:])
         other = self.until("}")
         self._depth -= 1
@@ -142,6 +142,6 @@ class Arguments(dict[str, str]):
     def expanded(self, word: str) -> str:
         """A word with the variables; as written if it cannot be read. TooLongError above 4,096 characters."""
         try:
-            return expand(word, self, LONGEST)
+            return expand(word, self, MAX_ARGUMENT)
         except UnreadableError:
             return word

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _HEAD = struct.Struct(">II")
-MOST = 256 << 20
+MAX_FRAME_BYTES = 256 << 20
 """Maximum size of a frame. A larger one is a mistake of one side, or an attack."""
 
 
@@ -29,7 +29,7 @@ class Reader:
         self._held += data
         while len(self._held) >= _HEAD.size:
             header_size, body_size = _HEAD.unpack_from(self._held)
-            if header_size + body_size > MOST:
+            if header_size + body_size > MAX_FRAME_BYTES:
                 raise ValueError("not a frame")
             end = _HEAD.size + header_size + body_size
             if len(self._held) < end:

@@ -22,7 +22,7 @@ from sandboxes.base import SandboxError, SandboxLost
 from sandboxes.kubernetes.settings import KubernetesSettings
 
 AGAIN = frozenset({429, 500, 502, 503, 504})
-_FIRST_S, _LONGEST_S = 0.1, 5.0
+_FIRST_S, _MAX_S = 0.1, 5.0
 _ANSWER_S = 30.0
 _AT_ONCE = 32
 
@@ -131,7 +131,7 @@ class Api:
                     else SandboxLost(f"the Kubernetes API does not answer: {detail}")
                 )
             await asyncio.sleep(wait_s)
-            pause = min(2 * pause, _LONGEST_S)
+            pause = min(2 * pause, _MAX_S)
 
     @asynccontextmanager
     async def watch(self, path: str, query: dict[str, str]) -> AsyncIterator[AsyncIterator[Object]]:

@@ -28,7 +28,7 @@ BUNDLE = f"{SUPERVISOR}/supervisor.pyz"
 _RIGHTS = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID"]
 """Capabilities of the supervisor, root in its pod, all of them within the Pod Security Standard "baseline". Programs have none."""
 _UNSAFE = re.compile(r"[^a-z0-9]+")
-_LONGEST = 63  # characters of a label's value, which a pod's name must also fit
+_MAX_LABEL = 63  # characters of a label's value, which a pod's name must also fit
 _OWN = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -54,15 +54,15 @@ def name_of(work: LeasedWork, ordinal: int) -> str:
     # Two runs may have the same name in lower case.
     run_digest = hashlib.sha256(work.run.encode()).hexdigest()[:4]
     name = f"penstock-{run}-{run_digest}-r{work.rollout}-a{work.attempt}-e{work.epoch}-{work.kind}-{ordinal}"
-    if len(name) <= _LONGEST:
+    if len(name) <= _MAX_LABEL:
         return name
     digest = hashlib.sha256(name.encode()).hexdigest()[:12]
-    return f"{name[: _LONGEST - len(digest) - 1].rstrip('-')}-{digest}"
+    return f"{name[: _MAX_LABEL - len(digest) - 1].rstrip('-')}-{digest}"
 
 
 def label(value: str) -> str:
     """A valid label value: at most 63 letters, digits, dots, dashes, underlines."""
-    return _OWN.sub("-", value)[:_LONGEST].strip("-._")
+    return _OWN.sub("-", value)[:_MAX_LABEL].strip("-._")
 
 
 def metadata(identity: Identity, settings: KubernetesSettings) -> Object:

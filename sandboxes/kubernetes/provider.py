@@ -55,7 +55,7 @@ from sandboxes.kubernetes.settings import KubernetesSettings
 from sandboxes.owner import work, worker
 from sandboxes.users import AGENT, AGENT_UID, refuse_user
 
-_MOST_UID = 65_535
+_MAX_UID = 65_535
 """Of a pod with a user namespace."""
 _GONE_S = 20.0
 _AGAIN_S = 0.2
@@ -132,9 +132,9 @@ class KubernetesProvider:
             return None
         if not self.settings.user_namespaces:
             return "pods need sandbox.kubernetes.user_namespaces for users of their own: enable it, name agent, or remove the user"
-        if user.isdecimal() and 0 < int(user) <= _MOST_UID:
+        if user.isdecimal() and 0 < int(user) <= _MAX_UID:
             return None
-        return f"programs of a pod run as a uid from 1 to {_MOST_UID}: write one, name agent, or remove it"
+        return f"programs of a pod run as a uid from 1 to {_MAX_UID}: write one, name agent, or remove it"
 
     def _identity(self, spec: SandboxSpec) -> Identity:
         current, opening = work(), secrets.token_hex(8)

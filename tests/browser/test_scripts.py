@@ -10,7 +10,7 @@ pytestmark = pytest.mark.tier("browser")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STATIC = REPOSITORY / "orchestrator" / "web" / "static"
-MOST_CHARACTERS = 160  # of a line: the formatter breaks code at 120, but no text
+MAX_CHARACTERS = 160  # of a line: the formatter breaks code at 120, but no text
 
 
 def ran(*command: str | Path) -> str:
@@ -45,7 +45,7 @@ def test_no_line_of_it_is_too_long_to_be_read() -> None:
         f"{path.relative_to(STATIC)}:{n}"
         for path in own
         for n, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if len(line) > MOST_CHARACTERS
+        if len(line) > MAX_CHARACTERS
     ]
     assert own and long == []
 

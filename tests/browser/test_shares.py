@@ -6,7 +6,7 @@ import pytest
 from playwright.async_api import Browser, expect
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.queries.training_signal import LEAST
+from orchestrator.queries.training_signal import MIN_GROUPS
 from tests import builders
 from tests.browser.alone import looking
 from tests.browser.visitor import LARGE, PHONE
@@ -63,10 +63,10 @@ async def test_the_run_page_says_when_all_groups_scored_alike(
     engine: AsyncEngine, database_url: str, browser: Browser, tmp_path: Path
 ) -> None:
     run = await builders.make_run(engine, small())
-    await scored(engine, run, 0, *[(0.0, 0.0)] * LEAST)
+    await scored(engine, run, 0, *[(0.0, 0.0)] * MIN_GROUPS)
     async with looking("run", database_url, browser, tmp_path) as visitor:
         for path in ("/run", "/queue"):
             await visitor.open(path)
             await expect(visitor.main.locator(".note.bad")).to_have_text(
-                f"All {LEAST} groups scored alike (0 %): easier tasks or a better first policy."
+                f"All {MIN_GROUPS} groups scored alike (0 %): easier tasks or a better first policy."
             )

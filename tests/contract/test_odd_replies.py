@@ -17,8 +17,8 @@ from orchestrator.gateway.servers.client import (
     SamplingParams,
     WeightUpdateRefused,
 )
-from orchestrator.gateway.servers.client.errors import LONGEST_MESSAGE
-from orchestrator.gateway.servers.client.replies import MOST
+from orchestrator.gateway.servers.client.errors import MAX_MESSAGE
+from orchestrator.gateway.servers.client.replies import MAX_BYTES
 from orchestrator.gateway.servers.in_flight import InFlight
 from orchestrator.gateway.servers.pool import ServerPool, preferred
 from orchestrator.gateway.servers.server import RolloutServer
@@ -121,7 +121,7 @@ async def test_a_sound_reply_is_read_and_so_is_an_abort_in_the_queue() -> None:
     aborted = completion([], prompt_tokens=0, finish_reason={"type": "abort", "message": "a\x00" * 5000})
     async with answering(always(aborted)) as client:
         message = (await client.generate(IDS, SAMPLING)).finish.message
-    assert message is not None and len(message) == LONGEST_MESSAGE and "\x00" not in message
+    assert message is not None and len(message) == MAX_MESSAGE and "\x00" not in message
 
 
 @pytest.mark.parametrize("ids", [[], [5]])
@@ -207,7 +207,7 @@ async def test_a_reply_is_read_up_to_a_size_and_never_decompressed(route: str) -
     async with answering(compressed) as client:
         with pytest.raises(RolloutServerBroken, match="the reply is compressed"):
             await ROUTES[route](client)
-    async with answering(always(b" " * (MOST + 2**20))) as client:
+    async with answering(always(b" " * (MAX_BYTES + 2**20))) as client:
         with pytest.raises(RolloutServerBroken, match="the reply is longer than"):
             await ROUTES[route](client)
 
@@ -217,7 +217,7 @@ async def test_the_sentence_of_a_refusal_is_clean_and_short(body: bytes) -> None
     async with answering(always(body % (b"A" * 2**22), 400)) as client:
         with pytest.raises(WeightUpdateRefused) as refused:
             await client.update_weights("/models/a", "1")
-        assert len(refused.value.message) <= LONGEST_MESSAGE and "\x00" not in str(refused.value)
+        assert len(refused.value.message) <= MAX_MESSAGE and "\x00" not in str(refused.value)
         with pytest.raises(RequestRefused, match="bad") as refused_request:
             await client.generate(IDS, SAMPLING)
-        assert len(refused_request.value.message) <= LONGEST_MESSAGE
+        assert len(refused_request.value.message) <= MAX_MESSAGE

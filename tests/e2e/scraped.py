@@ -18,7 +18,7 @@ LABELS = {
     "stage", "state", "waits_for", "where", "why", "wire", "le", "method", "status",
 }  # fmt: skip
 UNITS = re.compile(r"_(ms|s|secs|msec|minutes|hours|kb|mb|gb|kib|mib|percent|pct)(_|$)")
-MOST_SERIES = 60  # of one family of one process, without its buckets
+MAX_SERIES = 60  # of one family of one process, without its buckets
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def complain(process: str, family: Metric) -> None:
     assert not UNITS.search(family.name), f"{where}: base units, seconds and bytes"
     assert family.type == "counter" or not family.name.endswith("_total"), where
     series = [sample for sample in family.samples if not sample.name.endswith(("_bucket", "_created"))]
-    assert len(series) <= MOST_SERIES * (2 if family.type == "histogram" else 1), (
+    assert len(series) <= MAX_SERIES * (2 if family.type == "histogram" else 1), (
         f"{where}: {len(series)} series"
     )
     for sample in family.samples:

@@ -24,7 +24,7 @@ from orchestrator.deploy.cluster.measured import (
 )
 from orchestrator.deploy.cluster.size import plan_of_config
 from tests.e2e.stack_rig import until
-from tests.hosts.test_bus import LONGEST_S, step
+from tests.hosts.test_bus import MAX_S, step
 from tests.hosts.world import SCALE, SERVER, World
 from tests.violations import command_found_nothing, nothing_found
 from tests.waiting import stays_true_for
@@ -118,7 +118,7 @@ async def test_publishing_goes_on_after_the_leader_of_a_stream_died(world: World
     assert leader is not None
     leader.kill("nats")
     # The bound of the median is test_bus's: servers may need a second round to choose.
-    with within(LONGEST_S, f"publishing goes on after {leader.name}, the leader of STEPS, died"):
+    with within(MAX_S, f"publishing goes on after {leader.name}, the leader of STEPS, died"):
         await world.seen.bus.publish(step(0))  # of a run that does not exist: it has no reader
     with within(40, "rollouts are verified again"):
         await world.progress(40, rollouts=5)

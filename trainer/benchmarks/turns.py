@@ -18,7 +18,7 @@ from trainer.tree.execute import backward
 from trainer.tree.pack import Pack
 
 MakePacks = Callable[[], list[Pack]]
-LEAST_SHARE = 0.1  # share of an expensive method that is timed
+MIN_SHARE = 0.1  # share of an expensive method that is timed
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -61,7 +61,7 @@ class Timed:
 class Race:
     """`rounds` rounds at every `run`; the rounds of several runs add up.
 
-    Of a method with more than `most` operations, only about `most` are timed in one `run`, but at least `LEAST_SHARE` of it: every n-th slice.
+    Of a method with more than `most` operations, only about `most` are timed in one `run`, but at least `MIN_SHARE` of it: every n-th slice.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Race:
         for name, make_packs in self._methods.items():
             packs = make_packs()
             tokens, operations = sum(pack.plan.tokens for pack in packs), flops(model, packs)
-            parts = min(max(1, math.ceil(operations / most)), round(1 / LEAST_SHARE))
+            parts = min(max(1, math.ceil(operations / most)), round(1 / MIN_SHARE))
             self.timed[name] = Timed(tokens=tokens, flops=operations, slices=min(rounds * parts, len(packs)))
 
     def run(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SMALLEST = 256
+MIN_ROWS = 256
 FIRST_ROWS = 4
 
 Piece = tuple[Tensor, ...]
@@ -125,7 +125,7 @@ class KvPool:
         self.held = 0
         self.arenas: list[Arena] = []
         self._capacities = [longest]
-        size = SMALLEST
+        size = MIN_ROWS
         while size < longest:
             self._capacities.insert(-1, size)
             size *= 2

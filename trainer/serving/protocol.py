@@ -56,7 +56,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 DEFAULT_NEW_TOKENS = 128
 GREEDY_BELOW = 1e-6
 MAX_SAMPLES = 256
-LARGEST = 1e30
+MAX_NUMBER = 1e30
 """The largest absolute value of a number. Logits are fp32: a larger temperature or bias makes them infinite, and their logprobs NaN."""
 
 
@@ -145,8 +145,10 @@ def _number(params: Mapping[str, Any], key: str, default: float) -> float:
     if value is None:
         return default
     # Compared before it is converted: Python compares an integer of any size, and converts none above 1.8e308.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        raise Refusal(f"{key} must be a finite number from -{LARGEST:g} to {LARGEST:g}, got {value!r:.80}.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
+        raise Refusal(
+            f"{key} must be a finite number from -{MAX_NUMBER:g} to {MAX_NUMBER:g}, got {value!r:.80}."
+        )
     return float(value)
 
 
@@ -184,9 +186,9 @@ def _bias(value: Any, vocab_size: int) -> tuple[tuple[int, float], ...]:
         pairs = tuple((int(token), float(bias)) for token, bias in value.items())
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise Refusal("logit_bias must map token ids to numbers.") from error
-    if any(not 0 <= token < vocab_size or not abs(bias) <= LARGEST for token, bias in pairs):
+    if any(not 0 <= token < vocab_size or not abs(bias) <= MAX_NUMBER for token, bias in pairs):
         raise Refusal(
-            f"logit_bias must map ids in 0 … {vocab_size - 1} to finite numbers from -{LARGEST:g} to {LARGEST:g}."
+            f"logit_bias must map ids in 0 … {vocab_size - 1} to finite numbers from -{MAX_NUMBER:g} to {MAX_NUMBER:g}."
         )
     return pairs
 

@@ -27,7 +27,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from trainer.tree.plan import Longs, TreePlan
 
 BLOCK = 128
-SMALLEST_HEAD = 16  # the compiled kernel refuses smaller heads
+MIN_HEAD = 16  # the compiled kernel refuses smaller heads
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -121,7 +121,7 @@ def _ordered(blocks: np.ndarray[Any, Any], device: torch.device) -> tuple[Tensor
 
 def _padded(x: Tensor, length: int) -> Tensor:
     """`x` with zeros up to `length` tokens and the smallest head size: they change no product of a query and a key, and add empty outputs."""
-    missing = max(0, SMALLEST_HEAD - x.shape[3])
+    missing = max(0, MIN_HEAD - x.shape[3])
     return (
         x
         if x.shape[2] == length and not missing

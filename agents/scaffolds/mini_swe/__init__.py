@@ -42,7 +42,7 @@ _OBSERVATION: Final = Path(observation.__file__)
 _PROGRAM: Final = Program(
     name="mini-swe-agent", kind="python", lock=Path(__file__).with_name("requirements.lock"), inside=PROGRAM
 )
-_LONGEST_TRAJECTORY: Final = 64 << 20
+_MAX_TRAJECTORY: Final = 64 << 20
 
 
 def environment(gateway: Endpoint) -> dict[str, str]:
@@ -114,7 +114,7 @@ class MiniSweAgent(BlackBoxDefaults):
     async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
         """The submission, or None."""
         try:
-            trajectory = json.loads(await sandbox.get(TRAJECTORY, max_bytes=_LONGEST_TRAJECTORY))
+            trajectory = json.loads(await sandbox.get(TRAJECTORY, max_bytes=_MAX_TRAJECTORY))
             info, last = trajectory["info"], trajectory["messages"][-1]
             self._status, submission = str(info["exit_status"]), str(info["submission"])
             self._detail = str(last["content"])[:200] if last["role"] == "exit" else ""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 VAR = Path("var")
 # The result depends on the amount of training, not on other load on the machine.
 TRAIN_STEPS = 64
-MOST_MINUTES = 30.0
+MAX_MINUTES = 30.0
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def main(
     ] = TRAIN_STEPS,
     minutes: Annotated[
         float, typer.Option(help="How long the loop may run at most, evaluations apart.", min=0.1, max=1440)
-    ] = MOST_MINUTES,
+    ] = MAX_MINUTES,
     start: Annotated[
         Path | None,
         typer.Option("--policy", help="Start from this Hugging Face directory instead of the demo's policy."),

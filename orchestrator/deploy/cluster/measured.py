@@ -32,7 +32,7 @@ from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.settings.config import Config
 
 SEEDS = range(5)
-LEAST_TURNS = 8  # of alternating spans, if there are as many rounds
+MIN_TURNS = 8  # of alternating spans, if there are as many rounds
 ROUNDS = 20  # of a comparison's rehearsal, each with as many batches as may be in flight
 
 
@@ -79,7 +79,7 @@ async def taking_turns(
     ConfigurationError for fewer than four rounds."""
     commits = await _commits(connection, run_id, first, last)
     round_batches = rounds(queue)
-    length = round_batches * max(1, (len(commits) - 1) // round_batches // LEAST_TURNS)
+    length = round_batches * max(1, (len(commits) - 1) // round_batches // MIN_TURNS)
     turns = (len(commits) - 1) // length // 4 * 4
     if not turns:
         raise ConfigurationError(

@@ -14,7 +14,7 @@ NATS: Mapping[str, str] = {"app.kubernetes.io/name": "nats", PART: "nats"}
 """Labels of each pod of the chart nats/nats. Its set selects by them, so its pods cannot have others."""
 LONG_LIVED = ("Deployment", "StatefulSet", "DaemonSet", "LeaderWorkerSet")
 
-LONGEST: Mapping[str, int] = {
+MAX_NAME: Mapping[str, int] = {
     "StatefulSet": 52,
     "LeaderWorkerSet": 48,
     "ScaledObject": 54,
@@ -106,7 +106,7 @@ def selects(selector: Object, labels: Mapping[str, str]) -> bool:
 
 def unlabelled(found: Object) -> str:
     """Why the cluster could not make a label of an object's name; empty: it can."""
-    longest = LONGEST.get(str(found.get("kind")), 253)
+    longest = MAX_NAME.get(str(found.get("kind")), 253)
     length = len(str(found.get("metadata", {}).get("name", "")))
     if length <= longest:
         return ""

@@ -20,7 +20,7 @@ from sandboxes.kubernetes import KUBERNETES
 READS_POOL = frozenset(ProcessRole) - {ProcessRole.POSTGRES, ProcessRole.NATS, ProcessRole.ROLLOUT_SERVER}
 READS_BUS = READS_POOL - {ProcessRole.MIGRATE, ProcessRole.TRAINER}  # the dashboard republishes dead letters
 TRAINS = frozenset({ProcessRole.ROLLOUT_SERVER, ProcessRole.TRAINER})  # they import torch
-MOST_TOKENS = 262144  # of KV cache in an embedded rollout server
+MAX_TOKENS = 262144  # of KV cache in an embedded rollout server
 READ_BY: Mapping[str, tuple[str, ...]] = {
     "rollout.slots": (ProcessRole.ORCHESTRATOR, ProcessRole.WEB),  # a runner receives its own
     "rollout.verify_slots": (),
@@ -247,7 +247,7 @@ def _server(topology: Topology, process: PlacedProcess, where: Where) -> list[st
     if pool.engine is ServerEngine.EMBEDDED:
         return [
             python, "-m", "trainer.serving", "--model-path", model_of(topology), "--host", where.address, "--port", port,
-            "--max-total-tokens", str(MOST_TOKENS), *(part for key in keys for part in ("--key-file", key)), *pool.options,
+            "--max-total-tokens", str(MAX_TOKENS), *(part for key in keys for part in ("--key-file", key)), *pool.options,
         ]  # fmt: skip
     spread = []
     if pool.nodes > 1:

@@ -29,21 +29,21 @@ _ADDRESS = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?)?")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
-MOST_HOSTS = 10_000
+MAX_HOSTS = 10_000
 """Hosts of one range, at most."""
-LONGEST_HOST = 253
+MAX_HOST = 253
 """Characters of a host's name, as DNS has it, and of a range."""
 
 
 def hosts_of(pattern: str) -> list[str]:
-    """The names of a range, in order. ValueError for an empty one, and for one of more than MOST_HOSTS.
+    """The names of a range, in order. ValueError for an empty one, and for one of more than MAX_HOSTS.
 
     >>> hosts_of("gpu[08-10].rack")
     ['gpu08.rack', 'gpu09.rack', 'gpu10.rack']
     """
-    found = _RANGE.fullmatch(pattern) if len(pattern) <= LONGEST_HOST else None
+    found = _RANGE.fullmatch(pattern) if len(pattern) <= MAX_HOST else None
     if found is None:
-        if len(pattern) > LONGEST_HOST or not _HOST.fullmatch(pattern):
+        if len(pattern) > MAX_HOST or not _HOST.fullmatch(pattern):
             raise ValueError(
                 f"{quoted(pattern)} is not a host name: write a-z, 0-9, '-' and '.', or a range, node[1-4]"
             )
@@ -52,9 +52,9 @@ def hosts_of(pattern: str) -> list[str]:
     if last < first:
         raise ValueError(f"the range {quoted(pattern)} is empty: {first} comes after {last}")
     amounts = [int(each["last"]) - int(each["first"]) + 1 for each in _EACH_RANGE.finditer(pattern)]
-    if (amount := math.prod(amounts)) > MOST_HOSTS:
+    if (amount := math.prod(amounts)) > MAX_HOSTS:
         raise ValueError(
-            f"the range {quoted(pattern)} has {amount:,} hosts, and {MOST_HOSTS:,} are the most: is a number too long?"
+            f"the range {quoted(pattern)} has {amount:,} hosts, and {MAX_HOSTS:,} are the most: is a number too long?"
         )
     return [
         name

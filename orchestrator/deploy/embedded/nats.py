@@ -32,7 +32,7 @@ from orchestrator.runtime.peer import peer_user
 from orchestrator.settings.timeouts import timeouts
 
 DEFAULT_PORT = 4222
-_LONGEST_INFO = 1 << 20
+_MAX_INFO = 1 << 20
 _ENDED = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.IncompleteRead, anyio.DelimiterNotFound)
 
 
@@ -117,7 +117,7 @@ async def announced(url: str) -> Announced:
     try:
         with anyio.fail_after(timeouts().bus_connect_s):
             async with await anyio.connect_tcp(parsed.hostname or "", parsed.port or DEFAULT_PORT) as stream:
-                line = await BufferedByteReceiveStream(stream).receive_until(b"\r\n", _LONGEST_INFO)
+                line = await BufferedByteReceiveStream(stream).receive_until(b"\r\n", _MAX_INFO)
                 own = stream.extra(SocketAttribute.raw_socket)
                 user = (
                     peer_user(own.getsockname(), own.getpeername()) if own.family == socket.AF_INET else None

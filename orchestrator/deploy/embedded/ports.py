@@ -10,15 +10,15 @@ import socket
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
-_LOWEST, _HIGHEST = 10_240, 65_535
+_MIN_PORT, _MAX_PORT = 10_240, 65_535
 
 
 def _candidates() -> range:
     """The widest range of unprivileged ports outside the kernel's ephemeral range."""
     low, high = (int(bound) for bound in Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    low_ports, high_ports = range(_LOWEST, low), range(high + 1, _HIGHEST + 1)
+    low_ports, high_ports = range(_MIN_PORT, low), range(high + 1, _MAX_PORT + 1)
     widest = max(low_ports, high_ports, key=len)
-    return widest if len(widest) >= 256 else range(_LOWEST, _HIGHEST + 1)
+    return widest if len(widest) >= 256 else range(_MIN_PORT, _MAX_PORT + 1)
 
 
 def is_free(port: int, host: str = LOOPBACK) -> bool:

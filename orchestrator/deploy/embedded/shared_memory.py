@@ -24,7 +24,7 @@ from sandboxes.owner import prepare_root
 _SEGMENTS: Final = Path("/proc/sysvipc/shm")
 _MAGIC: Final = 679834894  # PGShmemMagic; the last two fields of the header are dev_t and ino_t
 _REMOVE, _READ_ONLY = 0, 0o10000  # IPC_RMID, SHM_RDONLY
-_LARGEST: Final = 4096  # the header alone; a server whose whole memory is one segment is not ours
+_MAX_BYTES: Final = 4096  # the header alone; a server whose whole memory is one segment is not ours
 
 
 class _Started(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ def _segments() -> Iterator[_Segment]:
     names = lines[0].split()
     for line in lines[1:]:
         row = dict(zip(names, line.split(), strict=False))
-        if int(row["size"]) > _LARGEST or int(row["nattch"]) or _alive(int(row["cpid"])):
+        if int(row["size"]) > _MAX_BYTES or int(row["nattch"]) or _alive(int(row["cpid"])):
             continue
         shmid, size = int(row["shmid"]), int(row["size"])
         header = _header(shmid, size)

@@ -14,7 +14,7 @@ from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.courier import Courier
 from orchestrator.bus.journal import JournalFull
-from orchestrator.contracts.events import MOST_WEIGHTS, StepRecorded, StepRoutes, StepTimings, encode
+from orchestrator.contracts.events import MAX_WEIGHTS, StepRecorded, StepRoutes, StepTimings, encode
 from orchestrator.contracts.ids import (
     NO_PARENT,
     WEIGHTS,
@@ -294,7 +294,7 @@ class Recorder:
                 reported
                 for reported in generated.weights
                 if WEIGHTS.fullmatch(reported) and int(reported.partition(":")[0]) in node.versions
-            ][:MOST_WEIGHTS],
+            ][:MAX_WEIGHTS],
         )
 
 

@@ -13,9 +13,9 @@ TYPES: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _NAMES = {kind: name for name, kinds in reversed(TYPES.items()) for kind in kinds}
-MOST = 1000
+MAX_SCHEMAS = 1000
 """Schemas that are read for the types of one parameter. A parameter with more has no declared type."""
-_DEEPEST = 16  # depth of references to references
+_MAX_DEPTH = 16  # depth of references to references
 _TYPES_NAMED = 16  # types that are read in one list: there are seven
 
 
@@ -55,18 +55,18 @@ def of_type(value: Any, types: Sequence[str]) -> bool:
 
 
 class _Types:
-    """Reads the types of one parameter. A schema behind a reference is read once, and MOST schemas at most: a tool of a rollout's own program may
+    """Reads the types of one parameter. A schema behind a reference is read once, and MAX_SCHEMAS at most: a tool of a rollout's own program may
     refer to itself in any number of places."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._referred: dict[int, list[str] | None] = {}  # by the identity of a schema; None while it is read
-        self._left = MOST
+        self._left = MAX_SCHEMAS
 
     def of(self, schema: Any, depth: int = 0) -> list[str] | None:
         """The types of a schema; empty: it does not declare them; None: it is being read already, so it adds no type."""
         self._left -= 1
-        if not isinstance(schema, Mapping) or depth > _DEEPEST or self._left < 0:
+        if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or self._left < 0:
             return []
         if isinstance(schema.get("$ref"), str):
             return self._behind(_resolved(schema["$ref"], self._root), depth + 1)

@@ -26,7 +26,7 @@ from orchestrator.gateway_client import OpenSession, SessionBudget
 from orchestrator.pool.drain_requests import DrainRequests
 from orchestrator.runtime.json_response import json_response
 from orchestrator.settings.sampling import checked
-from orchestrator.settings.timeouts import LONGEST_S
+from orchestrator.settings.timeouts import MAX_S
 
 _Small = Annotated[int, Meta(ge=0, le=INT2)]
 _Whole = Annotated[int, Meta(ge=0, le=INT4)]
@@ -47,7 +47,7 @@ class _Open(msgspec.Struct, frozen=True, kw_only=True):
     attempt: _Small
     epoch: _Whole
     budget: _Budget
-    ttl_s: Annotated[float, Meta(ge=0, le=LONGEST_S)] | None = None
+    ttl_s: Annotated[float, Meta(ge=0, le=MAX_S)] | None = None
     sampling: dict[str, Any] = {}
     scripted: list[dict[str, Any]] | None = None
     auxiliary: list[str] = []

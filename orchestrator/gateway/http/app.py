@@ -108,9 +108,8 @@ class SandboxRoutes:
             counting = request.path.endswith(dialect.counting)
             try:
                 session = await self._sessions.find(token_of(request))
-                first = (
-                    session.known.unanswered
-                )  # before its body is read, which may take longer than another's reply
+                # Before its body is read, which may take longer than another's reply.
+                first = session.known.unanswered
                 incoming, size = await self._read(dialect, request, session, counting)
                 if not counting:
                     incoming.request.check_answerable()

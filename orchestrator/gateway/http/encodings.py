@@ -3,7 +3,7 @@
 | Content-Encoding | read by |
 |---|---|
 | identity, none | not decompressed |
-| gzip, x-gzip, deflate (with a zlib header or without) | zlib; MOST_MEMBERS members at most |
+| gzip, x-gzip, deflate (with a zlib header or without) | zlib; MAX_MEMBERS members at most |
 | zstd | zstandard |
 | any other (br among them) | refused with 415; the message names the supported ones |
 """
@@ -16,9 +16,9 @@ import zstandard
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.problems import Problem, bad_request
 
-MOST_CODINGS = 3  # nested codings; no client uses more than one
+MAX_CODINGS = 3  # nested codings; no client uses more than one
 # A member without content has 8 bytes: only their number ends a body of such members.
-MOST_MEMBERS = 1024
+MAX_MEMBERS = 1024
 _WINDOW = 64 * 2**20  # bytes of memory that one frame of zstd may need
 _PIECE = 1 << 16
 
@@ -39,10 +39,8 @@ def codings(header: str) -> list[str]:
             "unsupported_encoding",
             f"the content encoding {quoted(unknown)} is not read here: send gzip, deflate, zstd or no encoding",
         )
-    if len(names) > MOST_CODINGS:
-        raise Problem(
-            415, "unsupported_encoding", f"a body may have {MOST_CODINGS} content encodings at most"
-        )
+    if len(names) > MAX_CODINGS:
+        raise Problem(415, "unsupported_encoding", f"a body may have {MAX_CODINGS} content encodings at most")
     return names
 
 
@@ -68,8 +66,8 @@ def _zlib(raw: bytes, most: int, wbits: int) -> bytes:
         while rest:
             if decompressor is None:
                 decompressor, members = zlib.decompressobj(wbits), members + 1
-                if members > MOST_MEMBERS:
-                    raise ValueError(f"it has more than {MOST_MEMBERS:,} members; send it as one")
+                if members > MAX_MEMBERS:
+                    raise ValueError(f"it has more than {MAX_MEMBERS:,} members; send it as one")
             out += decompressor.decompress(rest, most + 1 - len(out))
             if len(out) > most:
                 raise Larger

@@ -25,7 +25,7 @@ from orchestrator.gateway.sessions.session import Session
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.runtime.json_response import json_response
 
-MOST, USUAL = 100, 20
+MAX_PAGE, DEFAULT_PAGE = 100, 20
 Answer = Callable[[web.Request, Session, str, Node], Any]
 
 
@@ -97,7 +97,7 @@ class StoredRoutes:
         if order not in ("asc", "desc"):
             raise bad_request("order must be asc or desc", "order")
         try:
-            limit = whole(request.query.get("limit", str(USUAL)), least=1, most=MOST)
+            limit = whole(request.query.get("limit", str(DEFAULT_PAGE)), least=1, most=MAX_PAGE)
         except ValueError as error:
             raise bad_request(f"limit {error}", "limit") from None
         if order == "desc":

@@ -22,7 +22,7 @@ from orchestrator.pool.sanitize import clean
 
 # Key of a chat-form message: the types of the parts that a dialect left out of it.
 LEFT_KEY = "penstock_left_out"
-DEEPEST = 8  # parts inside parts
+MAX_DEPTH = 8  # parts inside parts
 # Only a provider's own servers create these parts. They hold no text for the policy.
 _PROVIDER_PARTS = frozenset({"thinking", "redacted_thinking", "reasoning"})
 _PROVIDER_ENDINGS = ("_tool_use", "_tool_result")
@@ -118,7 +118,7 @@ def readable(part: Any, depth: int = 0) -> PartText:
     """The text of a part, or of a list of parts."""
     if isinstance(part, str):
         return PartText(part, True)
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         return PartText(None, False)
     if isinstance(part, list):
         found = [readable(member, depth + 1) for member in part]

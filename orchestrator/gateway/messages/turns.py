@@ -20,7 +20,7 @@ from orchestrator.pool.sanitize import clean, clean_json
 
 Role = Literal["system", "user", "assistant", "tool"]
 
-DEEPEST = 64  # levels of objects and arrays in a call or a tool: their readers recurse
+MAX_DEPTH = 64  # levels of objects and arrays in a call or a tool: their readers recurse
 STEP_KEY = "penstock_step"  # key of a chat-form assistant message: the step that a dialect recognised in the wire's own ids
 INSTRUCTIONS_KEY = "penstock_instructions"  # key of the first message: it applies to this request only
 _RESULTS = ("tool", "function")  # roles of tool results
@@ -143,9 +143,9 @@ def canonical_json(value: Any) -> str:
 
 
 def too_deep(value: Any) -> bool:
-    """Whether a JSON value has more than DEEPEST levels."""
+    """Whether a JSON value has more than MAX_DEPTH levels."""
     level = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_DEPTH + 1):
         level = [
             inner
             for outer in level

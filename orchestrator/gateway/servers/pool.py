@@ -44,7 +44,7 @@ from orchestrator.trajectory.routes import Routed
 
 log = get(__name__)
 
-LEAST_PROMPT = 64  # tokens; no conversation of an agent fits into fewer
+MIN_PROMPT = 64  # tokens; no conversation of an agent fits into fewer
 FAR = 32
 """A server whose longest prompt is more than that many times shorter than the usual one gets no calls: it came up without memory. The shortest of
 all bounds the context of every session, also of those whose calls run elsewhere. Servers that differ by less are taken as meant."""
@@ -124,14 +124,14 @@ class ServerPool:
 
     def _least(self, server: RolloutServer) -> int:
         """The longest prompt, in tokens, below which a server gets no calls."""
-        return max(LEAST_PROMPT, -(-self._usual(server) // FAR))
+        return max(MIN_PROMPT, -(-self._usual(server) // FAR))
 
     def _too_small(self, server: RolloutServer) -> str | None:
         """Why a server's memory keeps it from getting calls: the end of a sentence; None: it does not."""
         if server.capacity is None or server.capacity >= self._least(server):
             return None
         found = f"it takes prompts of {server.capacity:,} tokens at most (max_req_input_len)"
-        if server.capacity < LEAST_PROMPT:
+        if server.capacity < MIN_PROMPT:
             return f"{found}, too few for any conversation: give it more memory, or a longer context"
         return f"{found}, and the run's other servers take {self._usual(server):,}: give it memory and a context like theirs"
 

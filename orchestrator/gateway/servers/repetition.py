@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LEAST_SEGMENT = 4  # a segment is at least run ÷ this: otherwise a run that breaks near its end would cost a request per token
+MIN_SEGMENT = 4  # a segment is at least run ÷ this: otherwise a run that breaks near its end would cost a request per token
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class RepetitionDetector:
     def segment(self, left: int) -> int:
         """Tokens to request now, of the `left` that may still come; `left` without a rule."""
         tokens = self._rule.tokens
-        return min(left, max(tokens - self._run, -(-tokens // LEAST_SEGMENT))) if tokens else left
+        return min(left, max(tokens - self._run, -(-tokens // MIN_SEGMENT))) if tokens else left
 
     def feed(self, logprobs: Sequence[float]) -> int | None:
         """Take in the next tokens. Return the length at which the completion ends once the rule applies, else None."""

@@ -23,7 +23,7 @@ from orchestrator.contracts.marks import Finish
 from orchestrator.gateway.messages.turns import CanonicalCall, Turn, same_turns
 from orchestrator.gateway.sessions.node import Node
 
-LEAST = 16  # characters: shorter words could be part of anything
+MIN_CHARACTERS = 16  # characters: shorter words could be part of anything
 FIRST = 256  # first requests that are kept in mind
 
 
@@ -65,7 +65,9 @@ class ScaffoldConversations:
             self._begin(node)
         self._nodes.append(node)
         if node.finish != Finish.ABORT:
-            self._handed += [words for words in _hands_over(node, self._sub_agents) if len(words) >= LEAST]
+            self._handed += [
+                words for words in _hands_over(node, self._sub_agents) if len(words) >= MIN_CHARACTERS
+            ]
 
     def arrived(self, digest: str) -> None:
         """Note a request, by its digest, that arrived while the session was `unanswered`. It may end later than others, or be sent again."""
@@ -133,7 +135,9 @@ class ScaffoldConversations:
         """Whether it repeats text of the session. A program may request a summary of the conversation as one text."""
         text = "\n".join(turn.text for turn in _without_system(_opening(turns)))
         questions = [
-            question for opening in self._openings if len(question := opening[-1].text.strip()) >= LEAST
+            question
+            for opening in self._openings
+            if len(question := opening[-1].text.strip()) >= MIN_CHARACTERS
         ]
         if len(self._nodes) <= self._retold or not any(question in text for question in questions):
             return False

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-MOST_BYTES: Final = 64 * 1024
+MAX_BYTES: Final = 64 * 1024
 """A ClientHello with post-quantum keys has about 2 KB."""
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
 _RECORD_BYTES: Final = 1 << 14
@@ -64,7 +64,7 @@ def _message(data: bytes) -> bytes | None:
         if held and held[0] != _CLIENT_HELLO:
             raise NotTls("the first message is not a ClientHello")
         wanted = int.from_bytes(held[1:4], "big") + 4 if len(held) >= 4 else None
-        if wanted is not None and wanted > MOST_BYTES:
+        if wanted is not None and wanted > MAX_BYTES:
             raise NotTls("the ClientHello is too large")
         if wanted is not None and len(held) >= wanted:
             return held[4:wanted]

@@ -12,7 +12,7 @@ from orchestrator.contracts.hosts import Address, host_of
 from orchestrator.contracts.quote import quoted
 
 END: Final = b"\r\n\r\n"
-MOST_BYTES: Final = 32 * 1024
+MAX_BYTES: Final = 32 * 1024
 HTTP, HTTPS = 80, 443
 _TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")

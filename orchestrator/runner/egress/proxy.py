@@ -117,7 +117,7 @@ class Proxy:
     async def _serve(self, client: anyio.abc.ByteStream, flow: _Flow) -> None:
         reader = _Reader(client)
         with anyio.move_on_after(timeouts().egress_head_s) as scope:
-            head = await reader.until(heads.END, heads.MOST_BYTES)
+            head = await reader.until(heads.END, heads.MAX_BYTES)
         if scope.cancelled_caught:
             raise Refused("no whole request arrived in time", 408)
         if head is None:
@@ -230,7 +230,7 @@ class Proxy:
         async def down() -> None:
             replies, interim = _Reader(server), True
             while interim:
-                head = await replies.until(heads.END, 2 * heads.MOST_BYTES)
+                head = await replies.until(heads.END, 2 * heads.MAX_BYTES)
                 if head is None:
                     raise Refused("the server ends without an answer", 502)
                 written, interim = heads.response(head)
@@ -361,7 +361,7 @@ class _Reader:
     async def server_name(self) -> str:
         """The name in the ClientHello, which stays held. NotTls if something else arrives."""
         while (named := client_hello.server_name(self._held)) is None:
-            if len(self._held) > 2 * client_hello.MOST_BYTES:
+            if len(self._held) > 2 * client_hello.MAX_BYTES:
                 raise NotTls("the ClientHello is too large")
             try:
                 self._held += await self._stream.receive(_CHUNK)

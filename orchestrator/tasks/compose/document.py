@@ -18,9 +18,9 @@ _VARIABLE: Final = re.compile(r"\$(?:\$|\{([^{}]*)\}|([A-Za-z_][A-Za-z0-9_]*)|)"
 _DEFAULT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::?-(.*))?", re.DOTALL)
 
 
-MOST_VALUES: Final = 100_000
+MAX_VALUES: Final = 100_000
 """Of a file, counting what an alias repeats."""
-MOST_CHARACTERS: Final = 1 << 20
+MAX_CHARACTERS: Final = 1 << 20
 """Of the texts of a file, counting what an alias repeats. A file without aliases may be as large as a task's file is read."""
 
 
@@ -55,8 +55,8 @@ def _weigh(node: yaml.Node | None, known: dict[int, tuple[int, int]], above: set
     values, characters = 1 + sum(size for size, _ in sizes), sum(length for _, length in sizes)
     above.remove(id(node))
     for count, most, what in (
-        (values, MOST_VALUES, "values"),
-        (characters, MOST_CHARACTERS, "characters in its texts, each alias written out"),
+        (values, MAX_VALUES, "values"),
+        (characters, MAX_CHARACTERS, "characters in its texts, each alias written out"),
     ):
         if count > most:
             raise yaml.constructor.ConstructorError(

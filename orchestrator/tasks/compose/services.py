@@ -39,8 +39,8 @@ from sandboxes.base import File, SideService
 
 COMPOSE: Final = "docker-compose.yaml"
 SHOWN: Final = f"environment/{COMPOSE}"
-MOST_SERVICES: Final = 16
-MOST_BYTES: Final = 100 * 1024
+MAX_SERVICES: Final = 16
+MAX_BYTES: Final = 100 * 1024
 """Of the file. Each of its texts may become one word of a command line."""
 IDLE: Final = ("sleep infinity", "sh -c sleep infinity", "bash -c sleep infinity", "tail -f /dev/null")
 _USER: Final = re.compile(r"[A-Za-z0-9_][\w.-]{0,63}(:[A-Za-z0-9_][\w.-]{0,63})?", re.ASCII)
@@ -76,8 +76,8 @@ def read_services(context: Bundle) -> Composed:
     file = context.files.get(COMPOSE)
     if file is None:
         return NOTHING
-    if file.size > MOST_BYTES:
-        raise ValueError(f"{SHOWN} has {file.size:,} bytes, and may have {MOST_BYTES:,}")
+    if file.size > MAX_BYTES:
+        raise ValueError(f"{SHOWN} has {file.size:,} bytes, and may have {MAX_BYTES:,}")
     found = mapping(text_files.text_of(file.data, SHOWN), SHOWN, plain=True)
     at = f"{SHOWN}: "
     for problem in (*keys.wrong(found, keys.FILE, at), *_flaws(found, at)):
@@ -89,8 +89,8 @@ def read_services(context: Bundle) -> Composed:
                 f"{at}the service {quoted(name)} must be a mapping with keys, got {quoted(table)}"
             )
     side = {name: table for name, table in tables.items() if name != MAIN}
-    if len(side) > MOST_SERVICES:
-        raise ValueError(f"{at}it has {len(side)} services next to {MAIN}, and may have {MOST_SERVICES}")
+    if len(side) > MAX_SERVICES:
+        raise ValueError(f"{at}it has {len(side)} services next to {MAIN}, and may have {MAX_SERVICES}")
     main = tables.get(MAIN, {})
     env = _main(main, context, side)
     services = [_service(name, table, context) for name, table in side.items()]

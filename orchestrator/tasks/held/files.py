@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 MAX_DEPTH = 64
 """A deeper tree counts as over the limit; the sandbox's own bound is higher."""
-MOST_MODES = 5_000
+MAX_MODES = 5_000
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -147,7 +147,7 @@ class Modes:
                 directories[:] = [name for name in directories if f"{parent}/{name}" != own]
                 for name in [*directories, *names]:
                     self._note(f"{parent}/{name}")
-                if len(self._known) > MOST_MODES:
+                if len(self._known) > MAX_MODES:
                     break
 
     def _note(self, path: str) -> None:

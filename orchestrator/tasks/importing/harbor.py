@@ -25,7 +25,7 @@ from orchestrator.tasks.importing.report import Found, Imported
 from sandboxes.text_files import read_text
 
 MARKS: Final = ("task.toml", "instruction.md")
-MOST_REGISTRY_BYTES: Final = 256 << 20
+MAX_REGISTRY_BYTES: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,8 @@ def from_registry(
 
 def read_registry(file: Path, dataset: str | None) -> list[RegistryTask | Imported]:
     """The tasks of a data set; an entry that is not a task's is refused alone. ValueError for a file that is not a registry."""
-    if file.stat().st_size > MOST_REGISTRY_BYTES:
-        raise ValueError(f"{file} has more than {MOST_REGISTRY_BYTES >> 20} MB: it is not a registry")
+    if file.stat().st_size > MAX_REGISTRY_BYTES:
+        raise ValueError(f"{file} has more than {MAX_REGISTRY_BYTES >> 20} MB: it is not a registry")
     try:
         found = json.loads(read_text(file))
     except RecursionError:

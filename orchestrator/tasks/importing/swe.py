@@ -30,7 +30,7 @@ from orchestrator.tasks.importing.swe_rows import Placed, Row, read_rows
 from sandboxes.base import WORK
 
 WORKDIR: Final = "/testbed"
-_MOST_LINKS: Final = 40
+_MAX_LINKS: Final = 40
 """That lead to one file, as in Linux."""
 _VET: Final = "run `penstock tasks vet` before you train on it"
 
@@ -214,7 +214,7 @@ def _place(base: Path, hidden: Path, paths: Sequence[str], others: Collection[st
 def _followed(base: Path, path: str) -> tuple[str, dict[str, str]]:
     """A path without the links above it, and those links with their targets. It may lead out of `base`."""
     links: dict[str, str] = {}
-    for _ in range(_MOST_LINKS):
+    for _ in range(_MAX_LINKS):
         above = [str(each) for each in reversed(PurePosixPath(path).parents)]
         link = next((each for each in above if (base / each).is_symlink()), None)
         if link is None or path.startswith(("/", "..")):

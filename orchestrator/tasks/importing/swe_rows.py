@@ -15,7 +15,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.importing.place import refused
 from orchestrator.tasks.importing.report import Imported
 
-MOST_LINE_BYTES: Final = 64 << 20
+MAX_LINE_BYTES: Final = 64 << 20
 IMAGES: Final = ("image_name", "docker_image", "image")
 COMMANDS: Final = ("test_cmd", "test_cmds")
 SMITH: Final = "swesmith"
@@ -61,17 +61,17 @@ def read_rows(file: Path) -> Iterator[Placed | Imported]:
             raise ValueError(f"{file} is a binary file: give JSON lines, one object per task")
         lines.seek(0)
         number = rows = 0
-        while line := lines.readline(MOST_LINE_BYTES + 1):
+        while line := lines.readline(MAX_LINE_BYTES + 1):
             number += 1
             if not line.strip():
                 continue
             rows += 1
             place = f"{file} line {number}"
             try:
-                if len(line) > MOST_LINE_BYTES:
+                if len(line) > MAX_LINE_BYTES:
                     while line and not line.endswith(b"\n"):
-                        line = lines.readline(MOST_LINE_BYTES)
-                    raise ValueError(f"it has more than {MOST_LINE_BYTES >> 20} MB")
+                        line = lines.readline(MAX_LINE_BYTES)
+                    raise ValueError(f"it has more than {MAX_LINE_BYTES >> 20} MB")
                 yield Placed(_row(_object(line)), place)
             except ValueError as error:
                 yield refused("", place, error)

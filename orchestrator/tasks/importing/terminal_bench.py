@@ -45,7 +45,7 @@ FILE: Final = "task.yaml"
 RUN: Final = "run-tests.sh"
 AGENT_S: Final = 360.0
 TEST_S: Final = 60.0
-MOST_TEXT_BYTES: Final = 1 << 20
+MAX_TEXT_BYTES: Final = 1 << 20
 _IGNORE: Final = ".dockerignore"
 """After the name of a Dockerfile: counts for its build alone."""
 _SOLUTIONS: Final = ("solution.sh", "solution.yaml")
@@ -296,7 +296,7 @@ def _edit_themselves(staging: Path) -> bool:
     tests = {
         str(each.relative_to(staging)): each.read_bytes()
         for each in files
-        if each.stat().st_size <= MOST_TEXT_BYTES
+        if each.stat().st_size <= MAX_TEXT_BYTES
     }
     programs = Programs(tests)
     return any(
@@ -417,6 +417,6 @@ def _text(directory: Path, name: str) -> str:
         raise ValueError(f"{name} is a link that leads out of the task: put the file there instead")
     if not path.is_file():
         raise ValueError(f"{name} is missing")
-    if path.stat().st_size > MOST_TEXT_BYTES:
-        raise ValueError(f"{name} has more than {MOST_TEXT_BYTES:,} bytes")
+    if path.stat().st_size > MAX_TEXT_BYTES:
+        raise ValueError(f"{name} has more than {MAX_TEXT_BYTES:,} bytes")
     return text_of(path.read_bytes(), name)

@@ -20,9 +20,9 @@ _PATHS: Final = listed(
 _NO_PATH: Final = re.compile(
     r"[rwxabt+]{0,3}|utf-?8.*|ascii|latin-?1|ignore|replace|[\s,;|:]*", re.IGNORECASE
 )
-_DEEPEST: Final = 6
-_MOST_VALUES: Final = 20
-_MOST_NODES: Final = 500
+_MAX_DEPTH: Final = 6
+_MAX_VALUES: Final = 20
+_MAX_NODES: Final = 500
 _ALL_OF: Final = frozenset({"sorted", "list", "set", "tuple", "reversed", "next", "iter", "which"})
 _LISTINGS: Final = frozenset({"iterdir", "listdir", "scandir", "walk", "rglob", "glob", "iglob"})
 _HOLES: Final = {"format": re.compile(r"\{[^{}]*\}"), "%": re.compile(r"%[sdr]")}
@@ -54,13 +54,13 @@ class PythonNames:
 
     def each(self, node: ast.expr) -> Iterator[None]:
         """Once for every value of the first name in an expression that stands for several, while it stands for that one; once without such a name."""
-        for inner in islice(self._open(node), _MOST_NODES):
+        for inner in islice(self._open(node), _MAX_NODES):
             name = inner.id if isinstance(inner, ast.Name) else ""
             values = [value for one in self._several.get(name, ()) for value in self._elements(one)]
             if not values:
                 continue
             kept = dict(self._values)
-            for value in values[:_MOST_VALUES]:
+            for value in values[:_MAX_VALUES]:
                 self._values[name] = value
                 yield
             self._values = kept
@@ -85,7 +85,7 @@ class PythonNames:
     def value(self, node: ast.expr, deep: int = 0) -> ast.expr:
         """The expression that a name stands for, or the expression itself."""
         name = known_as(node)
-        if name in self._values and deep < _DEEPEST:
+        if name in self._values and deep < _MAX_DEPTH:
             return self.value(self._values[name], deep + 1)
         match node:
             case ast.Call(func, [_, default]) if self.called(func) in ("os.environ.get", "os.getenv"):
@@ -98,7 +98,7 @@ class PythonNames:
             if node.id in self._modules:
                 return self._modules[node.id]
             value = self._values.get(node.id)
-            if deep < _DEEPEST and isinstance(value, ast.Name | ast.Attribute | ast.Call):
+            if deep < _MAX_DEPTH and isinstance(value, ast.Name | ast.Attribute | ast.Call):
                 found = self.called(value, deep + 1)
                 return found if not isinstance(value, ast.Call) or "(" not in found else node.id
             return node.id
@@ -115,7 +115,7 @@ class PythonNames:
     def path(self, node: ast.expr, deep: int = 0) -> str | None:
         """The text or path of an expression, `{}` for parts that are not known; None if its beginning is not known."""
         node = self.value(node)
-        if deep > _DEEPEST:
+        if deep > _MAX_DEPTH:
             return None
         if isinstance(node, ast.Constant):
             return node.value if isinstance(node.value, str) else None
@@ -201,7 +201,7 @@ class PythonNames:
 
     def _paths(self, node: ast.AST, deep: int = 0) -> Iterator[str]:
         """The paths in an expression, each as a whole."""
-        if isinstance(node, ast.Name) and deep < _DEEPEST:
+        if isinstance(node, ast.Name) and deep < _MAX_DEPTH:
             node, deep = self.value(node), deep + 1
         path = self.path(node) if isinstance(node, ast.expr) else None
         if path is not None:
@@ -213,7 +213,7 @@ class PythonNames:
     def _open(self, node: ast.expr, deep: int = 0) -> Iterator[ast.AST]:
         for inner in ast.walk(node):
             yield inner
-            if isinstance(inner, ast.Name) and inner.id in self._values and deep < _DEEPEST:
+            if isinstance(inner, ast.Name) and inner.id in self._values and deep < _MAX_DEPTH:
                 yield from self._open(self._values[inner.id], deep + 1)
 
 

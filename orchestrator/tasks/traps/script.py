@@ -32,7 +32,7 @@ from orchestrator.tasks.traps.somewhere import in_loop
 from orchestrator.tasks.traps.tree import every, parse, plain, source_of
 from orchestrator.tasks.traps.variables import integers, names_agent_text
 
-_DEEPEST: Final = 4
+_MAX_DEPTH: Final = 4
 ReadPython = Callable[[str, str, frozenset[str], int], list[Trap]]
 """The traps of Python in a script, from file, source, the agent's modules and the line of the script at which it begins."""
 
@@ -114,7 +114,7 @@ class Reading:
                 first = text.start_point[0] + 1
                 if self._text.carries(text):
                     found[(first, Rule.PROGRAM_TEXT)] = ""
-                elif self._deep < _DEEPEST:
+                elif self._deep < _MAX_DEPTH:
                     names = set(self._text.names)
                     given = [word for word in words if word.start_byte > text.start_byte]
                     if any(self._text.carries(word) or (own and plain(word) == FOUND) for word in given):

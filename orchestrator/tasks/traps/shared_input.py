@@ -16,7 +16,7 @@ _READS: Final = ("read", "mapfile", "readarray")
 _INPUT: Final = re.compile(r"\s*0?<(?![<(])")
 _OTHER: Final = re.compile(r"\s-[a-zA-Z]*u\s*(\S+)|<&\s*([1-9$]\S*)")
 _LOOPS: Final = ("while_statement", "for_statement", "c_style_for_statement")
-_DEEPEST: Final = 4
+_MAX_DEPTH: Final = 4
 
 
 class _Source(NamedTuple):
@@ -62,7 +62,7 @@ class SharedInput:
 
     def _shares(self, command: Node, deep: int = 0) -> bool:
         found = self._source(command)
-        if found.node.type == "function_definition" and deep < _DEEPEST:
+        if found.node.type == "function_definition" and deep < _MAX_DEPTH:
             name = source_of(found.node.named_children[0])
             calls = [node for node in self._commands if (w := words(node)) and plain(w[0]) == name]
             return any(self._shares(call, deep + 1) for call in calls)

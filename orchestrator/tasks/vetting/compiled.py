@@ -4,8 +4,8 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-LEAST: Final = 4
-MOST: Final = 255
+MIN_TEXT: Final = 4
+MAX_TEXT: Final = 255
 """Bytes of a name or text that the format keeps behind one byte for its length."""
 SHARE: Final = 0.8
 """Of the bytes of a source's names and texts: a text may be folded into another, an annotation left out."""
@@ -22,7 +22,7 @@ def own_names(source: bytes) -> frozenset[bytes]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
     found = (name for node in ast.walk(tree) for name in _defined(node))
-    return frozenset(name.encode() for name in found if name.isascii() and LEAST <= len(name) <= MOST)
+    return frozenset(name.encode() for name in found if name.isascii() and MIN_TEXT <= len(name) <= MAX_TEXT)
 
 
 def kept(names: frozenset[bytes], module: bytes) -> frozenset[bytes]:

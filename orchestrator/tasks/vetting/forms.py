@@ -23,12 +23,12 @@ from orchestrator.tasks import git_objects
 
 DEPTH: Final = 3
 """Nested encodings: gzip in base64 in hex."""
-MOST_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 16 << 20
 """Of one decoded text; a longer one is several, which overlap."""
 OVERLAP: Final = 64 << 10
-MOST_DECODED: Final = 256 << 20
+MAX_DECODED: Final = 256 << 20
 """Bytes of all decoded texts of one file."""
-LEAST_COST: Final = 4096
+MIN_COST: Final = 4096
 """Bytes that a decoded text counts for at least, however short it is."""
 _PIECE: Final = 4096
 _CHUNK: Final = 1 << 20
@@ -52,7 +52,7 @@ _LITERALS: Final = re.compile(
 """Adjacent literals that a program joins."""
 _LITERAL: Final = re.compile(rb"[\"']([A-Za-z0-9+/_=-]{4,})[\"']")
 _WIDE: Final = re.compile(rb"(?:[\t\r\n\x20-\x7e]\0){11,}[\t\r\n\x20-\x7e]?")
-_MOST_MEMBERS: Final = 64
+_MAX_MEMBERS: Final = 64
 """Of a gzip file; each costs a copy of the rest."""
 _NO_DIGIT: Final = re.compile(rb"0[xX]|[^0-9a-fA-F]")
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
@@ -85,18 +85,18 @@ class View:
 class Budget:
     """How many bytes may still be decoded from one file; `spent` once some were left out."""
 
-    left: int = field(default_factory=lambda: MOST_DECODED)
+    left: int = field(default_factory=lambda: MAX_DECODED)
     spent: bool = False
 
     def take(self, text: bytes) -> bool:
         """Whether a decoded text is within the budget, which it uses."""
-        self.left -= max(len(text), LEAST_COST)
+        self.left -= max(len(text), MIN_COST)
         self.spent = self.spent or self.left < 0
         return not self.spent
 
 
 def views(data: bytes, depth: int = DEPTH, budget: Budget | None = None) -> Iterator[View]:
-    """Every text in `data`, as far as the budget (`MOST_DECODED` by default) goes. Encodings that do not decode are left out.
+    """Every text in `data`, as far as the budget (`MAX_DECODED` by default) goes. Encodings that do not decode are left out.
 
     >>> [v.form.value for v in views(base64.b64encode(b"the answer is forty-two"))][:1]
     ['plain']
@@ -169,7 +169,7 @@ def _decompressed(data: bytes) -> Iterator[bytes]:
         yield from _unpacked(data)
     else:  # behind the head of a script
         zipped = False
-        for found in islice(_PACKED.finditer(data), _MOST_MEMBERS):
+        for found in islice(_PACKED.finditer(data), _MAX_MEMBERS):
             is_zip = data.startswith(b"PK\x03\x04", found.start())
             if not (is_zip and zipped):  # one reading has all members
                 yield from _unpacked(data[found.start() :])
@@ -197,7 +197,7 @@ def _pieces(texts: Iterable[bytes]) -> Iterator[bytes]:
     for text in texts:
         piece += text
         fresh = True
-        if len(piece) >= MOST_BYTES:
+        if len(piece) >= MAX_BYTES:
             yield bytes(piece)
             del piece[:-OVERLAP]
             fresh = False
@@ -215,7 +215,7 @@ def _read(file: IO[bytes]) -> Iterator[bytes]:
 def _members(data: bytes) -> Iterator[bytes]:
     """The members of a gzip file one after the other, or a zlib stream, as far as they decode."""
     with suppress(zlib.error):
-        for _ in range(_MOST_MEMBERS):
+        for _ in range(_MAX_MEMBERS):
             stream = zlib.decompressobj(wbits=47)
             while data and not stream.eof:
                 yield stream.decompress(data, _CHUNK)
@@ -238,8 +238,8 @@ def _of_pack(data: bytes) -> Iterator[bytes]:
 def _inflated(data: bytes, at: int) -> bytes:
     """The stream that begins at a place. It is fed in small pieces: the library copies what follows the end of a stream."""
     stream, out = zlib.decompressobj(), bytearray()
-    while at < len(data) and not stream.eof and len(out) < MOST_BYTES:
-        out += stream.decompress(data[at : at + _PIECE], MOST_BYTES - len(out))
+    while at < len(data) and not stream.eof and len(out) < MAX_BYTES:
+        out += stream.decompress(data[at : at + _PIECE], MAX_BYTES - len(out))
         at += _PIECE
     return bytes(out)
 

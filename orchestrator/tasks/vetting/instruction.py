@@ -35,7 +35,7 @@ _OWN: Final = frozenset(
     }
 )
 _LIBRARY: Final = re.compile(r"(^|/)(vendor|site-packages|node_modules)/")
-MOST: Final = 20
+MAX_FOUND: Final = 20
 
 
 def instruction_findings(
@@ -58,7 +58,7 @@ def instruction_findings(
             found.setdefault(
                 name, Finding(control=Control.INSTRUCTION, fault=TaskFault.UNNAMED, says=says, where=name)
             )
-    return list(found.values())[:MOST]
+    return list(found.values())[:MAX_FOUND]
 
 
 def _names(text: str, own: set[str]) -> Iterator[tuple[str, str]]:

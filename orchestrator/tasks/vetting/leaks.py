@@ -24,13 +24,13 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.needles import Needles
 from orchestrator.tasks.vetting.compiled import kept
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
-from orchestrator.tasks.vetting.forms import MOST_DECODED, Budget, Form, views
+from orchestrator.tasks.vetting.forms import MAX_DECODED, Budget, Form, views
 from orchestrator.tasks.vetting.secrets import Body, Source
 
 PLAIN: Final = 0.5
 TESTS: Final = 0.9
 ENCODED: Final = 0.2
-LEAST_BYTES: Final = 24
+MIN_BYTES: Final = 24
 """Of matching lines together."""
 SHOWN: Final = 60
 SHOWN_FILES: Final = 3
@@ -93,7 +93,7 @@ class Searched:
         if not self.cut:
             return ""
         shown = ", ".join(map(quoted, self.cut[:SHOWN_FILES])) + (" …" if len(self.cut) > SHOWN_FILES else "")
-        return f"of what {shown} decodes to, only {MOST_DECODED >> 20} MB were searched"
+        return f"of what {shown} decodes to, only {MAX_DECODED >> 20} MB were searched"
 
 
 def search(bodies: Iterable[Body], readable: Readable) -> Searched:
@@ -150,7 +150,7 @@ def _compiled(path: str, bodies: list[Body], readable: Readable) -> Iterator[Sus
         sources = [data for other, data in readable.files.items() if other.endswith(".py")]
         alone = frozenset(name for name in body.names if not any(name in data for data in sources))
         texts = tuple(sorted(kept(alone, readable.files[path])))
-        if sum(map(len, texts)) >= LEAST_BYTES:
+        if sum(map(len, texts)) >= MIN_BYTES:
             yield Suspect(path=path, form=Form.PLAIN, body=body, texts=texts)
             return
 
@@ -160,7 +160,7 @@ def _matching(body: Body, there: Set[bytes], form: Form) -> tuple[bytes, ...]:
     lines = tuple(sorted(body.lines & there))
     matched = sum(map(len, lines))
     share = ENCODED if form is not Form.PLAIN else TESTS if body.source is Source.TESTS else PLAIN
-    if matched >= LEAST_BYTES and matched >= share * body.size:
+    if matched >= MIN_BYTES and matched >= share * body.size:
         return lines
     if form is Form.PLAIN and body.source is Source.TESTS:
         return ()  # tests may compare with what an input file says

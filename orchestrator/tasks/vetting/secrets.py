@@ -15,8 +15,8 @@ from orchestrator.tasks.harbor import SOLUTIONS, STEPS, Task, is_hidden
 from orchestrator.tasks.vetting.compiled import own_names
 from orchestrator.tasks.vetting.forms import SHORT
 
-LONGEST_LINE: Final = 4096
-MOST_LINES: Final = 5_000
+MAX_LINE: Final = 4096
+MAX_LINES: Final = 5_000
 """Of one body; a larger one is data, and its values are searched for."""
 SHORT_RESULT: Final = 3
 """Lines of a result whose whole lines count as values."""
@@ -97,7 +97,7 @@ def _body(source: Source, name: str, data: bytes, stated: bytes, known: Collecti
     values = {value for line in added for value in strong_values(line) if value not in stated}
     if source in (Source.WORK, Source.ANSWER) and len(added) <= SHORT_RESULT:  # an answer may be prose
         values |= {line for line in added if len(line) >= 2 * SHORT and not _NAME.fullmatch(line)}
-    lines = added if len(added) <= MOST_LINES else []
+    lines = added if len(added) <= MAX_LINES else []
     return Body(
         source=source,
         name=name,
@@ -117,7 +117,7 @@ def _names(name: str, data: bytes, stated: bytes, known: Collection[bytes]) -> f
 def _lines(data: bytes) -> Iterator[bytes]:
     for line in data.splitlines():
         stripped = line.strip()
-        if SHORT <= len(stripped) <= LONGEST_LINE:
+        if SHORT <= len(stripped) <= MAX_LINE:
             yield stripped
 
 

@@ -6,7 +6,7 @@ from orchestrator.queries import batches, token_text
 from orchestrator.queries.tree import DRAWN
 from orchestrator.web.requests import Query, get
 
-MOST_DRAWN = 5_000
+MAX_DRAWN = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ async def _batch(query: Query) -> batches.Batch:
 async def _tree(query: Query) -> DrawnTree:
     parts = query.number("of", 0, most=1_000)
     part = (query.number("part", 0, most=1_000), parts) if parts else None
-    drawn = query.number("drawn", DRAWN, least=1, most=MOST_DRAWN)
+    drawn = query.number("drawn", DRAWN, least=1, most=MAX_DRAWN)
     found = await batches.batch_tree(
         query.connection, query.run.run_id, _number(query), part=part, drawn=drawn
     )

@@ -14,7 +14,7 @@ async def _list(query: Query) -> search.GroupPage:
         query.run.run_id,
         GroupFilters.of(filters_of(query)),
         before=before or None,
-        n=query.number("n", search.PAGE, least=1, most=search.LARGEST_PAGE),
+        n=query.number("n", search.PAGE, least=1, most=search.MAX_PAGE),
     )
 
 

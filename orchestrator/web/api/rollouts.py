@@ -25,7 +25,7 @@ from orchestrator.web.requests import (
 from orchestrator.web.site import Site
 from orchestrator.web.standalone_page import standalone_page
 
-LONGEST_FILTER = 2_000
+MAX_FILTER = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Text:
 def filters_of(query: Query, *other_params: str) -> Mapping[str, str]:
     """The filters of a query string: all keys except those for the page and the run, and `other_params`."""
     return {
-        name: query.text(name, longest=LONGEST_FILTER)
+        name: query.text(name, longest=MAX_FILTER)
         for name in query.request.query
         if name not in ("run", "before", "n", *other_params)
     }
@@ -51,7 +51,7 @@ async def _list(query: Query) -> search.RolloutPage:
         query.run.run_id,
         RolloutFilters.of(filters_of(query)),
         before=before or None,
-        n=query.number("n", search.PAGE, least=1, most=search.LARGEST_PAGE),
+        n=query.number("n", search.PAGE, least=1, most=search.MAX_PAGE),
     )
 
 
@@ -93,7 +93,7 @@ async def _token_map(query: Query) -> tokens.TokenMap:
 async def _tokens(query: Query) -> tokens.TokenPage:
     spelled = await token_text.run_detokenizer(query.connection, query.run.run_id)
     start = query.number("start", 0, most=2**31 - 1)
-    n = query.number("n", tokens.PAGE, least=1, most=tokens.LARGEST_PAGE)
+    n = query.number("n", tokens.PAGE, least=1, most=tokens.MAX_PAGE)
     page = await tokens.tokens(query.connection, *_step(query), spelled.detokenizer, start=start, n=n)
     return replace(page, note=spelled.note)
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 
 from orchestrator.bus.nats import NatsBus
 from orchestrator.cli.main import app
-from orchestrator.cli.sql import MOST_ROWS, MOST_SECONDS, Answer, query
+from orchestrator.cli.sql import MAX_ROWS, MAX_SECONDS, Answer, query
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template
@@ -72,7 +72,7 @@ def test_rows_and_time_have_a_limit(database_url: str) -> None:
         ask(database_url, "SELECT pg_sleep(60)", timeout_s=0.1)
     with pytest.raises(PenstockError, match="took longer than"):  # and 0 would mean no limit
         ask(database_url, "SELECT pg_sleep(60)", timeout_s=0.0001)
-    assert len(ask(database_url, "SELECT 1", limit=MOST_ROWS, timeout_s=MOST_SECONDS).rows) == 1
+    assert len(ask(database_url, "SELECT 1", limit=MAX_ROWS, timeout_s=MAX_SECONDS).rows) == 1
     with pytest.raises(PenstockError, match=r"the statement is not UTF-8 text \(character 9\)"):
         ask(database_url, "SELECT '\udcff'")
 

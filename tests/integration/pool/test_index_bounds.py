@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.cli.processes import LONGEST_NAME
+from orchestrator.cli.processes import MAX_NAME_LENGTH
 from orchestrator.contracts import limits, states
 from orchestrator.pool.counter_names import NAMES
 from orchestrator.pool.speed_noise import KEY_BYTES
@@ -25,11 +25,11 @@ BOUNDS = {
     "groups.submission": SUBMISSION,
     "groups.domain": NAME,
     "groups.difficulty": WORD,
-    "groups.label": limits.LONGEST_LABEL * 4,
-    "step_marks.reason": limits.LONGEST_NAME * 4,
+    "groups.label": limits.MAX_LABEL * 4,
+    "step_marks.reason": limits.MAX_NAME_LENGTH * 4,
     "speed_noise.scaffold": KEY_BYTES,
     "processes.host": 253,  # a host's name
-    "processes.process": LONGEST_NAME * 4,
+    "processes.process": MAX_NAME_LENGTH * 4,
     "rollout_servers.url": 2_000,  # orchestrator.contracts.http_urls
     "counters.name": max(map(len, NAMES)) + 32,
     "batches.state": max(map(len, states.BatchState)),
@@ -39,7 +39,7 @@ BOUNDS = {
 }
 HASHES = {"sha", "token_hash"}
 EXPRESSIONS = {
-    "groups_eval": limits.LONGEST_LABEL * 4,
+    "groups_eval": limits.MAX_LABEL * 4,
     "dead_letters_once": 2 * 256 * 4 + SHA,
     "artifacts_once": SHA,
 }

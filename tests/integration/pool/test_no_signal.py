@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.cli import status
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries import spending
-from orchestrator.queries.training_signal import LEAST, NEWEST, no_signal
+from orchestrator.queries.training_signal import MIN_GROUPS, NEWEST, no_signal
 from tests import builders
 from tests.integration.pool.rig import ended, flow_of, record, report, rollouts_of, small, take, verify
 from tests.integration.web.rig import configured, dashboard
@@ -47,15 +47,15 @@ async def test_status_and_the_run_page_say_that_all_groups_scored_alike(
 ) -> None:
     run = await builders.make_run(engine, small())
     config = configured("run", database_url)
-    await scored(engine, run, 0, *[(0.0, 0.0)] * LEAST)
-    sentence = f"all {LEAST} groups scored alike (0 %): easier tasks or a better first policy"
+    await scored(engine, run, 0, *[(0.0, 0.0)] * MIN_GROUPS)
+    sentence = f"all {MIN_GROUPS} groups scored alike (0 %): easier tasks or a better first policy"
     found = await status.read_run(config)
     assert found.no_signal == found.plain()["no_signal"] == sentence
     status._show(None, found, "")
     assert f"NO SIGNAL: {sentence}" in capsys.readouterr().out
     async with dashboard(config, tmp_path) as web:
         assert (await web.get("/api/run"))[1]["standing"]["no_signal"] == sentence
-        await scored(engine, run, LEAST, (1.0, 0.0))
+        await scored(engine, run, MIN_GROUPS, (1.0, 0.0))
         assert (await web.get("/api/run"))[1]["standing"]["no_signal"] is None
     found = await status.read_run(config)
     status._show(None, found, "")
@@ -64,9 +64,9 @@ async def test_status_and_the_run_page_say_that_all_groups_scored_alike(
 
 async def test_what_the_groups_scored_says_what_to_do_and_only_the_newest_count(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, small())
-    await scored(engine, run, 0, (1.0, 0.0), *[(1.0, 1.0)] * (LEAST - 2))
+    await scored(engine, run, 0, (1.0, 0.0), *[(1.0, 1.0)] * (MIN_GROUPS - 2))
     assert await sentence_of(engine, run) is None, "one of them teaches, and they are few"
-    await scored(engine, run, 100, *[(1.0, 1.0)] * (NEWEST - LEAST + 2))
+    await scored(engine, run, 100, *[(1.0, 1.0)] * (NEWEST - MIN_GROUPS + 2))
     assert await sentence_of(engine, run) == f"all {NEWEST} newest groups scored alike (100 %): harder tasks"
     await scored(engine, run, 200, (0.0, 0.0))
     mixed = await sentence_of(engine, run)

@@ -359,7 +359,7 @@ async def test_a_task_survives_a_failure_at_each_boundary_of_its_blobs(
 async def test_a_question_with_too_many_names_gets_no_answer_and_everything_is_sent(
     stage: Stage, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(role, "MOST_NAMES", len(task.packed.parts) - 1)
+    monkeypatch.setattr(role, "MAX_NAMES", len(task.packed.parts) - 1)
     monkeypatch.setattr(send, "ANSWER_S", 0.5)
     async with playing(roles(stage)):
         assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)

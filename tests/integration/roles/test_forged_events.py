@@ -36,7 +36,7 @@ from orchestrator.pool.ingest import decode_step
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.policy_versions import newest_version
 from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdicts
-from orchestrator.roles.stale_log import MOST, Stale
+from orchestrator.roles.stale_log import MAX_LINES, Stale
 from orchestrator.settings.timeouts import timeouts
 from tests import builders
 from tests.builders import a_lease
@@ -325,15 +325,15 @@ async def test_a_flood_of_stale_messages_is_logged_in_part_and_the_rest_is_count
     )
     stale = Stale("verdicts")
     with capture_logs() as logs:
-        for n in range(MOST + 5):
+        for n in range(MAX_LINES + 5):
             stale.begin()
             stale.add(msgspec.structs.replace(event, rollout=n), "late")
             await stale.tell()
-        assert len(logs) == MOST
+        assert len(logs) == MAX_LINES
         stale._since -= timeouts().stale_log_interval_s
         stale.add(event, "late")
         await stale.tell()
-    assert (len(logs), logs[-1]["left_out"]) == (MOST + 1, 5)
+    assert (len(logs), logs[-1]["left_out"]) == (MAX_LINES + 1, 5)
 
 
 NO_LOGPROBS = {

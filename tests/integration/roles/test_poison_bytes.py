@@ -23,10 +23,10 @@ from tests.raw_nats import RawNats, raw_nats
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("faults")]
 
-MOST_LINE = 3_900  # a line of the protocol has 4,096 bytes
+MAX_LINE = 3_900  # a line of the protocol has 4,096 bytes
 BYTES = {name: text.encode(errors="surrogatepass") for name, text in TEXTS.items()}
 TOKENS = LAST_TOKENS | {
-    name: token[:MOST_LINE]
+    name: token[:MAX_LINE]
     for name, text in BYTES.items()
     if (token := text.translate(None, b" \t\r\n."))  # what ends a token is another subject or no line
 }

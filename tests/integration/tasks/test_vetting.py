@@ -145,7 +145,7 @@ async def test_files_are_searched_in_rounds_and_a_task_with_more_of_them_is_not_
         Trials(task, provider, section=section).run, provider, section, task.settings.healthcheck
     )
     assert {f"/app/made-{n}" for n in range(2, 41)} <= set(shown.files) and (shown.unread, note) == ("", "")
-    monkeypatch.setattr(readable, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(readable, "MAX_BYTES", 100_000)
     options = Options(section=section, times=1, until=Level.CONTROLS_HOLD)
     found = await vet("a", task, provider, options)
     (finding,) = (finding for finding in found.findings if finding.counts)

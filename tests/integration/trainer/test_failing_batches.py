@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from orchestrator.cli.status import read_run
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.pool.engine import Role, open_engine
-from orchestrator.pool.quarantine import MOST_FAILURES, failures
+from orchestrator.pool.quarantine import MAX_FAILURES, failures
 from orchestrator.pool.runs import close_intake
 from orchestrator.pool.tables import batches, groups, policy_versions, train_steps
 from orchestrator.queries.batches import failed_batches
@@ -66,7 +66,7 @@ async def test_a_batch_that_raises_any_error_is_quarantined_with_its_rollout_and
         log = b"".join([part async for part in process.stderr])
         with anyio.fail_after(60):
             assert await process.wait() == 0, log.decode()
-    assert log.count(b'"batch.failed"') == MOST_FAILURES and b"Traceback" in log
+    assert log.count(b'"batch.failed"') == MAX_FAILURES and b"Traceback" in log
     given_up, trained = await pool.rows(select(batches).order_by(batches.c.batch_id))
     assert (given_up.state, trained.state) == ("voided", "committed")
     [name] = await pool.rows(
@@ -116,7 +116,7 @@ async def test_failures_of_a_batch_are_counted_across_restarts_and_its_success_e
     await train_batches(trainer, 2)
     assert (await pool.newest(run)).version == 1 and (await read_run(config)).failed_batches == []
     await ready_groups(pool.engine, run, ["c", "d", "e", "f"], Author(version=1))
-    for _ in range(MOST_FAILURES):  # each in another process
+    for _ in range(MAX_FAILURES):  # each in another process
         trainer, batch_id = await claimed()
     [row] = await pool.rows(select(batches).where(batches.c.batch_id == batch_id))
     assert row.state == "voided"
@@ -196,7 +196,7 @@ async def test_the_tensors_of_a_failed_step_are_gone_before_the_checkpoint_is_lo
     async with pool.engine.begin() as connection:
         assert await close_intake(connection, run.run_id)
     await train_batches(trainer)
-    assert alive == [False] * MOST_FAILURES
+    assert alive == [False] * MAX_FAILURES
 
 
 compile_failure = RuntimeError("backend='inductor' raised")

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from scaffolds.base import LONGEST_VERSION
+from scaffolds.base import MAX_VERSION
 
 from orchestrator.bus import subjects
 from orchestrator.contracts import limits
@@ -29,19 +29,19 @@ from orchestrator.publish import MAX_LABEL, PublishOptions
 from orchestrator.settings.sampling import SAMPLING_KEYS
 from orchestrator.tasks.artifacts import SHOWN_PATH
 from orchestrator.tasks.harbor import Task
-from orchestrator.tasks.verdict import MOST_NAME
-from sandboxes.artifacts import LONGEST_PATH
+from orchestrator.tasks.verdict import MAX_NAME
+from sandboxes.artifacts import MAX_PATH
 from sandboxes.base import Lost, RefusedReason
 
 NAME, HEX = 32, 64
-CONTENT = limits.LONGEST_PAYLOAD
+CONTENT = limits.MAX_PAYLOAD
 """The bus takes no longer message, and its sender learns that."""
 NEVER = 0
 """No code of ours sends it."""
 BOUNDS = {
-    "TaskSubmitted.submission": limits.LONGEST_SUBMISSION,
-    "TaskSubmitted.scaffold": limits.LONGEST_PATH,
-    "TaskSubmitted.label": limits.LONGEST_LABEL,
+    "TaskSubmitted.submission": limits.MAX_SUBMISSION,
+    "TaskSubmitted.scaffold": limits.MAX_PATH,
+    "TaskSubmitted.label": limits.MAX_LABEL,
     "TaskSubmitted.sampling.keys": max(map(len, SAMPLING_KEYS)),
     "RolloutAssigned.run": NAME,
     "VerifyAssigned.run": NAME,
@@ -55,42 +55,42 @@ BOUNDS = {
     "StepRecorded.prompt_sha": HEX,
     "StepRecorded.request_digest": HEX,
     "StepRecorded.sampling.keys": max(map(len, (*SAMPLING_KEYS, "repetition_stop"))),
-    "StepRecorded.agent": limits.LONGEST_AGENT,
-    "StepRecorded.branch_reason": limits.LONGEST_BRANCH_REASON,
+    "StepRecorded.agent": limits.MAX_AGENT,
+    "StepRecorded.branch_reason": limits.MAX_BRANCH_REASON,
     "StepRecorded.marks": max(map(len, MarkReason)),
     "StepRecorded.weights": len(f"{2**31}:") + HEX,
     "StepRoutes.ids": CONTENT,
     "StepRoutes.sha": HEX,
     "StepMark.reason": max(map(len, MarkReason)),
-    "ToolCallTimed.name": limits.LONGEST_TOOL,
-    "ArtifactFile.path": max(LONGEST_PATH, SHOWN_PATH + 1 + max(len(f" ({lost.value})") for lost in Lost)),
+    "ToolCallTimed.name": limits.MAX_TOOL,
+    "ArtifactFile.path": max(MAX_PATH, SHOWN_PATH + 1 + max(len(f" ({lost.value})") for lost in Lost)),
     "ArtifactFile.body": CONTENT,
-    "ArtifactFile.why": max(max(len(reason.value) for reason in RefusedReason), limits.LONGEST_REASON),
+    "ArtifactFile.why": max(max(len(reason.value) for reason in RefusedReason), limits.MAX_REASON),
     "ArtifactFile.parts": HEX,
     "RolloutFinished.run": NAME,
-    "RolloutFinished.reason": limits.LONGEST_REASON,
+    "RolloutFinished.reason": limits.MAX_REASON,
     "RolloutFinished.digest": HEX,
     "RolloutFinished.answer": CONTENT,
     "RolloutFinished.listing": HEX,
-    "RolloutFinished.log": limits.LONGEST_KEPT_LOG,
-    "RolloutFinished.scaffold": limits.LONGEST_PATH,
-    "RolloutFinished.scaffold_version": LONGEST_VERSION,
+    "RolloutFinished.log": limits.MAX_KEPT_LOG,
+    "RolloutFinished.scaffold": limits.MAX_PATH,
+    "RolloutFinished.scaffold_version": MAX_VERSION,
     "RolloutFinished.scaffold_sha": HEX,
     "RolloutFinished.spent.keys": max(map(len, SlotPhase)),
-    "RolloutFinished.ungradable": limits.LONGEST_REASON,
-    "RolloutFinished.system": limits.LONGEST_SYSTEM,
+    "RolloutFinished.ungradable": limits.MAX_REASON,
+    "RolloutFinished.system": limits.MAX_SYSTEM,
     "TestResult.name": CONTENT,
     "TestResult.message": CONTENT,
     "VerdictReached.run": NAME,
-    "VerdictReached.reason": limits.LONGEST_REASON,
-    "VerdictReached.log": limits.LONGEST_KEPT_LOG,
-    "VerdictReached.process.keys": MOST_NAME,
-    "VerdictReached.components.keys": MOST_NAME,
+    "VerdictReached.reason": limits.MAX_REASON,
+    "VerdictReached.log": limits.MAX_KEPT_LOG,
+    "VerdictReached.process.keys": MAX_NAME,
+    "VerdictReached.components.keys": MAX_NAME,
     "PolicyPublished.run": NAME,
-    "PolicyPublished.path": limits.LONGEST_PATH,  # Linux opens no longer one
+    "PolicyPublished.path": limits.MAX_PATH,  # Linux opens no longer one
     "PolicyPublished.manifest_sha": HEX,
-    "SubmissionAnswered.submission": limits.LONGEST_SUBMISSION,
-    "SubmissionAnswered.reason": limits.LONGEST_REJECTION,
+    "SubmissionAnswered.submission": limits.MAX_SUBMISSION,
+    "SubmissionAnswered.reason": limits.MAX_REJECTION,
     "DeadLettered.stream": NEVER,
     "DeadLettered.subject": NEVER,
     "DeadLettered.schema": NEVER,
@@ -144,9 +144,9 @@ WRITTEN: list[Event] = [
         revision=1,
     ),
     SubmissionAnswered(
-        submission="s" * limits.LONGEST_SUBMISSION,
+        submission="s" * limits.MAX_SUBMISSION,
         status=SubmissionStatus.REJECTED,
-        reason="ж" * limits.LONGEST_REJECTION,
+        reason="ж" * limits.MAX_REJECTION,
     ),
 ]
 

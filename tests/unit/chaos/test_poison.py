@@ -14,7 +14,7 @@ from ops.lab.chaos.harness.poison import DEEP, KINDS, MANY
 from ops.lab.chaos.load import DOMAIN, event_of
 from ops.lab.chaos.poison import agents
 from ops.lab.chaos.poison.messages import End, Poison, forged, reports, tasks
-from ops.lab.chaos.poison.mixing import LEAST_AGENTS, LEAST_MESSAGES, Mixing, _end
+from ops.lab.chaos.poison.mixing import MIN_AGENTS, MIN_MESSAGES, Mixing, _end
 from ops.lab.chaos.prepare import HARNESS
 from orchestrator.bus import subjects
 from orchestrator.contracts.events import RolloutFinished, VerdictReached, encode
@@ -38,7 +38,7 @@ def everything(mark: str = "1-1") -> list[Poison]:
 
 def test_every_message_has_its_own_name_and_bytes_and_goes_to_a_stream() -> None:
     made = everything()
-    assert len(made) >= 3 * LEAST_MESSAGES
+    assert len(made) >= 3 * MIN_MESSAGES
     assert [name for name, count in Counter(poison.name for poison in made).items() if count > 1] == []
     assert {subjects.stream_of(poison.subject).name for poison in made} == {
         "TASKS",
@@ -97,7 +97,7 @@ def test_a_message_ends_as_it_must_or_not_at_all() -> None:
 
 def test_the_agents_of_a_round_are_groups_of_the_runs_own_program() -> None:
     ids = agents.submissions("8-1")
-    assert len(ids) == len(KINDS) >= 2 * LEAST_AGENTS
+    assert len(ids) == len(KINDS) >= 2 * MIN_AGENTS
     for submission in ids:
         domain, event = event_of(submission)
         assert event == event_of(submission)[1] and domain == DOMAIN

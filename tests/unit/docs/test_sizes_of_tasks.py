@@ -13,10 +13,10 @@ _, _, TABLE = PAGE.read_text().partition("## Sizes and lengths")
 @pytest.mark.parametrize(
     ("begin", "limits"),
     [
-        ("| `task.toml` |", (sizes.TASK_TOML_BYTES, sizes.DEEPEST)),
+        ("| `task.toml` |", (sizes.TASK_TOML_BYTES, sizes.MAX_DEPTH)),
         (
             "| a Dockerfile",
-            (sizes.DOCKERFILE_BYTES, sizes.MOST_INSTRUCTIONS, sizes.MOST_COPIED, sizes.MOST_SEARCHED),
+            (sizes.DOCKERFILE_BYTES, sizes.MAX_INSTRUCTIONS, sizes.MAX_COPIED, sizes.MAX_SEARCHED),
         ),
         ("| variable of", (sizes.VARIABLE_BYTES, sizes.VARIABLES_BYTES)),
         ("| `env` table", (key_values.ENV_TABLE_BYTES, key_values.WORD_BYTES)),

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.runner.grade import PROCESS_BYTES, RESULTS_BYTES, REWARD_BYTES
 from orchestrator.settings.config import Config
-from orchestrator.tasks.verdict import MOST_NAME, MOST_SIGNALS
+from orchestrator.tasks.verdict import MAX_NAME, MAX_SIGNALS
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "ops/guides/what-happens-when.md"
@@ -51,5 +51,5 @@ def test_its_sizes_of_the_files_of_verdicts_are_those_of_the_code() -> None:
     assert limits["`reward.txt`, `reward.json`"] == f"{REWARD_BYTES:,} bytes each"
     assert RESULTS_BYTES == PROCESS_BYTES
     assert limits["`results.json`, `process.json`"] == f"{RESULTS_BYTES:,} bytes each"
-    assert limits["named numbers in `reward.json` and `process.json`"] == str(MOST_SIGNALS)
-    assert limits["name in `reward.json` and `process.json`"] == str(MOST_NAME)
+    assert limits["named numbers in `reward.json` and `process.json`"] == str(MAX_SIGNALS)
+    assert limits["name in `reward.json` and `process.json`"] == str(MAX_NAME)

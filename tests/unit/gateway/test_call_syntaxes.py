@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.gateway.completions.grammar import read_calls, typed
 from orchestrator.gateway.completions.parse import parse_action
-from orchestrator.gateway.completions.schema import MOST, declared, fits
+from orchestrator.gateway.completions.schema import MAX_SCHEMAS, declared, fits
 from orchestrator.gateway.messages.turns import CanonicalCall, Turn, canonical_json
 from orchestrator.gateway.render import Renderer, TokenizerAdapter, load_renderer
 from tests.unit.gateway.models import CHATML_FUNCTION, chatml_model
@@ -255,9 +255,9 @@ def test_schemas_that_refer_to_one_another_have_the_types_of_all() -> None:
 
 def test_a_parameter_with_too_many_schemas_has_no_declared_type() -> None:
     first, last, read = {"type": "string"}, {"type": "null"}, _Counted(type="integer")
-    few = {"properties": {"a": {"anyOf": [first] * (MOST - 2) + [last]}}}
+    few = {"properties": {"a": {"anyOf": [first] * (MAX_SCHEMAS - 2) + [last]}}}
     assert declared("a", few) == ("string", "null")
-    many = {"properties": {"a": {"anyOf": [first] * MOST + [read] * MOST}}}
+    many = {"properties": {"a": {"anyOf": [first] * MAX_SCHEMAS + [read] * MAX_SCHEMAS}}}
     assert declared("a", many) == ()
     assert read.reads == 0
 

@@ -16,7 +16,7 @@ from orchestrator.gateway.http.app import guard
 from orchestrator.gateway.http.base import decode_json, problem_response
 from orchestrator.gateway.http.bodies import read_body
 from orchestrator.gateway.http.dialects.errors import error_for
-from orchestrator.gateway.http.encodings import MOST_MEMBERS, decoded
+from orchestrator.gateway.http.encodings import MAX_MEMBERS, decoded
 from orchestrator.gateway.http.protocol import WireRunner
 from orchestrator.gateway.problems import BodyTooLarge, Problem
 from orchestrator.runtime.json_response import json_response
@@ -205,8 +205,8 @@ async def test_members_of_a_compressed_body_are_read_up_to_their_limit(coding: s
     wbits = {"gzip": 31, "deflate": 15, "raw deflate": -15}[coding]
     packer = zlib.compressobj(0, wbits=wbits)  # stored: the body is longer than a piece that is read at once
     member, names = packer.compress(content) + packer.flush(), [coding.removeprefix("raw ")]
-    assert decoded(member * MOST_MEMBERS, names, 2**20) == content * MOST_MEMBERS
+    assert decoded(member * MAX_MEMBERS, names, 2**20) == content * MAX_MEMBERS
     with pytest.raises(Problem, match="it has more than 1,024 members; send it as one"):
-        decoded(member * (MOST_MEMBERS + 1), names, 2**20)
+        decoded(member * (MAX_MEMBERS + 1), names, 2**20)
     with pytest.raises(Problem, match="cannot be read as deflate" if coding != "gzip" else "in the middle"):
         decoded(member * 9 + member[:-1], names, 2**20)

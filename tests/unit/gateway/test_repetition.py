@@ -53,7 +53,7 @@ def test_the_length_is_that_of_the_first_long_enough_run_however_the_tokens_come
         at += len(given_now)
     assert found == expected
     # The wasted tokens are fewer than the least segment.
-    assert found is None or at - found < max(1, -(-tokens // repetition.LEAST_SEGMENT))
+    assert found is None or at - found < max(1, -(-tokens // repetition.MIN_SEGMENT))
 
 
 def test_without_a_rule_everything_is_requested_at_once() -> None:

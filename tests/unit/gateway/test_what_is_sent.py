@@ -7,7 +7,7 @@ import pytest
 from orchestrator.bus.base import Outgoing
 from orchestrator.bus.courier import Courier
 from orchestrator.contracts.events import StepRecorded, StepTimings, decode
-from orchestrator.contracts.limits import LONGEST_AGENT, LONGEST_BRANCH_REASON
+from orchestrator.contracts.limits import MAX_AGENT, MAX_BRANCH_REASON
 from orchestrator.contracts.marks import Finish
 from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.spans import VersionSpan
@@ -78,12 +78,12 @@ async def test_a_reason_or_agent_of_any_length_is_cut_where_it_comes_in(renderer
     found = request(NativeDialect(), body)
     steps = await recorded(renderer, found, found)
     assert [step.event.branch_reason for step in steps] == [found.reason] * 2
-    assert found.reason is not None and len(found.reason) == LONGEST_BRANCH_REASON and found.reason[-1] == "…"
-    assert {len(step.event.agent) for step in steps} == {LONGEST_AGENT}
+    assert found.reason is not None and len(found.reason) == MAX_BRANCH_REASON and found.reason[-1] == "…"
+    assert {len(step.event.agent) for step in steps} == {MAX_AGENT}
 
 
 async def test_a_short_reason_stays_as_it_is(renderer: Renderer) -> None:
-    why = "w" * LONGEST_BRANCH_REASON
+    why = "w" * MAX_BRANCH_REASON
     body = f'{{"messages": [{{"role": "user", "content": "oak"}}], "replace_reason": "{why}", "agent": "main/sub"}}'
     (step,) = await recorded(renderer, request(NativeDialect(), body))
     assert (step.event.branch_reason, step.event.agent) == (why, "main/sub")
@@ -94,7 +94,7 @@ async def test_an_agents_name_in_a_header_is_cut(renderer: Renderer) -> None:
     name = "ж\udcff" * 100
     body = '{"messages": [{"role": "user", "content": "oak"}]}'
     (step,) = await recorded(renderer, request(ChatDialect(), body, {AGENT_HEADER: name}))
-    assert step.event.agent == cut_to("ж?" * 100, LONGEST_AGENT)
+    assert step.event.agent == cut_to("ж?" * 100, MAX_AGENT)
 
 
 def a_call(arguments: Any) -> str:

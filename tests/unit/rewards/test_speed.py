@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.rewards.speed import SHORTEST_S, Speed, SpeedBase, at_least_shortest, h, speed_bonuses
+from orchestrator.rewards.speed import MIN_S, Speed, SpeedBase, at_least_shortest, h, speed_bonuses
 
 
 def test_a_time_is_at_least_the_shortest_that_a_clock_measures() -> None:
     assert at_least_shortest(12.0) == 12.0
-    assert at_least_shortest(0.0) == SHORTEST_S
+    assert at_least_shortest(0.0) == MIN_S
 
 
 def test_the_tasks_reference_comes_before_the_siblings() -> None:

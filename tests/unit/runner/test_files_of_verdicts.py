@@ -9,8 +9,8 @@ import pytest
 from orchestrator.contracts.no_verdict import NoVerdict
 from orchestrator.runner.grade import REWARD_BYTES, Grade, GradedWork, _grade_of
 from orchestrator.tasks.verdict import (
-    MOST_NAME,
-    MOST_SIGNALS,
+    MAX_NAME,
+    MAX_SIGNALS,
     PROCESS_FILE,
     RESULTS_FILE,
     REWARD_FILE,
@@ -48,7 +48,7 @@ async def graded(files: Mapping[str, bytes]) -> Grade:
 @pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f600"])
 @pytest.mark.parametrize("indent", [None, 4])
 async def test_as_many_named_numbers_as_are_documented_are_a_verdict(letter: str, indent: int | None) -> None:
-    names = [f"{number:02d}{letter * (MOST_NAME - 2)}" for number in range(MOST_SIGNALS - 1)]
+    names = [f"{number:02d}{letter * (MAX_NAME - 2)}" for number in range(MAX_SIGNALS - 1)]
     values = {"reward": 0.5} | dict.fromkeys(names, -1.2345678901234567e-300)
     found = await graded({REWARD_JSON: json.dumps(values, indent=indent).encode()})
     assert (found.reward, found.reason, found.components) == (0.5, None, values)

@@ -11,7 +11,7 @@ from scaffolds.context.periodic_summary import PeriodicSummary
 from scaffolds.context.sliding_window import SlidingWindow
 
 from orchestrator.contracts.events import StepTimings
-from orchestrator.contracts.limits import MOST_TOOL_CALLS
+from orchestrator.contracts.limits import MAX_TOOL_CALLS
 from orchestrator.contracts.marks import ParseStatus, ReplyFinish
 from orchestrator.gateway_client import (
     BudgetExhausted,
@@ -104,10 +104,10 @@ async def test_tool_calls_are_recorded_in_the_order_of_the_reply_whichever_ends_
 async def test_as_many_tool_calls_are_recorded_as_rewards_count_as_all() -> None:
     main = recorder(Noted()).agent("main")
     reply = await main.llm.complete([{"role": "user", "content": "x"}])
-    for call in range(MOST_TOOL_CALLS + 1):
+    for call in range(MAX_TOOL_CALLS + 1):
         with main.ctx.tool_call(reply, call, "bash"):
             pass
-    assert len(cast(Any, main.ctx)._recorder.tool_calls) == MOST_TOOL_CALLS
+    assert len(cast(Any, main.ctx)._recorder.tool_calls) == MAX_TOOL_CALLS
 
 
 @pytest.mark.parametrize(

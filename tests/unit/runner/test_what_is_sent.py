@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from scaffolds.base import LONGEST_VERSION, Manifest, Scaffold, ScaffoldKind
+from scaffolds.base import MAX_VERSION, Manifest, Scaffold, ScaffoldKind
 
 from orchestrator.contracts.events import (
     ArtifactFile,
@@ -19,7 +19,7 @@ from orchestrator.contracts.events import (
     decode,
 )
 from orchestrator.contracts.ids import b64
-from orchestrator.contracts.limits import LONGEST_KEPT_LOG, LONGEST_PATH, LONGEST_REASON, LONGEST_SYSTEM
+from orchestrator.contracts.limits import MAX_KEPT_LOG, MAX_PATH, MAX_REASON, MAX_SYSTEM
 from orchestrator.contracts.marks import MarkReason
 from orchestrator.contracts.states import FailureClass, Left, Replay
 from orchestrator.gateway_client import Seal
@@ -33,7 +33,7 @@ from orchestrator.runner.verify_runner import VerifyRunner
 from orchestrator.runner.worker import Worker
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifact_blobs import carried, entries
-from orchestrator.tasks.artifacts import MOST_BEHIND, limits_of, stayed_behind, too_much
+from orchestrator.tasks.artifacts import MAX_BEHIND, limits_of, stayed_behind, too_much
 from orchestrator.tasks.collected import CONVENTION, ArtifactSource, only_declared
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.message import Part
@@ -81,7 +81,7 @@ def sent(
 ) -> RolloutFinished:
     """The result of an attempt, as ingest reads it."""
     manifest = Manifest(
-        name="a" * 32, version="v" * LONGEST_VERSION, kind=ScaffoldKind.BLACK, wire="chat", sha="f" * 64
+        name="a" * 32, version="v" * MAX_VERSION, kind=ScaffoldKind.BLACK, wire="chat", sha="f" * 64
     )
     found = carried(left, outcome.answer)
     record = AttemptRecord(
@@ -92,11 +92,11 @@ def sent(
         system="docker.io/" + "s" * 5000,
         tool_calls=[ToolCallTimed(step=0, call=0, name="n" * 100, start=0.0, end=1.0)],
     )
-    lease: Lease = _lease("/" + "ж/" * 1000 + "x" * (LONGEST_PATH - 2001))
+    lease: Lease = _lease("/" + "ж/" * 1000 + "x" * (MAX_PATH - 2001))
     message = result_of(RUN, lease, outcome, seal(4), record, {"agent": 1.0}, limits)
     event = decode(message.body, message.schema, RolloutFinished)
     assert (event.scaffold, event.scaffold_version) == (lease.scaffold, manifest.version)
-    assert event.system is not None and len(event.system) == LONGEST_SYSTEM
+    assert event.system is not None and len(event.system) == MAX_SYSTEM
     check_result(_with(event, left) if event.listing else event, limits)
     return event
 
@@ -123,8 +123,8 @@ def test_a_result_of_any_words_is_read(odd: str) -> None:
         ),
         [],
     )
-    assert event.reason is not None and len(event.reason) == LONGEST_REASON and event.reason[-1] == "…"
-    assert len(event.log) == LONGEST_KEPT_LOG
+    assert event.reason is not None and len(event.reason) == MAX_REASON and event.reason[-1] == "…"
+    assert len(event.log) == MAX_KEPT_LOG
 
 
 @pytest.mark.parametrize("many", [1, 1000])
@@ -157,7 +157,7 @@ async def test_a_verdict_of_any_words_is_read(
     message = await VerifyRunner(worker).verify(a_lease())
     event = decode(message.body, message.schema, VerdictReached)
     check_verdict(event)
-    assert event.reason is not None and len(event.reason) == LONGEST_REASON
+    assert event.reason is not None and len(event.reason) == MAX_REASON
     assert event.reward == (0.0 if ungradable else None)
 
 
@@ -273,7 +273,7 @@ async def test_what_cannot_be_collected_is_left_out_by_name_and_the_rest_crosses
     there = {file.path: file for file in left if file.path.startswith(CONVENTION)}
     assert {path: there[path].why for path in NAMES} == {path: why.value for path, why in NAMES.items()}
     (deep,) = [file for file in there.values() if file.why == RefusedReason.LONG.value]
-    assert deep.path.startswith(f"{CONVENTION}/{'d' * 255}/") and len(deep.path) < LONGEST_PATH
+    assert deep.path.startswith(f"{CONVENTION}/{'d' * 255}/") and len(deep.path) < MAX_PATH
     assert {path for path, file in there.items() if not file.deleted} == {
         f"{CONVENTION}/good",
         f"{CONVENTION}/new\nline \u202e",
@@ -294,8 +294,8 @@ async def test_of_many_that_cannot_be_collected_the_number_is_given(first: int) 
             assert (await sandbox.exec(["bash", "-c", f"mkdir {place}; {MANY.format(place, count)}"])).ok
         left = {file.path: file for file in await declared(sandbox, sources, LIMITS)}
     behind = [file for file in left.values() if file.kind is Left.BEHIND]
-    assert len(behind) == MOST_BEHIND + 1
-    assert left["/tmp/then/…"].why == f"holds {first + 30 - MOST_BEHIND} more that cannot be copied"
+    assert len(behind) == MAX_BEHIND + 1
+    assert left["/tmp/then/…"].why == f"holds {first + 30 - MAX_BEHIND} more that cannot be copied"
     assert {"/tmp/first/good", "/tmp/then/good"} <= left.keys() and "/tmp/then/link1" not in left
 
 

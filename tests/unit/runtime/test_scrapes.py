@@ -88,13 +88,13 @@ def test_connections_without_end_take_a_bounded_number_of_threads_and_every_scra
 ) -> None:
     before = threading.active_count()
     with contextlib.ExitStack() as held:
-        for number in range(4 * scrapes.MOST):
+        for number in range(4 * scrapes.MAX_CONNECTIONS):
             held.enter_context(port.connect(b"GET /metrics HTTP/1.1\r\n" if number % 2 else b""))
             if number % 8 == 0:
                 assert port.status() == 200
         assert port.status() == 200
-        assert threading.active_count() <= before + scrapes.MOST
-        assert port.lost(Lost.CROWDED) >= 3 * scrapes.MOST
+        assert threading.active_count() <= before + scrapes.MAX_CONNECTIONS
+        assert port.lost(Lost.CROWDED) >= 3 * scrapes.MAX_CONNECTIONS
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_head_is_counted_and_not_logged(

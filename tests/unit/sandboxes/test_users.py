@@ -21,7 +21,7 @@ from sandboxes.images.store import ImageStore
 from sandboxes.local import LocalProvider
 from sandboxes.owner import records
 from sandboxes.reap import default_root, reap
-from sandboxes.users import MOST_IDS, Account, Range, find, is_user, own
+from sandboxes.users import MAX_IDS, Account, Range, find, is_user, own
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
@@ -75,9 +75,9 @@ def test_a_name_that_the_image_lacks_is_one_sentence_with_those_it_has() -> None
 
 def test_files_of_more_users_than_a_sandbox_has_are_refused() -> None:
     account = Account(name="w", uid=1, gid=1)
-    Range.of(account, [(10 + number, 0) for number in range(MOST_IDS - 2)], 100)
+    Range.of(account, [(10 + number, 0) for number in range(MAX_IDS - 2)], 100)
     with pytest.raises(ImageRefused, match="more than 16 users"):
-        Range.of(account, [(10 + number, 0) for number in range(MOST_IDS - 1)], 100)
+        Range.of(account, [(10 + number, 0) for number in range(MAX_IDS - 1)], 100)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ async def test_everything_ends_with_the_sandbox_whatever_user_it_has(root: Path)
     async with BubblewrapProvider().open(SandboxSpec(user="1234")) as sandbox:
         await sandbox.exec(["sh", "-c", "setsid sleep 300 >/dev/null 2>&1 &"])
         (record,) = records(default_root())
-        assert record.users == MOST_IDS
+        assert record.users == MAX_IDS
         owners = {
             os.stat(f"/proc/{pid}").st_uid - record.uid for pid in procfs.owned_by(record.uid, record.users)
         }

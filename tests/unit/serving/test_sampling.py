@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trainer.serving.protocol import GREEDY_BELOW, LARGEST, Sampling
+from trainer.serving.protocol import GREEDY_BELOW, MAX_NUMBER, Sampling
 from trainer.serving.sampling import Draw, draw, gumbel, noise_key
 
 
@@ -75,8 +75,8 @@ def test_noise_depends_on_seed_position_and_token_only_and_is_gumbel() -> None:
         assert abs(float((rows[:-1] * rows[1:]).mean()) - 0.25) < 0.004  # neighbours are not correlated
 
 
-@pytest.mark.parametrize("temperature", [GREEDY_BELOW, 1.0, LARGEST])
-@pytest.mark.parametrize("bias", [-LARGEST, 0.0, LARGEST])
+@pytest.mark.parametrize("temperature", [GREEDY_BELOW, 1.0, MAX_NUMBER])
+@pytest.mark.parametrize("bias", [-MAX_NUMBER, 0.0, MAX_NUMBER])
 def test_the_largest_numbers_that_are_accepted_give_finite_logprobs(temperature: float, bias: float) -> None:
     sampling = Sampling(temperature=temperature, logit_bias=((0, bias),))
     (drawn,) = draw(

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.cluster.workload import changed
-from orchestrator.settings.assignments import DEEPEST, assigned
+from orchestrator.settings.assignments import MAX_DEPTH, assigned
 from orchestrator.settings.config import load
 
 MANY_DIGITS = "9" * 5000
@@ -49,7 +49,7 @@ def test_a_key_and_a_value_are_read_as_toml_reads_them(
         ("queue.capacity=" + 5000 * "{a=", "is nested too deeply"),
         (f"queue.capacity={MANY_DIGITS}", "has a number with too many digits"),
         (f"queue.capacity=[1, -{MANY_DIGITS}]", "has a number with too many digits"),
-        ("a." * DEEPEST + "b=1", "is not of the form section.key=value"),
+        ("a." * MAX_DEPTH + "b=1", "is not of the form section.key=value"),
         *(
             (wrong, "is not of the form section.key=value")
             for wrong in ("turns", "", "=1", ".a=1", "a.=1", "a..b=1", 'a"b=1', '"a=1', "a b=1", "a.'b'c=1")

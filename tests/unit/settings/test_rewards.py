@@ -14,7 +14,7 @@ from orchestrator.rewards.composite import VerifiedMember, group_rewards
 from orchestrator.rewards.returns import group_advantages
 from orchestrator.rewards.settings import RewardSettings
 from orchestrator.settings.config import Config
-from orchestrator.settings.reward import MOST_WEIGHT, PROCESS, ProcessSignal
+from orchestrator.settings.reward import MAX_WEIGHT, PROCESS, ProcessSignal
 
 
 def read(toml: str) -> Config:
@@ -80,9 +80,9 @@ def test_a_signal_that_came_to_the_defaults_later_is_off_in_a_run_that_began_bef
     ("key", "most"),
     [
         ("reward.noise_replays", INT2),
-        ("reward.speed_weight", MOST_WEIGHT),
-        ("reward.process_cap", MOST_WEIGHT),
-        ("reward.process.language_mixing.weight", MOST_WEIGHT),
+        ("reward.speed_weight", MAX_WEIGHT),
+        ("reward.process_cap", MAX_WEIGHT),
+        ("reward.process.language_mixing.weight", MAX_WEIGHT),
         ("queue.group_size", INT2),
         ("queue.batch_groups", INT2),
         ("queue.max_attempts", 1000),
@@ -107,8 +107,8 @@ def test_a_number_is_refused_that_the_data_pool_cannot_store_or_a_sum_cannot_hol
 
 
 def test_the_heaviest_signals_give_finite_rewards() -> None:
-    process = {name: ProcessSignal(weight=MOST_WEIGHT) for name in PROCESS}
-    settings = RewardSettings(process=process, process_cap=MOST_WEIGHT, speed_weight=MOST_WEIGHT)
+    process = {name: ProcessSignal(weight=MAX_WEIGHT) for name in PROCESS}
+    settings = RewardSettings(process=process, process_cap=MAX_WEIGHT, speed_weight=MAX_WEIGHT)
     steps = [RecordedStep(ParsedAction(content="7"))] * 1000
     members = [VerifiedMember(member=i, performance=1.0, agent_s=10.0**i, steps=steps) for i in range(4)]
     rewards = group_rewards(members, settings)

@@ -368,7 +368,7 @@ def test_the_history_of_a_repository_that_many_tasks_bring_is_searched_for_the_a
     unpacked = git_objects.packed
     counted: list[int] = []
 
-    def counting(data: bytes, most_bytes: int = git_objects.MOST_BYTES) -> object:
+    def counting(data: bytes, most_bytes: int = git_objects.MAX_BYTES) -> object:
         counted.append(len(data))
         return unpacked(data, most_bytes)
 

@@ -11,7 +11,7 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.multi_step import as_step, joined, missed, of_step, steps_of, together
-from orchestrator.tasks.verdict import MOST_SIGNALS, MOST_STEPS, Process
+from orchestrator.tasks.verdict import MAX_SIGNALS, MAX_STEPS, Process
 from sandboxes.base import File
 
 TEST = b"echo 1 > /logs/verifier/reward.txt"
@@ -279,7 +279,7 @@ def test_steps_that_would_not_mean_what_they_say_are_refused_in_one_sentence(
         ),
         ([{"plan": [1.0]}, {"plan": 0.5}], None, ["plan is a number in one step and a list in another"]),
         (
-            [{"plan": [0.0] * MOST_STEPS}, {"plan": [1.0]}],
+            [{"plan": [0.0] * MAX_STEPS}, {"plan": [1.0]}],
             None,
             ["plan has numbers of 20001 steps, more than 20000"],
         ),
@@ -295,7 +295,7 @@ def test_the_process_values_of_the_steps_make_those_of_the_task_or_a_note_says_w
 
 
 def test_the_steps_together_have_no_more_process_values_than_a_verdict() -> None:
-    one: Process = {f"a{number}": 1.0 for number in range(MOST_SIGNALS)}
+    one: Process = {f"a{number}": 1.0 for number in range(MAX_SIGNALS)}
     whole, notes = joined([("one", one), ("two", {"late": 1.0, "a0": 0.0})])
     assert whole == {**one, "a0": 0.5}
     assert notes == ["/logs/verifier/process.json: late is one name more than 64: left out"]

@@ -11,9 +11,9 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.sizes import (
-    DEEPEST,
     DOCKERFILE_BYTES,
-    MOST_INSTRUCTIONS,
+    MAX_DEPTH,
+    MAX_INSTRUCTIONS,
     TASK_TOML_BYTES,
     VARIABLE_BYTES,
     TooLarge,
@@ -46,7 +46,7 @@ def toml(text: str) -> dict[str, str]:
 REFUSED: dict[str, tuple[dict[str, str], str]] = {
     "instructions": (
         dockerfile("".join(f"ENV A{i}=1\n" for i in range(15_000))),
-        f"environment/Dockerfile has more than {MOST_INSTRUCTIONS:,} instructions: write several variables into one ENV",
+        f"environment/Dockerfile has more than {MAX_INSTRUCTIONS:,} instructions: write several variables into one ENV",
     ),
     "bytes": (
         dockerfile("#" * DOCKERFILE_BYTES),
@@ -93,11 +93,11 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "dotted": (
         toml("[metadata]\nx." + "a." * 16_000 + "a = 1\n"),
-        f"task.toml line 2 has a key of more than {DEEPEST} parts between dots: use fewer tables inside of each other",
+        f"task.toml line 2 has a key of more than {MAX_DEPTH} parts between dots: use fewer tables inside of each other",
     ),
     "dotted in quotes": (toml("[metadata]\n" + "'a b' . \"c\"." * 20 + "a = 1\n"), "task.toml line 2 has a key of more than"),
-    "name of a table": (toml(f"[[metadata{'.b' * DEEPEST}]]\n"), "task.toml line 1 has a key of more than"),
-    "nested": (toml(f"a = {'[' * 33}{']' * 33}"), f"it is nested more than {DEEPEST} levels deep, use fewer lists and tables"),
+    "name of a table": (toml(f"[[metadata{'.b' * MAX_DEPTH}]]\n"), "task.toml line 1 has a key of more than"),
+    "nested": (toml(f"a = {'[' * 33}{']' * 33}"), f"it is nested more than {MAX_DEPTH} levels deep, use fewer lists and tables"),
     "settings": (toml("#" * (TASK_TOML_BYTES + 1)), f"task.toml has 262,145 bytes, and may have {TASK_TOML_BYTES:,}"),
     "command": (
         toml(f"[environment.healthcheck]\ncommand = '{'x' * 70_000}'"),
@@ -156,7 +156,7 @@ def test_tests_with_variables_of_three_places_have_the_limit_together() -> None:
         '[metadata]\nx = """\n"a" ' + "1.2.3 [[[ " * 100 + '\\""""""\ny = 1',
         "[metadata]\nx = '''\n' " + "..." * 100 + "[[[[" * 100 + "'''\ny = '#'",
         "[metadata]\nx = [" + "1.5, " * 1000 + "]\ny = [" + "[1.5], " * 1000 + "]",
-        f"[metadata{'.a' * (DEEPEST - 1)}]\ny = 2024-01-01T00:00:00.5Z",
+        f"[metadata{'.a' * (MAX_DEPTH - 1)}]\ny = 2024-01-01T00:00:00.5Z",
     ],
 )
 def test_dots_and_brackets_in_texts_comments_and_numbers_do_not_count(text: str) -> None:

@@ -14,7 +14,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from orchestrator.contracts.choices import BatchScaling
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.settings.config import Config
-from orchestrator.settings.trainer import LEAST_EPS, TrainerSection
+from orchestrator.settings.trainer import MIN_EPS, TrainerSection
 from tests.unit.trainer.forests import everything, group_of_rollouts
 from trainer.advantage_scale import scaled_parts
 from trainer.batch import BadBatch, BatchPart
@@ -90,7 +90,7 @@ def test_without_decay_of_vectors_only_matrices_shrink(model: Path, tmp_path: Pa
 
 def test_the_least_epsilon_keeps_weights_without_a_gradient_finite(model: Path) -> None:
     network = load_model(model)
-    optimizer = make_optimizer(network, optimizer_settings(TrainerSection(eps=LEAST_EPS)))
+    optimizer = make_optimizer(network, optimizer_settings(TrainerSection(eps=MIN_EPS)))
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

@@ -8,7 +8,7 @@ from orchestrator.web.files import NAMES, STATIC
 
 VENDOR = STATIC / "vendor"
 SERVED = {name: path for name, path in NAMES.items() if name.startswith("vendor/")}
-MOST_BYTES = 100_000
+MAX_BYTES = 100_000
 
 
 def written() -> dict[str, tuple[str, str]]:
@@ -24,7 +24,7 @@ def test_every_vendored_file_is_the_one_that_is_written_down() -> None:
 
 
 def test_every_vendored_file_is_small_and_has_its_licence_next_to_it() -> None:
-    assert [name for name, path in SERVED.items() if path.stat().st_size > MOST_BYTES] == []
+    assert [name for name, path in SERVED.items() if path.stat().st_size > MAX_BYTES] == []
     for name, (licences, _) in written().items():
         texts = re.findall(r"\(([a-z]+\.LICENSE)\)", licences)
         assert texts, f"{name} names no licence"

@@ -31,7 +31,7 @@ from pydantic import BaseModel
 
 PATIENCE_S: Final = 60.0
 REPLY_S: Final = 600.0  # a completion may be held through an update of the weights
-LONGEST_PAUSE_S: Final = 2.0
+MAX_PAUSE_S: Final = 2.0
 BUDGET: Final = ("budget_exhausted", "context_length_exceeded")
 
 
@@ -128,7 +128,7 @@ def _post(body: dict[str, Any]) -> dict[str, Any]:
         if paused > PATIENCE_S:
             raise GatewayAway(f"no reply to {retries + 1} requests; the last: {reason}")
         time.sleep(pause)
-        retries, pause, paused = retries + 1, min(2 * pause, LONGEST_PAUSE_S), paused + pause
+        retries, pause, paused = retries + 1, min(2 * pause, MAX_PAUSE_S), paused + pause
 
 
 def _exchange(data: bytes, retries: int) -> tuple[int, dict[str, Any]]:

@@ -25,8 +25,8 @@ IN_FLIGHT = 1024  # rollouts
 PAGE = 64
 BEATS = 3  # renewals of a lease: 30 s of an attempt with the usual settings
 TABLES = ("rollouts", "outbox")
-LEAST_HOT = 0.4
-MOST_BYTES = 64.0  # per change; a row version with its index entries that is never reclaimed takes 110
+MIN_HOT = 0.4
+MAX_BYTES = 64.0  # per change; a row version with its index entries that is never reclaimed takes 110
 
 # The life of an attempt, repeated: leased, renewed, taken back under the next epoch. The product's own statements, but for 64 rollouts at a time.
 _LEASED = """UPDATE rollouts SET state = 'running', changed = clock_timestamp(), lease_owner = 'bench', lease_until = now() + interval '1 minute'
@@ -61,13 +61,13 @@ async def measure(rig: Rig, changes: int, table: Report) -> list[BenchmarkTarget
             f"{hot / max(1.0, updates):.0%} of them HOT",
         )
         if name == "rollouts":
-            bars.append(at_least("rollouts_hot_share", hot / updates, "share of the updates", LEAST_HOT))
+            bars.append(at_least("rollouts_hot_share", hot / updates, "share of the updates", MIN_HOT))
             bars.append(
                 at_most(
                     "rollouts_growth_per_change",
                     (size - before[name][2]) / done,
                     "bytes, indexes too",
-                    MOST_BYTES,
+                    MAX_BYTES,
                 )
             )
     table.add_row(

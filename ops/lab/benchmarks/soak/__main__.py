@@ -32,7 +32,7 @@ VAR = Path("var")
 ROOT = VAR / "soak"
 KEEP_RUNS = 2
 MINUTES = 20.0
-MOST_MINUTES = 10_080.0  # a week
+MAX_MINUTES = 10_080.0  # a week
 
 
 def tell(found: Found, done: Soaked, table: Report) -> None:
@@ -111,7 +111,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--minutes",
-        type=option(real, least=0.01, most=MOST_MINUTES),
+        type=option(real, least=0.01, most=MAX_MINUTES),
         default=MINUTES,
         help="under load (default: 20)",
     )

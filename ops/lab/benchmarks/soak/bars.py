@@ -38,9 +38,9 @@ LINES_MIB = 5.0
 FILES = 16
 TABLES = 512
 SLOWER = 5.0
-LEAST_CPU = 0.02  # of the time: a process that uses less is not worth a bar
-LEAST_ROLLOUTS = 60
-LEAST_SYNCS = 3
+MIN_CPU = 0.02  # of the time: a process that uses less is not worth a bar
+MIN_ROLLOUTS = 60
+MIN_SYNCS = 3
 
 _UNITS = {Figure.MEMORY: "MiB", Figure.DISK: "MiB"}
 _PLURALS = {Figure.MEMORY: "memory", Figure.CPU: "rollouts/CPU-s, decline"}
@@ -112,14 +112,14 @@ def unit(figure: Figure) -> str:
 def bars_of(found: Found, *, restarts: int, syncs: int, violations: int) -> list[BenchmarkTarget]:
     """All bars. `restarts` of processes, `syncs` of weights; `violations` that the auditor found at the end."""
     bars = [
-        at_least("rollouts in the last two thirds", found.rollouts, "count", LEAST_ROLLOUTS),
-        at_least("weight syncs", syncs, "count", LEAST_SYNCS),
+        at_least("rollouts in the last two thirds", found.rollouts, "count", MIN_ROLLOUTS),
+        at_least("weight syncs", syncs, "count", MIN_SYNCS),
         at_most("restarts of processes", restarts, "count", 0),
         at_most("violations of I1-I7", violations, "count", 0),
     ]
     for key, trend in found.trends.items():
         figure, of = key
-        if figure is Figure.CPU and found.used(of) < LEAST_CPU:
+        if figure is Figure.CPU and found.used(of) < MIN_CPU:
             continue
         most = target(key, found.rollouts)
         bars.append(

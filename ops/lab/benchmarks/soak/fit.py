@@ -15,8 +15,8 @@ from itertools import combinations, pairwise
 from statistics import fmean, median
 
 BLOCKS = 16
-LEAST_BLOCKS = 6
-MOST_ALIKE = 0.9  # of r, which sixteen points do not know better
+MIN_BLOCKS = 6
+MAX_ALIKE = 0.9  # of r, which sixteen points do not know better
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ def _blocks(count: int) -> list[tuple[int, int]]:
 def _line(points: Sequence[tuple[float, float]]) -> Trend | None:
     slopes = [(d - b) / (c - a) for (a, b), (c, d) in combinations(points, 2) if c > a]
     spread = sum((x - fmean(x for x, _ in points)) ** 2 for x, _ in points) if points else 0.0
-    if len(points) < LEAST_BLOCKS or not slopes or not spread:
+    if len(points) < MIN_BLOCKS or not slopes or not spread:
         return None
     slope = median(slopes)
     at = median(y - slope * x for x, y in points)
     rests = [y - slope * x - at for x, y in points]
     square = sum(rest * rest for rest in rests)
     alike = sum(a * b for a, b in pairwise(rests)) / square if square else 0.0
-    alike = min(MOST_ALIKE, max(0.0, alike))
+    alike = min(MAX_ALIKE, max(0.0, alike))
     error = math.sqrt(square / (len(points) - 2) / spread)
     return Trend(slope, error * math.sqrt((1 + alike) / (1 - alike)))

@@ -33,8 +33,8 @@ from sandboxes.reap import default_root
 
 FIRST_S = 180.0  # until the first rollout has ended
 DRAIN_S = 180.0
-READINGS = 150  # of a run, between SHORTEST_S and LONGEST_S apart
-SHORTEST_S, LONGEST_S = 1.0, 10.0
+READINGS = 150  # of a run, between MIN_S and MAX_S apart
+MIN_S, MAX_S = 1.0, 10.0
 EXAMPLE = Path(__file__).resolve().parents[4] / "agents" / "scaffolds" / "examples"
 ENDED = "select count(*) from rollouts where run_id = :run and state in ('verified', 'lost')"
 SYNCS = "select count(*) from batches where run_id = :run and state = 'committed'"
@@ -155,7 +155,7 @@ async def _first(client: Client) -> None:
 async def _sample(
     home: Home, engine: AsyncEngine, run_id: int, seconds: float, tick: Callable[[Sample], object]
 ) -> list[Sample]:
-    interval_s = min(LONGEST_S, max(SHORTEST_S, seconds / READINGS))
+    interval_s = min(MAX_S, max(MIN_S, seconds / READINGS))
     samples: list[Sample] = []
     started = anyio.current_time()
     while (at := anyio.current_time() - started) <= seconds:

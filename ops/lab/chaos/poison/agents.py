@@ -8,7 +8,7 @@ from orchestrator.tasks.harbor import Task
 
 PREFIX: Final = "poison-agent:"
 NAMES: Final = tuple(kind.__name__ for kind in KINDS)
-LEAST_OWN: Final = 0.5  # a reward that only the agent's own files can say
+MIN_OWN: Final = 0.5  # a reward that only the agent's own files can say
 # It pays less than that, and nothing if a reward is there already.
 _TEST = b"""[ ! -e /logs/verifier/reward.txt ] || exit 99
 mkdir -p /logs/verifier; printf '0.%05d' $((RANDOM % 32768)) > /logs/verifier/reward.txt

@@ -35,7 +35,7 @@ from orchestrator.contracts.states import SubmissionStatus
 POLL_INTERVAL_S = 0.2
 AGAIN_S = 15.0  # without a new end
 BETWEEN_S = 30.0
-LEAST_MESSAGES, LEAST_AGENTS = 20, 5
+MIN_MESSAGES, MIN_AGENTS = 20, 5
 COUNTERS: Final = ("steps_stale", "steps_repeated", "results_stale", "verdicts_stale", "assignments_stale")
 LETTERS = "select md5(body) as body from dead_letters where dead_letter_id > :after"
 NEWEST = "select coalesce(max(dead_letter_id), 0) from dead_letters"
@@ -142,16 +142,16 @@ class Mixing:
         for row in await self._rows(AGENTS, prefix=f"{agents.PREFIX}%"):
             kind = agents.kind_of(row.submission)
             self.poisoned.agents[f"{kind}: {row.state}"] += 1
-            if row.reward is not None and row.reward >= agents.LEAST_OWN:
+            if row.reward is not None and row.reward >= agents.MIN_OWN:
                 self.problems.append(f"the poison agent {kind} has the reward {row.reward} of its own making")
         [clean] = await self._rows(CLEAN)
         if clean.open or clean.dead:
             self.problems.append(f"of {clean.all} clean groups {clean.open} are open and {clean.dead} dead")
-        if self.poisoned.messages < LEAST_MESSAGES:
-            self.problems.append(f"{self.poisoned.messages} poison messages ended: {LEAST_MESSAGES} have to")
-        if sum(self.poisoned.agents.values()) < LEAST_AGENTS:
+        if self.poisoned.messages < MIN_MESSAGES:
+            self.problems.append(f"{self.poisoned.messages} poison messages ended: {MIN_MESSAGES} have to")
+        if sum(self.poisoned.agents.values()) < MIN_AGENTS:
             self.problems.append(
-                f"{sum(self.poisoned.agents.values())} poison agents ended: {LEAST_AGENTS} have to"
+                f"{sum(self.poisoned.agents.values())} poison agents ended: {MIN_AGENTS} have to"
             )
 
     def _submit(self) -> list[str]:

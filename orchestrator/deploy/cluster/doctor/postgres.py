@@ -11,7 +11,7 @@ from orchestrator.pool.reader_rights import readers_may
 from orchestrator.queries.installation import living_processes
 from orchestrator.queries.postgres_server import server_settings
 
-SHORTEST_STATEMENT_MS = 60_000  # a claim over 100,000 rollouts takes seconds, a migration minutes
+MIN_STATEMENT_MS = 60_000  # a claim over 100,000 rollouts takes seconds, a migration minutes
 DURABLE = {
     "fsync": "a power cut loses or damages what was committed",
     "full_page_writes": "a power cut may leave torn pages",
@@ -56,7 +56,7 @@ async def checks(connection: AsyncConnection, expected: Expected) -> list[Doctor
         )
     )
     limit = int(found["statement_timeout"])
-    long = not limit or limit >= SHORTEST_STATEMENT_MS
+    long = not limit or limit >= MIN_STATEMENT_MS
     fix = "ALTER ROLE … RESET statement_timeout for the login of Penstock"
     detail = f"{limit} ms" if limit else "none"
     result.append(

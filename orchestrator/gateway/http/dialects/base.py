@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from orchestrator.contracts.limits import LONGEST_AGENT
+from orchestrator.contracts.limits import MAX_AGENT
 from orchestrator.contracts.marks import MAIN_AGENT
 from orchestrator.contracts.quote import cut_to, quoted
 from orchestrator.gateway.http.dialects.choice import read_choice
@@ -183,4 +183,4 @@ def retries_of(headers: Mapping[str, str]) -> int:
 
 def agent_of(headers: Mapping[str, str]) -> str:
     """The agent's name from its header. The bytes of the header need not be text."""
-    return cut_to(clean(headers.get(AGENT_HEADER, MAIN_AGENT)), LONGEST_AGENT) or MAIN_AGENT
+    return cut_to(clean(headers.get(AGENT_HEADER, MAIN_AGENT)), MAX_AGENT) or MAIN_AGENT

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.contracts.limits import LONGEST_AGENT, LONGEST_BRANCH_REASON
+from orchestrator.contracts.limits import MAX_AGENT, MAX_BRANCH_REASON
 from orchestrator.contracts.marks import MAIN_AGENT
 from orchestrator.contracts.quote import cut_to
 from orchestrator.gateway.http.dialects.base import (
@@ -44,8 +44,8 @@ class NativeDialect:
             ChatRequest(messages=body.get("messages") or [], tools=tools, left_out=left_out),
             limits=("max_tokens",),
             stop="stop",
-            agent=cut_to(agent, LONGEST_AGENT) if isinstance(agent, str) and agent else MAIN_AGENT,
-            reason=cut_to(reason, LONGEST_BRANCH_REASON) if isinstance(reason, str) and reason else None,
+            agent=cut_to(agent, MAX_AGENT) if isinstance(agent, str) and agent else MAIN_AGENT,
+            reason=cut_to(reason, MAX_BRANCH_REASON) if isinstance(reason, str) and reason else None,
             past=known.past,
             number=body.get("call"),
         )

@@ -35,7 +35,7 @@ from orchestrator.gateway.servers.client.generation import (
 from orchestrator.gateway.servers.client.id_text import json_ids
 from orchestrator.gateway.servers.client.own_server import OwnServerConnector
 from orchestrator.gateway.servers.client.replies import (
-    MOST,
+    MAX_BYTES,
     TOKEN_BYTES,
     Load,
     Loads,
@@ -170,7 +170,7 @@ class RolloutServerClient:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        most = MOST + TOKEN_BYTES * len(input_ids)
+        most = MAX_BYTES + TOKEN_BYTES * len(input_ids)
         url, raw = await self._call("POST", "/generate", body, timeout, at="server.canary", most=most)
         entries = self._decoded(url, raw, Prompt).meta_info.input_token_logprobs
         if [entry.id for entry in entries] != list(input_ids):
@@ -308,7 +308,7 @@ class RolloutServerClient:
         timeout: float | None,
         *,
         at: str | None = None,
-        most: int = MOST,
+        most: int = MAX_BYTES,
     ) -> tuple[str, bytes]:
         """The URL and the body of a 2xx answer of at most `most` bytes. Every failure is raised as one of our errors. `at` names the call in
         `failpoints.BOUNDARIES`."""

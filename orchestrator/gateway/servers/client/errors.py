@@ -13,12 +13,12 @@ from orchestrator.contracts.errors import InfraFailure
 from orchestrator.contracts.quote import cut_to
 from orchestrator.pool.sanitize import clean
 
-LONGEST_MESSAGE = 500  # characters
+MAX_MESSAGE = 500  # characters
 
 
 def shown(message: str) -> str:
     """A server's words as rows, logs and agents may get them."""
-    return cut_to(clean(message[: LONGEST_MESSAGE + 1]), LONGEST_MESSAGE)
+    return cut_to(clean(message[: MAX_MESSAGE + 1]), MAX_MESSAGE)
 
 
 class RolloutServerError(InfraFailure):

@@ -11,7 +11,7 @@ from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.marks import Finish
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.servers.client.errors import shown
-from orchestrator.gateway.servers.client.replies import MOST, TOKEN_BYTES, Completion, decoded
+from orchestrator.gateway.servers.client.replies import MAX_BYTES, TOKEN_BYTES, Completion, decoded
 from orchestrator.trajectory.routes import Experts, Routes
 
 
@@ -135,7 +135,7 @@ class Requested:
     def longest_reply(self) -> int:
         """Bytes of the longest reply that is read."""
         routed = 0 if self.experts is None else self.prompt + self.limit - self.routes_from
-        return MOST + TOKEN_BYTES * self.limit + (self.experts.bytes_of(routed) if self.experts else 0)
+        return MAX_BYTES + TOKEN_BYTES * self.limit + (self.experts.bytes_of(routed) if self.experts else 0)
 
 
 def parse_generation(raw: bytes, requested: Requested) -> Generation:

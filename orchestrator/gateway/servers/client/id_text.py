@@ -10,14 +10,14 @@ import numpy.typing as npt
 from orchestrator.contracts.ids import Ids
 
 DIGITS = 7  # and a comma: eight bytes, which numpy copies as one number
-SMALLEST, LARGEST = 2**16, 2**20  # entries of a table; no vocabulary has a larger id
+MIN_ENTRIES, MAX_ENTRIES = 2**16, 2**20  # entries of a table; no vocabulary has a larger id
 
 
 def json_ids(ids: Ids) -> Any:
     """A value that `msgspec.json.encode` writes as the list of `ids`, int32[n]. Spaces pad short numbers, which JSON allows."""
-    if not len(ids) or ids.min() < 0 or (maximum := int(ids.max())) >= LARGEST:
+    if not len(ids) or ids.min() < 0 or (maximum := int(ids.max())) >= MAX_ENTRIES:
         return ids.tolist()
-    text = _table(max(SMALLEST, 1 << maximum.bit_length()))[ids].tobytes()
+    text = _table(max(MIN_ENTRIES, 1 << maximum.bit_length()))[ids].tobytes()
     return msgspec.Raw(b"[" + text[:-1] + b"]")
 
 

@@ -13,22 +13,22 @@ from orchestrator.contracts.marks import Finish
 from orchestrator.contracts.numbers import INT4, INT8
 from orchestrator.contracts.quote import quoted
 
-MOST = 4 * 2**20  # bytes of a reply without tokens
+MAX_BYTES = 4 * 2**20  # bytes of a reply without tokens
 TOKEN_BYTES = 512  # of one token in a reply: its id, logprob, text and version span
-MOST_SPANS = 1024  # exchanges of weights while one reply is generated
+MAX_SPANS = 1024  # exchanges of weights while one reply is generated
 ERROR_BYTES = 2**16  # of an error's body that are read; the rest is dropped
 
 T = TypeVar("T")
 _YEAR = 366 * 86400.0
-_MOST_FLOAT = float(np.finfo("<f4").max)  # logprobs are stored as float32
+_MAX_FLOAT = float(np.finfo("<f4").max)  # logprobs are stored as float32
 
 Number = Annotated[int, Meta(ge=-INT8, le=INT8)]
 Count = Annotated[int, Meta(ge=0, le=INT8)]
 Position = Annotated[int, Meta(ge=0, le=INT4)]
 Ranks = Annotated[int, Meta(ge=1, le=2**16)]
 Seconds = Annotated[float, Meta(ge=-_YEAR, le=_YEAR)]
-Logprob = Annotated[float, Meta(ge=-_MOST_FLOAT, le=LOGPROB_SLACK)]
-PromptLogprob = Annotated[float, Meta(ge=-_MOST_FLOAT, le=_MOST_FLOAT)]
+Logprob = Annotated[float, Meta(ge=-_MAX_FLOAT, le=LOGPROB_SLACK)]
+PromptLogprob = Annotated[float, Meta(ge=-_MAX_FLOAT, le=_MAX_FLOAT)]
 Label = Annotated[str, Meta(max_length=256)]
 Digest = Annotated[str, Meta(max_length=128, pattern=r"\A[0-9a-f]*\Z")]
 
@@ -112,7 +112,7 @@ class CompletionMeta(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: ReportedFinish
     weight_version: Label
     weights_digest: Digest | None = None
-    weight_versions: Annotated[list[ReportedSpan], Meta(max_length=MOST_SPANS)] | None = None
+    weight_versions: Annotated[list[ReportedSpan], Meta(max_length=MAX_SPANS)] | None = None
     output_token_logprobs: list[Scored] | None = None
     routed_experts: str | None = None
     prompt_tokens: Position | None = None  # SGLang leaves it out for a request that was aborted in its queue

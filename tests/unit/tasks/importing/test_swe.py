@@ -228,7 +228,7 @@ def test_a_row_of_swe_smith_begins_with_its_fault_and_without_its_tests(
 def test_a_line_that_cannot_be_used_is_named_by_its_number_and_the_rest_goes_on(
     tmp_path: Path, clones: Path, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(swe_rows, "MOST_LINE_BYTES", 20_000)
+    monkeypatch.setattr(swe_rows, "MAX_LINE_BYTES", 20_000)
     outside = FIX.replace("a/calc.py b/calc.py", "a/../x b/../x")
     bad: list[tuple[dict[str, Any] | str, str]] = [
         ("{", "it is not JSON"),

@@ -35,7 +35,7 @@ from orchestrator.tasks.vetting.leaks import Readable, Suspect, confirmed, searc
 from orchestrator.tasks.vetting.outcomes import Outcome, flaky_findings, nothing_findings, oracle_findings
 from orchestrator.tasks.vetting.secrets import Body, Solved, Source, secrets_of
 from orchestrator.tasks.vetting.tamper import finding_of, remedy_of
-from orchestrator.vetting.leak import MOST_PLACES, is_copy, reads_history, untried_note
+from orchestrator.vetting.leak import MAX_PLACES, is_copy, reads_history, untried_note
 from orchestrator.vetting.task import provider_of
 from orchestrator.vetting.trials import Trials
 from sandboxes.base import File
@@ -303,7 +303,7 @@ def zipped(text: bytes) -> bytes:
 def test_a_long_text_is_read_to_its_end(
     monkeypatch: pytest.MonkeyPatch, compress: Callable[[bytes], bytes], before: int
 ) -> None:
-    monkeypatch.setattr(forms, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(forms, "MAX_BYTES", 1 << 20)
     data = compress((b"row,1,2,3\n" * (before // 10 + 1))[:before] + SECRET + b"\n" * (1 << 19))
     body = Body(source=Source.WORK, name="out.txt", lines=frozenset([SECRET]), values=frozenset([SECRET]))
     found = search([body], Readable(files={"/app/x": data}, variables={}))
@@ -316,8 +316,8 @@ def test_a_secret_is_found_in_each_form(data: bytes, form: Form) -> None:
 
 
 def test_suspect_places_that_were_not_tried_are_named() -> None:
-    places = [f"/app/{n}.txt" for n in range(MOST_PLACES + 5)]
-    assert untried_note(places[:MOST_PLACES]) == ""
+    places = [f"/app/{n}.txt" for n in range(MAX_PLACES + 5)]
+    assert untried_note(places[:MAX_PLACES]) == ""
     says = untried_note(places)
     assert says == (
         "only 12 of 17 suspect places were tried one by one, not '/app/12.txt', '/app/13.txt', '/app/14.txt' …"

@@ -18,8 +18,8 @@ from orchestrator.tasks.vetting.leaks import Readable, search
 from orchestrator.tasks.vetting.secrets import Body, Solved, secrets_of
 
 N = 108
-MOST_MISSED = 0.03
-MOST_SUSPECTED = 0.05
+MAX_MISSED = 0.03
+MAX_SUSPECTED = 0.05
 
 WORDS = [
     "account",
@@ -204,7 +204,7 @@ def _rates() -> tuple[float, float]:
 def test_both_error_rates_are_low() -> None:
     missed, suspected = rates()
     print(f"missed {missed:.1%} of {N} leaks, suspected {suspected:.2%} of innocent files")
-    assert missed <= MOST_MISSED and suspected <= MOST_SUSPECTED
+    assert missed <= MAX_MISSED and suspected <= MAX_SUSPECTED
 
 
 @pytest.mark.parametrize(("share", "worse"), [(0.05, "suspected"), (0.97, "missed")])

@@ -96,7 +96,7 @@ def test_what_is_read_of_an_archive_that_lies_is_bounded(lying: Callable[[], byt
 def test_a_file_that_was_not_read_whole_is_named_and_the_others_are_searched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(forms, "MOST_DECODED", MOST)
+    monkeypatch.setattr(forms, "MAX_DECODED", MOST)
     files = {"/app/a.zip": many_names_of_one_text(), "/app/b.gz": gzip.compress(SECRET)}
     searched = search([body()], Readable(files=files, variables={}))
     assert [suspect.path for suspect in searched.suspects] == ["/app/b.gz"]

@@ -45,7 +45,7 @@ async def test_only_files_elsewhere_may_go_unread(
 ) -> None:
     monkeypatch.setattr(readable, "ROUND_BYTES", 5 * EACH)
     monkeypatch.setattr(readable, "_ROOM", 0)
-    monkeypatch.setattr(readable, "MOST_BYTES", 50 * EACH)
+    monkeypatch.setattr(readable, "MAX_BYTES", 50 * EACH)
     paths = [f"/app/{n}" for n in range(work)] + [f"/opt/python/{n}" for n in range(elsewhere)]
     files, why, note = await readable._files(cast(Sandbox, Sends(paths)), images=True)
     assert (bool(why), bool(note)) == (unread, noted), (why, note)
