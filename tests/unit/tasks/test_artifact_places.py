@@ -23,6 +23,7 @@ from sandboxes.base import File
 IMAGES = SandboxSection(images=ImagesSection(directory="/srv/images"))
 SEPARATE = '[verifier]\nenvironment_mode = "separate"\n'
 LEFT = [ArtifactFile(path=path, body="") for path in ("out.txt", "sub/out.txt", "sub/a.log", "other")]
+HOME = "/root"
 
 
 def a_task(toml: str, dockerfile: str = "", more: Mapping[str, bytes] = {}) -> Task:
@@ -135,7 +136,7 @@ def test_an_artifact_that_the_tests_would_find_at_another_path_is_refused(
     [
         ("/srv/w", "/srv/w/out.txt", "WORKDIR /judge", ["/srv/w/out.txt"]),
         ("/workspace", "/workspace", "RUN true", ["/workspace/out.txt", "/workspace/sub/out.txt"]),
-        ("/root", "/root/./sub", "WORKDIR /app", ["/root/sub/a.log", "/root/sub/out.txt"]),
+        (HOME, f"{HOME}/./sub", "WORKDIR /app", [f"{HOME}/sub/a.log", f"{HOME}/sub/out.txt"]),
         ("/srv/w", "/srv/w/out.txt", "WORKDIR /srv/w", ["out.txt"]),
         ("/srv/w", "out.txt", "WORKDIR /judge", ["out.txt"]),
         ("/srv/w", "/srv/w/out.txt", "WORKDIR /srv", None),
@@ -167,7 +168,7 @@ def test_a_file_that_two_artifacts_name_lies_at_both_places(whole: str) -> None:
     left = [
         ArtifactFile(path="out/a", body="YQ=="),
         ArtifactFile(path="out/large", body=None, parts=["0" * 64], size=7),
-        ArtifactFile(path="out/pipe", body=None, kind=Left.BEHIND, why="is no file"),
+        ArtifactFile(path="out/pipe", body=None, kind=Left.BEHIND, why="a pipe"),
     ]
     environment = task.environment((), containers=True)
     found = [file.path for file in task.seen_by_tests(left, environment)]

@@ -97,7 +97,7 @@ def test_a_check_by_any_command_under_errexit_is_sound_behind_a_pipeline_that_lo
     "preparation",
     ["python3 -I -m pip install -q w.whl", "uv venv", "npm ci", "make -C /tests", "cmake /tests"],
 )
-def test_a_preparation_whose_status_is_lost_is_no_lost_check(preparation: str) -> None:
+def test_a_preparation_whose_status_is_lost_loses_no_check(preparation: str) -> None:
     script = f"set -e\n{preparation} 2>&1 | tail -n 1\ncp /app/out /tmp/out\necho 1 > {REWARD}\n"
     assert Rule.LOST_STATUS not in [trap.rule for trap in shell_traps("tests/test.sh", script, frozenset())]
 
