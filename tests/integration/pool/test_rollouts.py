@@ -347,7 +347,7 @@ async def test_roles_at_work_together_never_deadlock(engine: AsyncEngine) -> Non
 async def test_a_deadlock_is_tried_again(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, small())
     async with engine.begin() as connection:
-        for name in ("a", "b"):
+        for name in ("rewinds", "steps_stale"):
             await history.count(connection, run.run_id, name)
     tried = 0
     locked: set[str] = set()
@@ -369,7 +369,7 @@ async def test_a_deadlock_is_tried_again(engine: AsyncEngine) -> None:
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as tasks:
-            for names in ("ab", "ba"):
+            for names in (("rewinds", "steps_stale"), ("steps_stale", "rewinds")):
                 tasks.start_soon(cross, *names)
     assert tried == 3
     async with engine.connect() as connection:

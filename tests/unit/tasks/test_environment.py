@@ -232,6 +232,7 @@ def test_a_provider_with_container_support_is_given_the_build_context_whatever_i
 class Containers:
     """The capabilities of a provider with container support."""
 
+    name = "engine"
     containers = True
 
 
