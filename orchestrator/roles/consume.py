@@ -33,6 +33,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.pool.dead_letters import Letter, store
 from orchestrator.pool.transact import NotReady, of_content, sentence, transact
 from orchestrator.roles.context import OrchestratorContext
+from orchestrator.roles.rewarding import waiting_for_rewards
 from orchestrator.runtime.liveness import Loop, current, reporting, track_loop
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured
@@ -131,10 +132,10 @@ class _Consuming:
 
     async def room(self) -> None:
         """Return when another message can be held."""
-        if len(self._held) >= MAX_HELD:
-            current().busy("held messages", on="rewards")
         while self._holding is None or len(self._held) >= MAX_HELD:
-            await self._changed.wait()
+            current().busy(f"{len(self._held)} held messages")
+            with waiting_for_rewards():
+                await self._changed.wait()
             self._changed = anyio.Event()
 
     async def process(self, deliveries: Sequence[Delivery], *, at: str) -> None:

@@ -8,9 +8,9 @@ they were computed from is unchanged. So a group's end stays one transaction, an
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from copy import copy
 from functools import partial
@@ -76,14 +76,8 @@ class Rewarding:
     async def _room(self) -> None:
         """Return when another computation may begin."""
         while len(running := self._running()) >= MAX_AT_ONCE:
-            async with _waiting(), anyio.create_task_group() as group:
-
-                async def first(found: _Computation, scope: anyio.CancelScope = group.cancel_scope) -> None:
-                    await found.wait(found.left_s)
-                    scope.cancel()
-
-                for found in running:
-                    group.start_soon(first, found)
+            with waiting_for_rewards():
+                await _first_of(running)
 
     def _share(self) -> None:
         """Computations share one interpreter: each may take as long as if they came one after the other."""
@@ -103,8 +97,20 @@ class Rewarding:
                 del self._computations[group_id]
 
 
-@asynccontextmanager
-async def _waiting() -> AsyncIterator[None]:
+async def _first_of(running: Sequence["_Computation"]) -> None:
+    """Return when one of them is over, or has more time than it had."""
+    async with anyio.create_task_group() as group:
+
+        async def wait(found: _Computation) -> None:
+            await found.wait(found.left_s)
+            group.cancel_scope.cancel()
+
+        for found in running:
+            group.start_soon(wait, found)
+
+
+@contextmanager
+def waiting_for_rewards() -> Iterator[None]:
     """A wait for rewards is bounded, so the loop is not stuck."""
     loop = current()
     before = loop.within
@@ -165,7 +171,7 @@ class _Computation:
 
     async def over(self) -> None:
         """Return when `result` returns or raises."""
-        async with _waiting():
+        with waiting_for_rewards():
             while not self.is_over:
                 await self.wait(self.left_s)
 
