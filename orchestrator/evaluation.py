@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import anyio
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -24,6 +25,7 @@ from orchestrator.contracts.events import TaskSubmitted
 from orchestrator.contracts.numbers import INT2, INT4
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.contracts.vetting import Vetting
 from orchestrator.deploy.home import Home
 from orchestrator.pool.dead_letters import tried
 from orchestrator.pool.engine import Role
@@ -125,8 +127,10 @@ class EvaluationClient:
         tick: Tick = lambda *_: None,
         resolved: Callable[[int], object] = lambda _: None,
         waits: Callable[[str], object] = lambda _: None,
+        levels: Mapping[str, Vetting] = MappingProxyType({}),
     ) -> Evaluation:
-        """Run every task and wait. `resolved` receives the version, `waits` a sentence about each condition that delays or endangers the result.
+        """Run every task and wait. `resolved` receives the version, `waits` a sentence about each condition that delays or endangers the result;
+        `levels`: those that travel with the tasks, by content hash.
 
         Raises ConfigurationError when the request cannot be fulfilled exactly, PenstockError when nothing progresses any more."""
         if not tasks:
@@ -145,7 +149,7 @@ class EvaluationClient:
                     "groups that are not done by then give no result. To be sure, set servers.evaluation = 1 (with servers.embedded = 2, or two "
                     f"servers.urls) and start the run again, or pause it first: penstock run pause{self.at}"
                 )
-            await self._publish(tasks, request, version)
+            await self._publish(tasks, request, version, levels)
             await self._wait(tasks, request.suite, version, tick)
         async with self.engine.connect() as connection:
             (found,) = await evaluations(connection, self.run_id, suite=request.suite, version=version)
@@ -235,7 +239,9 @@ class EvaluationClient:
             f"no rollout server served policy version {version} within {SERVED_S:.0f} s: is the stack up? (penstock status{self.at})"
         )
 
-    async def _publish(self, tasks: Sequence[Task], request: EvaluationRequest, version: int) -> None:
+    async def _publish(
+        self, tasks: Sequence[Task], request: EvaluationRequest, version: int, levels: Mapping[str, Vetting]
+    ) -> None:
         """Publish and wait for acceptance. Tasks accepted before are no-ops."""
         events = [
             (
@@ -249,6 +255,7 @@ class EvaluationClient:
                     label=request.suite,
                     version=version,
                     sampling={"temperature": 0.0} if request.greedy else None,
+                    vetting=levels.get(task.content_hash),
                 ),
             )
             for task in tasks

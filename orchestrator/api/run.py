@@ -122,7 +122,8 @@ class Run:
             domain=domain,
             domains=self._config.tasks.domains,
         )
-        found, levels = await self._publishable(given, options)
+        scaffolds = (options.scaffold,) if options.scaffold else drawn(self._config.rollout.scaffolds)
+        found, levels = await self._checked(given, scaffolds, "nothing is published")
         events = [options.event(task, levels.get(task.content_hash)) for task in found]
         earlier: set[str] = set()
         async with self._bus() as bus:
@@ -236,8 +237,9 @@ class Run:
         condition that delays or endangers the result; an error of either ends the call and is raised as it is. The same call continues an
         interrupted evaluation, and returns a finished one at once.
 
-        Raises ArgumentError for an argument that cannot be used, ValueError if a task cannot be read, ConfigurationError if the request cannot
-        be fulfilled exactly, ServiceError if NATS or PostgreSQL cannot be reached, PenstockError when nothing progresses any more.
+        Raises ArgumentError for an argument that cannot be used, ValueError if a task cannot be read or the run cannot take it,
+        ConfigurationError if the request cannot be fulfilled exactly or the file's `tasks.require` is above the run's, ServiceError if NATS
+        or PostgreSQL cannot be reached, PenstockError when nothing progresses any more.
         """
         callbacks = Callbacks()
         tick = callbacks.own(callback("on_progress", on_progress, takes=2))
@@ -251,9 +253,8 @@ class Run:
             greedy=flag("greedy", greedy),
             scaffold=name,
         )
-        self._warn_of_ignored()
         offered = (name,) if name else drawn(self._config.rollout.scaffolds)
-        found = await self._read(given, "nothing is evaluated", offered)
+        found, levels = await self._checked(given, offered, "nothing is evaluated")
         async with self._bus() as bus:
             client = EvaluationClient(
                 run=self.name,
@@ -264,7 +265,7 @@ class Run:
                 domains=self._config.tasks.domains,
             )
             with as_service_error(callbacks):
-                return await client.evaluate(found, request, tick=tick, waits=waits)
+                return await client.evaluate(found, request, tick=tick, waits=waits, levels=levels)
 
     async def evaluations(self, *, suite: str | None = None, version: int | None = None) -> list[Evaluation]:
         """The evaluations of this run, finished or not, ordered by suite and version; None selects all."""
@@ -313,22 +314,21 @@ class Run:
                 f"the connection to run {quoted(self.name)} is closed: use it inside its `async with connect(…)`"
             )
 
-    async def _publishable(
-        self, given: Sequence[Path | Task], options: PublishOptions
+    async def _checked(
+        self, given: Sequence[Path | Task], scaffolds: Sequence[str], otherwise: str
     ) -> tuple[Sequence[Task], Mapping[str, Vetting]]:
         """The tasks and their levels next to them. Raises and warns as `publish` says."""
-        self._warn_of_ignored(stacklevel=4)
-        check_required(self._config.tasks.require, self._own.tasks.require)
-        scaffolds = (options.scaffold,) if options.scaffold else drawn(self._config.rollout.scaffolds)
-        found = await self._read(given, "nothing is published", scaffolds)
+        self._warn_of_ignored()
+        check_required(self._config.tasks.require, self._own.tasks.require, otherwise)
+        found = await self._read(given, otherwise, scaffolds)
         levels = filed(task for task in given if not isinstance(task, Task))
-        await self._check_vetted(found, levels)
+        await self._check_vetted(found, levels, otherwise)
         return found, levels
 
-    def _warn_of_ignored(self, stacklevel: int = 3) -> None:
-        """Warn the caller of the public method: which keys of the file do not count for tasks."""
+    def _warn_of_ignored(self) -> None:
+        """Warn the caller of the public method, which called `_checked`: which keys of the file do not count for tasks."""
         if keys := [key for key in ignored(self._stored.config, self._own) if key.startswith(_OF_TASKS)]:
-            warnings.warn(describe_ignored(keys), stacklevel=stacklevel)
+            warnings.warn(describe_ignored(keys), stacklevel=4)
 
     async def _read(
         self, sources: Sequence[Path | Task], otherwise: str, scaffolds: Sequence[str] = ()
@@ -341,7 +341,9 @@ class Run:
             raise ValueError(together(problems, otherwise))
         return found
 
-    async def _check_vetted(self, tasks: Sequence[Task], levels: Mapping[str, Vetting]) -> None:
+    async def _check_vetted(
+        self, tasks: Sequence[Task], levels: Mapping[str, Vetting], otherwise: str
+    ) -> None:
         """ValueError that names every task whose level is below the one that this run requires."""
         required = self._config.tasks.require
         if required is Level.NONE:
@@ -349,7 +351,7 @@ class Run:
         async with self._connection() as connection:
             rows = await kept(connection, self._stored.run_id, tasks)
         if problems := below(tasks, required, levels, rows):
-            raise ValueError(together([(each,) for each in problems], "nothing is published"))
+            raise ValueError(together([(each,) for each in problems], otherwise))
 
     def _offered(self, scaffold: ScaffoldLike | None) -> str | None:
         """The run's name for a scaffold; None stays."""

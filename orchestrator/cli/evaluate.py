@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from rich.table import Table
 from orchestrator.cli import tables
 from orchestrator.cli.bar import progress
 from orchestrator.cli.options import COUNTER, HERE, ConfigOption, JsonOption, path
+from orchestrator.cli.task_levels import below_required
 from orchestrator.cli.terminal import cell, plain
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.contracts.ids import EVERY_DOMAIN
@@ -25,6 +26,7 @@ from orchestrator.deploy.home import Home
 from orchestrator.runtime.figures import sparkline
 
 if TYPE_CHECKING:
+    from orchestrator.contracts.vetting import Vetting
     from orchestrator.queries.evaluations import Evaluation, EvaluationPoint, Unscored
 
 app = typer.Typer(no_args_is_help=True)
@@ -69,6 +71,7 @@ def evaluate(
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.sources import admissible, each, together
     from orchestrator.tasks.unfit import drawn
+    from orchestrator.vetting.required import check_required, filed
 
     home = Home.at(config)
     request = EvaluationRequest(
@@ -85,8 +88,11 @@ def evaluate(
     if run.unknown is not None:
         raise PenstockError(run.unknown)
     print_notes(run.notes(file_config, OF_PUBLISHING))
+    check_required(counts.tasks.require, file_config.tasks.require, "nothing is evaluated")
     offered = (scaffold,) if scaffold else drawn(counts.rollout.scaffolds)
     tasks, problems = admissible(found_at, counts.sandbox, offered)
+    levels = filed([suite])
+    problems += [(each,) for each in below_required(counts, tasks, levels)]
     if problems:
         raise ValueError(together(problems, "nothing is evaluated"))
 
@@ -102,7 +108,7 @@ def evaluate(
         typer.echo(plain(notice), err=True)
 
     with progress(f"eval {plain(request.suite)}") as tick:
-        found, reasons = anyio.run(partial(_evaluate, home, tasks, request, tick, resolved))
+        found, reasons = anyio.run(partial(_evaluate, home, tasks, request, tick, resolved, levels))
     if as_json:
         typer.echo(json.dumps({**_plain(found), "reasons": _counted(reasons)}))
     else:
@@ -176,6 +182,7 @@ async def _evaluate(
     request: Any,
     tick: Callable[[int, int], None],
     resolved: Callable[[int], None],
+    levels: "Mapping[str, Vetting]",
 ) -> "tuple[Evaluation, list[Unscored]]":
     from orchestrator.evaluation import connected
 
@@ -183,7 +190,7 @@ async def _evaluate(
         typer.echo(plain(sentence), err=True)
 
     async with connected(home) as bench:
-        found = await bench.evaluate(tasks, request, tick, resolved, waits)
+        found = await bench.evaluate(tasks, request, tick, resolved, waits, levels)
         return found, await bench.unscored(found)
 
 

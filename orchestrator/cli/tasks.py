@@ -15,19 +15,16 @@ from orchestrator.cli.answers import Answers
 from orchestrator.cli.bar import busy, progress, publishing
 from orchestrator.cli.hints import carried
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, SetOption, path
-from orchestrator.cli.reading import reading
+from orchestrator.cli.task_levels import below_required
 from orchestrator.cli.task_limits import counting
 from orchestrator.cli.task_notes import notes as notes_of
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.ids import DOMAIN_RULE
 from orchestrator.contracts.numbers import INT2
 from orchestrator.contracts.states import Purpose
-from orchestrator.contracts.vetting import Level
 from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
-    from orchestrator.contracts.vetting import Vetting
-    from orchestrator.settings.config import Config
     from orchestrator.settings.sandbox import SandboxSection
     from orchestrator.tasks.harbor import Task
 
@@ -129,7 +126,7 @@ def publish(
         scaffolds = (options.scaffold,) if options.scaffold else drawn(own.rollout.scaffolds)
         tasks, problems = admissible(found_at, own.sandbox, scaffolds)
         levels = filed(sources, verdicts)
-    problems += [(each,) for each in _below(own, tasks, levels)]
+    problems += [(each,) for each in below_required(own, tasks, levels)]
     if problems:
         raise ValueError(together(problems, "nothing is published"))
     prepared = [options.event(task, levels.get(task.content_hash)) for task in tasks]
@@ -168,21 +165,6 @@ def publish(
             typer.echo(plain(carried(note)), err=True)
     if not found.complete:
         raise typer.Exit(1)
-
-
-def _below(config: "Config", tasks: "list[Task]", levels: "dict[str, Vetting]") -> list[str]:
-    """A sentence for each task below the level that the run requires."""
-    from orchestrator.vetting.required import below, kept
-
-    required = config.tasks.require
-    if required is Level.NONE:
-        return []
-
-    async def rows() -> "dict[str, Vetting]":
-        async with reading(config, "tasks") as reader:
-            return await reader.ask(lambda connection: kept(connection, reader.run.run_id, tasks))
-
-    return below(tasks, required, levels, anyio.run(rows))
 
 
 @app.command()

@@ -13,11 +13,11 @@ from orchestrator.tasks.vetting.required import check_level
 from orchestrator.vetting.records import FileRecords, vettings_of
 
 
-def check_required(of_run: Level, of_file: Level) -> None:
+def check_required(of_run: Level, of_file: Level, otherwise: str = "nothing is published") -> None:
     """ConfigurationError if the file requires more of a task than its run, which keeps the level that it began with."""
     if not of_run.reaches(of_file):
         raise ConfigurationError(
-            f'nothing is published: the file has tasks.require = "{of_file}", but the run began with "{of_run}" and keeps that: begin a new run with '
+            f'{otherwise}: the file has tasks.require = "{of_file}", but the run began with "{of_run}" and keeps that: begin a new run with '
             f'another run.name, or write "{of_run}" into the file'
         )
 

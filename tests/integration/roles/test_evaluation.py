@@ -18,6 +18,7 @@ from orchestrator.cli.main import app
 from orchestrator.contracts.errors import ConfigurationError, PenstockError
 from orchestrator.contracts.events import TaskSubmitted
 from orchestrator.contracts.states import Purpose, SubmissionStatus
+from orchestrator.contracts.vetting import Level, Vetting
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import Home
 from orchestrator.evaluation import EvaluationClient, EvaluationRequest
@@ -118,6 +119,33 @@ async def test_a_suite_is_scored_on_the_newest_version_without_disturbing_the_qu
         )
         evaluated = (await connection.execute(select(groups).where(groups.c.purpose == "eval"))).all()
     assert {(row.seq, row.label, row.pinned_version) for row in evaluated} == {(None, "held", 3)}
+
+
+async def test_the_levels_next_to_the_tasks_travel_with_an_evaluation(
+    engine: AsyncEngine, nats_server: EmbeddedNats
+) -> None:
+    tasks = suite("a", "b")
+    levels = {
+        task.content_hash: Vetting(
+            sha256=task.content_hash, level=Level.VETTED, times=3, provider="bubblewrap"
+        )
+        for task in tasks
+    }
+    async with staged(engine, nats_server.url, tasks={"require": "vetted"}) as stage:
+        await stage.serves(0)
+        async with stage.flow.engine.begin() as connection:
+            await connection.execute(
+                rollout_servers.insert().values(
+                    run_id=stage.run.run_id, url="http://127.0.0.1:1", state="ready", version=0
+                )
+            )
+        async with playing([*stage.core(), *workers(stage, 0).roles()]):
+            with pytest.raises(
+                PenstockError, match="was rejected: task 'a' has not been vetted as it is now"
+            ):
+                await bench(stage).evaluate(tasks, EvaluationRequest(suite="without"))
+            found = await bench(stage).evaluate(tasks, EvaluationRequest(suite="held"), levels=levels)
+    assert (found.groups, found.scored) == (2, 2)
 
 
 async def test_the_same_again_goes_on_and_once_it_is_done_is_a_no_op(stage: Stage) -> None:

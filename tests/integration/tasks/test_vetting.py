@@ -241,15 +241,17 @@ async def home(
     return tmp_path / "first"
 
 
-async def test_with_a_run_the_reports_are_rows_and_publish_names_a_task_below_the_level(
+async def test_with_a_run_the_reports_are_rows_and_publish_and_eval_name_a_task_below_the_level(
     suite: Path, home: Path, engine: AsyncEngine
 ) -> None:
     task = str(suite / "good")
     refused = await penstock("tasks", "publish", task, "-c", str(home))
+    held_out = await penstock("eval", "--suite", task, "-c", str(home))
     name = load_task(suite / "good").name
-    assert str(refused.exception).startswith(
-        f"task '{name}' has not been vetted as it is now, and this run requires builds (tasks.require): run `penstock tasks vet"
-    )
+    for each in (refused, held_out):
+        assert str(each.exception).startswith(
+            f"task '{name}' has not been vetted as it is now, and this run requires builds (tasks.require): run `penstock tasks vet"
+        ), each.exception
     done = await penstock("tasks", "vet", task, "-c", str(home), "--until", "builds", "--times", "1")
     assert done.exit_code == 0 and not (suite / FILE).exists(), done.output
     sha256 = load_task(suite / "good").content_hash
@@ -258,10 +260,9 @@ async def test_with_a_run_the_reports_are_rows_and_publish_names_a_task_below_th
         stored = await report_of(connection, run_id, sha256)
         assert (await levels(connection, run_id, [sha256]))[sha256].level is Level.BUILDS
     assert stored is not None and TaskReport.from_json(stored).level is Level.BUILDS
-    again = await penstock("tasks", "publish", task, "-c", str(home))
-    assert "NATS" in str(again.exception) or "nats" in str(again.exception), (
-        "the level is enough: the bus is next"
-    )
+    for command in (("tasks", "publish", task), ("eval", "--suite", task)):
+        again = await penstock(*command, "-c", str(home))
+        assert "nats" in str(again.exception).lower(), "the level is enough: the bus is next"
 
 
 @pytest.fixture
