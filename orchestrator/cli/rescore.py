@@ -51,7 +51,7 @@ def rescore(
     as_json: JsonOption = False,
 ) -> None:
     """Score again the rollouts that are in no batch yet: penstock rescore --domain coding --tests suite/corrected -c runs/first"""
-    from orchestrator.cli.run_config import recorded
+    from orchestrator.cli.run_config import OF_TASKS, print_notes, recorded
     from orchestrator.pool.rescore import Chosen
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.sources import read
@@ -59,7 +59,9 @@ def rescore(
     if tasks and tests:
         raise ValueError("give --task or --tests: corrected tests choose their tasks themselves")
     resolved = Home.at(config).connected()
-    limits = BundleLimits.of(recorded(resolved).config(resolved).tasks)
+    run = recorded(resolved)
+    print_notes(run.notes(resolved, OF_TASKS))
+    limits = BundleLimits.of(run.config(resolved).tasks)
     repaired = {task.name: task for task in read(tests or [], limits)}
     chosen = Chosen(tuple(domains or ()), tuple(tasks or ()))
     signed_reason = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"

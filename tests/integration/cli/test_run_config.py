@@ -151,7 +151,8 @@ async def test_keys_of_tasks_that_the_run_does_not_follow_are_named_before_anyth
     written = file.read_text()
     file.write_text(f'{written}\n[tasks]\ndomains = {{ science = "reasoning" }}\n')
     vet = ["tasks", "vet", str(task), "--until", "well-formed", "--times", "1"]
-    for words in (["tasks", "publish", str(task)], ["eval", "--suite", str(task)], vet):
+    rescore = ["rescore", "--tests", str(task)]
+    for words in (["tasks", "publish", str(task)], ["eval", "--suite", str(task)], vet, rescore):
         done = await penstock(*words, "-c", str(home))
         assert "keeps its original values of: tasks.domains, sandbox.memory_mb;" in done.stderr, words
     async with connect(home) as connected:
