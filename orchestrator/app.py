@@ -101,32 +101,32 @@ async def orchestrate(config: Config) -> None:
     """Run every role until cancelled."""
     known_scaffolds = names("scaffolds")
     check_config(config, known_scaffolds)
-    async with open_context(config) as flow:
+    async with open_context(config) as context:
 
         async def on_stream_new(stream: str) -> None:
-            await rebuild(flow, stream)
+            await rebuild(context, stream)
 
-        flow.bus.on_stream_new(on_stream_new)
-        await flow.bus.ensure_streams()
+        context.bus.on_stream_new(on_stream_new)
+        await context.bus.ensure_streams()
         # A stream that was wiped and recreated while this process was away looks normal.
         for stream in REBUILT:
-            await rebuild(flow, stream)
-        log.info("orchestrator.ready", run_id=flow.run_id)
+            await rebuild(context, stream)
+        log.info("orchestrator.ready", run_id=context.run_id)
         roles: dict[str, Callable[[], Awaitable[None]]] = {
-            "intake": Intake(flow, known_scaffolds).run,
-            "blobs": partial(store_blobs, flow),
-            "missing_blobs": partial(answer_missing, flow),
-            "dispatcher": partial(dispatcher, flow),
-            "steps": partial(ingest_steps, flow),
-            "results": partial(ingest_results, flow),
-            "verdicts": partial(ingest_verdicts, flow),
-            "dead_letters": partial(store_dead_letters, flow),
-            "relay": partial(relay, flow),
-            "reaper": partial(reaper, flow),
-            "run_end": partial(run_end, flow),
-            "stall_detector": StallDetector(flow).run,
-            "readers": partial(end_long_readers, flow),
+            "intake": Intake(context, known_scaffolds).run,
+            "blobs": partial(store_blobs, context),
+            "missing_blobs": partial(answer_missing, context),
+            "dispatcher": partial(dispatcher, context),
+            "steps": partial(ingest_steps, context),
+            "results": partial(ingest_results, context),
+            "verdicts": partial(ingest_verdicts, context),
+            "dead_letters": partial(store_dead_letters, context),
+            "relay": partial(relay, context),
+            "reaper": partial(reaper, context),
+            "run_end": partial(run_end, context),
+            "stall_detector": StallDetector(context).run,
+            "readers": partial(end_long_readers, context),
         }
-        async with send_heartbeats(flow.engine, flow.run_id), anyio.create_task_group() as tasks:
+        async with send_heartbeats(context.engine, context.run_id), anyio.create_task_group() as tasks:
             for name, role in roles.items():  # a restarted role repeats what was cancelled halfway
                 tasks.start_soon(restartable, name, role)

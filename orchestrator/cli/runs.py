@@ -264,9 +264,9 @@ def reconcile(config: ConfigOption = HERE) -> None:
     resolved = Home.at(config).connected()
 
     async def work() -> dict[str, int]:
-        async with open_context(resolved) as flow:
-            await flow.bus.ensure_streams()
-            return {stream: await rebuild(flow, stream) for stream in REBUILT}
+        async with open_context(resolved) as context:
+            await context.bus.ensure_streams()
+            return {stream: await rebuild(context, stream) for stream in REBUILT}
 
     with busy("reconcile"), use(resolved.timeouts):
         republished = anyio.run(work)

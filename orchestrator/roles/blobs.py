@@ -28,7 +28,7 @@ BATCH = 16
 MAX_NAMES = 10_000
 
 
-async def store_blobs(flow: OrchestratorContext) -> None:
+async def store_blobs(context: OrchestratorContext) -> None:
     """Consume until cancelled."""
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:
@@ -47,27 +47,27 @@ async def store_blobs(flow: OrchestratorContext) -> None:
         await blobs.store(connection, found)
         return refused
 
-    await consume(flow, subjects.consume_blobs(), handle, batch=BATCH, at="blobs.commit")
+    await consume(context, subjects.consume_blobs(), handle, batch=BATCH, at="blobs.commit")
 
 
-async def answer_missing(flow: OrchestratorContext) -> None:
+async def answer_missing(context: OrchestratorContext) -> None:
     """Answer publishers until cancelled. A question that cannot be read, or has more than `MAX_NAMES` names, is dropped without an answer."""
     loop = current()
-    async with flow.bus.listen(subjects.every_blobs_wanted()) as questions:
+    async with context.bus.listen(subjects.every_blobs_wanted()) as questions:
         loop.idle("questions")
         async for question in questions:
             loop.busy("a question")
             with apart("blobs_wanted", subject=question.subject):
-                await _answer(flow, question)
+                await _answer(context, question)
             loop.idle("questions")
 
 
-async def _answer(flow: OrchestratorContext, question: Notice) -> None:
+async def _answer(context: OrchestratorContext, question: Notice) -> None:
     """Answer one question. Raises an error for one that cannot be answered."""
     answer = subjects.blobs_missing(question.subject.partition(".")[2])
     names = json.loads(question.body)
     if len(names) > MAX_NAMES:
         raise ValueError(f"a question has at most {MAX_NAMES:,} names, not {len(names):,}")
     wanted = {bytes.fromhex(name).hex() for name in names}
-    absent = await transact(flow.engine, lambda c: blobs.missing(c, wanted), at="orchestrator.read")
-    await flow.bus.notify(answer, json.dumps(sorted(absent)).encode())
+    absent = await transact(context.engine, lambda c: blobs.missing(c, wanted), at="orchestrator.read")
+    await context.bus.notify(answer, json.dumps(sorted(absent)).encode())

@@ -19,21 +19,21 @@ RETRIED = frozenset({FailureClass.INFRA_FAILURE})
 
 
 async def complete_reported(
-    connection: AsyncConnection, flow: OrchestratorContext, rollout_ids: Sequence[int]
+    connection: AsyncConnection, context: OrchestratorContext, rollout_ids: Sequence[int]
 ) -> None:
     """Advance every given rollout that is reported and has all its steps; the others wait. May conclude groups."""
-    await transitions.lock_run(connection, flow.run_id)
+    await transitions.lock_run(connection, context.run_id)
     for found in await results.reported(connection, rollout_ids):
-        await _complete(connection, flow, found)
+        await _complete(connection, context, found)
 
 
-async def _complete(connection: AsyncConnection, flow: OrchestratorContext, found: Reported) -> None:
+async def _complete(connection: AsyncConnection, context: OrchestratorContext, found: Reported) -> None:
     if found.failure_class in RETRIED:
         if found.resumable and found.arrived < found.announced:
             return  # steps on their way need not be generated again
         await run_again(
             connection,
-            flow,
+            context,
             found.rollout_id,
             found.epoch,
             RolloutState.REPORTED,
@@ -43,7 +43,7 @@ async def _complete(connection: AsyncConnection, flow: OrchestratorContext, foun
         return
     if found.failure_class is FailureClass.CANCELLED or (
         found.failure_class is FailureClass.TIMEOUT
-        and not flow.config.rollout.train_timeouts
+        and not context.config.rollout.train_timeouts
         and found.purpose is Purpose.TRAIN
     ):
         if await leases.lose(
@@ -54,15 +54,15 @@ async def _complete(connection: AsyncConnection, flow: OrchestratorContext, foun
             found.failure_class,
             found.reason or found.failure_class,
         ):
-            await conclude_group(connection, flow, found.group_id)
+            await conclude_group(connection, context, found.group_id)
         return
     if found.arrived < found.announced:
         return  # the rest is on its way; the report's lease bounds the wait
     if found.arrived > found.announced or not found.digest_matches:
-        await transitions.count(connection, flow.run_id, "digests_wrong")
+        await transitions.count(connection, context.run_id, "digests_wrong")
         await run_again(
             connection,
-            flow,
+            context,
             found.rollout_id,
             found.epoch,
             RolloutState.REPORTED,
@@ -71,4 +71,4 @@ async def _complete(connection: AsyncConnection, flow: OrchestratorContext, foun
         return
     epoch = await results.finish(connection, found.rollout_id, found.epoch, found.failure_class)
     if epoch is not None:
-        await assign_verification(connection, flow, found.rollout_id, found.attempt, epoch, found.purpose)
+        await assign_verification(connection, context, found.rollout_id, found.attempt, epoch, found.purpose)

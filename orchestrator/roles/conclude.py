@@ -22,13 +22,13 @@ HOPELESS = frozenset({FailureClass.POISON, FailureClass.VERIFIER_FAILURE})
 """Failures that lose a member for good. If all members of a group fail like this, the group is dead: its task or its tests need a fix."""
 
 
-async def conclude_group(connection: AsyncConnection, flow: OrchestratorContext, group_id: int) -> None:
+async def conclude_group(connection: AsyncConnection, context: OrchestratorContext, group_id: int) -> None:
     """If every member is terminal: write the rewards and make the group ready, scored, filtered or dead. Raises NotReady, to be repeated,
     while the rewards are computed."""
-    group = await pool_groups.terminal_group(connection, flow.run_id, group_id)
+    group = await pool_groups.terminal_group(connection, context.run_id, group_id)
     if group is None:  # its rewards stay: a verdict that is held may need them
         return
-    flow.signals.work.set()
+    context.signals.work.set()
     reason: str | None
     silent: str | None = None
     wrong = [m for m in group.members if _wrong_version(group.pinned_version, m)]
@@ -42,59 +42,59 @@ async def conclude_group(connection: AsyncConnection, flow: OrchestratorContext,
         return
     members = [Member(m.member, m.state, m.failure) for m in group.members]
     # An evaluation counts every verdict: without the timeouts the policy would look better than it is.
-    timeouts = flow.config.rollout.train_timeouts or group.purpose is not Purpose.TRAIN
+    timeouts = context.config.rollout.train_timeouts or group.purpose is not Purpose.TRAIN
     decided = conclude(members, zero_signal=False, purpose=group.purpose, train_timeouts=timeouts)
     state, reason = decided.state, decided.reason
     if state in (GroupState.READY, GroupState.SCORED):
-        rewarded = await _rewarded(connection, flow, group, decided.members)
+        rewarded = await _rewarded(connection, context, group, decided.members)
         if rewarded is None:
             return
-        await pool_groups.write_rewards(connection, flow.run_id, rewarded.rewards)
+        await pool_groups.write_rewards(connection, context.run_id, rewarded.rewards)
         if rewarded.silent and group.purpose is Purpose.TRAIN:
             state, reason, silent = GroupState.FILTERED, FilterReason.ZERO_SIGNAL, rewarded.silent.value
-        await _measured(connection, flow, group)
+        await _measured(connection, context, group)
     await _concluded(connection, group, state, reason, silent)
 
 
 async def _rewarded(
     connection: AsyncConnection,
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     group: pool_groups.TerminalGroup,
     kept: Collection[int],
 ) -> RewardedGroup | None:
     """The rewards of the kept members. None: they cannot be computed, and the group is dead now."""
-    noise = await speed_noise.newest(connection, flow.run_id, group.scaffold)
+    noise = await speed_noise.newest(connection, context.run_id, group.scaffold)
     try:
-        inputs = group, kept, RewardSettings.of(flow.config.reward), noise
-        rewarded = await flow.rewarding.rewards(group.group_id, inputs, partial(reward_group, *inputs))
+        inputs = group, kept, RewardSettings.of(context.config.reward), noise
+        rewarded = await context.rewarding.rewards(group.group_id, inputs, partial(reward_group, *inputs))
     except NotReady:
         raise
     except Exception as error:  # noqa: BLE001  # counted and logged: what a policy wrote can end only its own group
-        when_committed(partial(flow.rewarding.forget, group.group_id))
-        await transitions.count(connection, flow.run_id, "groups_unrewarded")
+        when_committed(partial(context.rewarding.forget, group.group_id))
+        await transitions.count(connection, context.run_id, "groups_unrewarded")
         when_committed(partial(log.error, "group.unrewarded", group=group.group_id, exc_info=error))
         reason = f"its rewards could not be computed: {type(error).__name__}: {error}"
         await _concluded(connection, group, GroupState.DEAD, reason)
         return None
-    when_committed(partial(flow.rewarding.forget, group.group_id))
+    when_committed(partial(context.rewarding.forget, group.group_id))
     for sentence in rewarded.failed:
-        await transitions.count(connection, flow.run_id, "process_signals_failed")
+        await transitions.count(connection, context.run_id, "process_signals_failed")
         when_committed(partial(log.warning, "process_signal.failed", group=group.group_id, reason=sentence))
     return rewarded
 
 
 async def _measured(
-    connection: AsyncConnection, flow: OrchestratorContext, group: pool_groups.TerminalGroup
+    connection: AsyncConnection, context: OrchestratorContext, group: pool_groups.TerminalGroup
 ) -> None:
     """Begin or conclude a measurement of the speed noise. An error of ours loses the measurement, never the group."""
     try:
         async with connection.begin_nested():
-            await measure(connection, flow.run_id, flow.config, group)
+            await measure(connection, context.run_id, context.config, group)
             await conclude_measurement(connection, group)
     except Exception as error:  # counted and logged; what is not this group's fault is raised
         if passing(error):
             raise
-        await transitions.count(connection, flow.run_id, "measurements_failed")
+        await transitions.count(connection, context.run_id, "measurements_failed")
         when_committed(partial(log.error, "speed_noise.failed", group=group.group_id, exc_info=error))
 
 

@@ -72,7 +72,7 @@ class ConsumerMetrics:
 
 
 async def consume(
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     consumer: Consumer,
     handle: Handle,
     *,
@@ -87,7 +87,7 @@ async def consume(
     their commit."""
     with reporting(f"{at.partition('.')[0]}.failing") as failing:
         work = _Consuming(
-            flow=flow,
+            context=context,
             consumer=consumer,
             handle=handle,
             before=before,
@@ -95,7 +95,7 @@ async def consume(
             refused=refused,
             failing=failing,
         )
-        async with flow.bus.subscribe(consumer, batch=batch) as arriving, in_background(work.holding):
+        async with context.bus.subscribe(consumer, batch=batch) as arriving, in_background(work.holding):
             while True:
                 await work.room()
                 loop = current()
@@ -108,7 +108,7 @@ async def consume(
 
 @dataclass(slots=True, kw_only=True)
 class _Consuming:
-    flow: OrchestratorContext
+    context: OrchestratorContext
     consumer: Consumer
     handle: Handle
     before: Callable[[Sequence[Delivery]], Awaitable[None]] | None
@@ -145,14 +145,14 @@ class _Consuming:
             outcomes = await self.handle(connection, deliveries)
             for i, outcome in outcomes.items():
                 if isinstance(outcome, str):
-                    await _store_dead_letter(connection, self.flow, deliveries[i], outcome)
+                    await _store_dead_letter(connection, self.context, deliveries[i], outcome)
             return outcomes
 
         try:
             if self.before is not None:
                 await self.before(deliveries)
             outcomes = await transact(
-                self.flow.engine, work, at=at, most_idle_ends=IDLE_ENDS, wait_ready=False
+                self.context.engine, work, at=at, most_idle_ends=IDLE_ENDS, wait_ready=False
             )
             if self.after is not None:
                 await self.after()
@@ -230,8 +230,8 @@ class _Consuming:
                 return
             reason = f"its handling failed {delivery.deliveries} times, the last time with {type(error).__name__}: {_why(error)}"
         await transact(
-            self.flow.engine,
-            lambda c: _store_dead_letter(c, self.flow, delivery, reason),
+            self.context.engine,
+            lambda c: _store_dead_letter(c, self.context, delivery, reason),
             at="refused.commit",
         )
         self.suspects.settled(delivery)
@@ -242,7 +242,7 @@ class _Consuming:
     async def _bury(self, delivery: Delivery, reason: str) -> None:
         log.warning("bus.dead_letter", subject=delivery.subject, msg_id=delivery.msg_id, reason=reason)
         try:
-            await self.flow.bus.dead_letter(delivery, reason, kept=True)
+            await self.context.bus.dead_letter(delivery, reason, kept=True)
         except BusError as error:  # its row is stored; only the copy on the bus is refused
             log.error(
                 "dead_letter.refused", subject=delivery.subject, msg_id=delivery.msg_id, error=str(error)
@@ -258,15 +258,15 @@ def _why(error: Exception) -> str:
 
 
 async def _store_dead_letter(
-    connection: AsyncConnection, flow: OrchestratorContext, delivery: Delivery, reason: str
+    connection: AsyncConnection, context: OrchestratorContext, delivery: Delivery, reason: str
 ) -> None:
     """Store a dead letter, once. If a message's settling is lost after this commit, the message comes again and is refused again."""
     try:
-        own_run = run_of(delivery.subject) == flow.run
+        own_run = run_of(delivery.subject) == context.run
     except ValueError:
         own_run = False
     letter = Letter(
-        run_id=flow.run_id if own_run else None,
+        run_id=context.run_id if own_run else None,
         stream=delivery.stream,
         subject=delivery.subject,
         schema=delivery.schema,
@@ -275,4 +275,4 @@ async def _store_dead_letter(
         deliveries=delivery.deliveries,
         body=delivery.body,
     )
-    await store(connection, letter, counted=flow.run_id)
+    await store(connection, letter, counted=context.run_id)

@@ -30,20 +30,20 @@ INTEGER = 2**31 - 1
 _STREAMS = frozenset(stream.name for stream in subjects.STREAMS)
 
 
-async def store_dead_letters(flow: OrchestratorContext) -> None:
+async def store_dead_letters(context: OrchestratorContext) -> None:
     """Consume until cancelled."""
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:
         for delivery in deliveries:
             if delivery.headers.get(subjects.HEADER_DEAD_KEPT) == "no":
                 letter = await read_letter(connection, delivery)
-                if await store(connection, letter, counted=letter.run_id or flow.run_id):
+                if await store(connection, letter, counted=letter.run_id or context.run_id):
                     log.warning(
                         "dead_letter.kept", subject=letter.subject, msg_id=letter.msg_id, reason=letter.reason
                     )
         return {}
 
-    await consume(flow, subjects.consume_dead_letters(), handle, batch=BATCH, at="dead_letters.commit")
+    await consume(context, subjects.consume_dead_letters(), handle, batch=BATCH, at="dead_letters.commit")
 
 
 async def read_letter(connection: AsyncConnection, delivery: Delivery) -> Letter:

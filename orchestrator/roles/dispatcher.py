@@ -38,9 +38,9 @@ POLL_INTERVAL_S = 1.0
 class Breaker:
     """The circuit breaker as the dispatcher sees it. It is evaluated every `POLL_INTERVAL_S`, and its changes are logged."""
 
-    def __init__(self, flow: OrchestratorContext) -> None:
-        queue = flow.config.queue
-        self._flow = flow
+    def __init__(self, context: OrchestratorContext) -> None:
+        queue = context.config.queue
+        self._context = context
         self._settings = BreakerSettings(queue.breaker_rate, queue.breaker_attempts, queue.breaker_window_s)
         self._looked = -math.inf
         self.halted = False
@@ -50,8 +50,8 @@ class Breaker:
         if time.monotonic() - self._looked < POLL_INTERVAL_S:
             return self.halted
         ended, failed = await transact(
-            self._flow.engine,
-            lambda connection: ended_lately(connection, self._flow.run_id, self._settings.window_s),
+            self._context.engine,
+            lambda connection: ended_lately(connection, self._context.run_id, self._settings.window_s),
             at="orchestrator.read",
         )
         self._looked, before = time.monotonic(), self.halted
@@ -65,8 +65,8 @@ class Breaker:
                 consequence="nothing is dispatched until attempts end well again; look for their reasons in attempts.reason",
             )
             await transact(
-                self._flow.engine,
-                lambda connection: transitions.count(connection, self._flow.run_id, "admission_halted"),
+                self._context.engine,
+                lambda connection: transitions.count(connection, self._context.run_id, "admission_halted"),
                 at="breaker.commit",
             )
         elif before and not self.halted:
@@ -74,24 +74,24 @@ class Breaker:
         return self.halted
 
 
-async def dispatcher(flow: OrchestratorContext) -> None:
+async def dispatcher(context: OrchestratorContext) -> None:
     """Dispatch until cancelled."""
-    breaker = Breaker(flow)
+    breaker = Breaker(context)
     while True:
         if not await breaker.look():
             dispatched = await transact(
-                flow.engine, lambda connection: dispatch(connection, flow), at="dispatcher.commit"
+                context.engine, lambda connection: dispatch(connection, context), at="dispatcher.commit"
             )
             if dispatched:
-                flow.signals.outbox.set()
-        await flow.signals.work.wait(PERIOD_S)
+                context.signals.outbox.set()
+        await context.signals.work.wait(PERIOD_S)
 
 
-async def dispatch(connection: AsyncConnection, flow: OrchestratorContext) -> int:
+async def dispatch(connection: AsyncConnection, context: OrchestratorContext) -> int:
     """Dispatch as much as admission allows now; returns the number of rollouts."""
-    if not await anything_waits(connection, flow.run_id):
+    if not await anything_waits(connection, context.run_id):
         return 0
-    settings = QueueSettings.of(flow.config)
+    settings = QueueSettings.of(context.config)
 
     def choose(view: QueueView) -> list[str]:
         assert view.stage is not None
@@ -101,15 +101,17 @@ async def dispatch(connection: AsyncConnection, flow: OrchestratorContext) -> in
         return choose_domains(shares, view.served, view.accepted, dispatchable(view.counts, settings))
 
     assigned = await dispatch_train(
-        connection, flow.run_id, choose, settings.running_rollouts, flow.config.stage
+        connection, context.run_id, choose, settings.running_rollouts, context.config.stage
     )
-    assigned += await dispatch_other(connection, flow.run_id, flow.config.rollout.slots, flow.config.stage)
-    await enqueue_all(connection, flow.run_id, [assignment(flow, one) for one in assigned])
+    assigned += await dispatch_other(
+        connection, context.run_id, context.config.rollout.slots, context.config.stage
+    )
+    await enqueue_all(connection, context.run_id, [assignment(context, one) for one in assigned])
     return len(assigned)
 
 
-def assignment(flow: OrchestratorContext, given: Assignment) -> tuple[str, RolloutAssigned]:
+def assignment(context: OrchestratorContext, given: Assignment) -> tuple[str, RolloutAssigned]:
     """The subject and message that assign a rollout."""
-    return subjects.work_rollout(flow.run, given.pool), RolloutAssigned(
-        run=flow.run, rollout=given.rollout_id, attempt=given.attempt, epoch=given.epoch
+    return subjects.work_rollout(context.run, given.pool), RolloutAssigned(
+        run=context.run, rollout=given.rollout_id, attempt=given.attempt, epoch=given.epoch
     )

@@ -50,11 +50,11 @@ VERIFICATION_ENDS = frozenset(
 )
 
 
-def _read(flow: OrchestratorContext, delivery: Delivery, expected: type[E]) -> E:
+def _read(context: OrchestratorContext, delivery: Delivery, expected: type[E]) -> E:
     event = decode(delivery.body, delivery.schema, expected)
-    if event.run != flow.run:
+    if event.run != context.run:
         raise MessageError(
-            f"{expected.__name__} names run {quoted(event.run)} but came on the subject of {quoted(flow.run)}"
+            f"{expected.__name__} names run {quoted(event.run)} but came on the subject of {quoted(context.run)}"
         )
     return event
 
@@ -71,18 +71,18 @@ def steps_per_pull(config: Config) -> int:
     return max(1, min(64, int(PULL_MB / config.gateway.routes_mb))) if config.trainer.routing_replay else 64
 
 
-async def ingest_steps(flow: OrchestratorContext) -> None:
+async def ingest_steps(context: OrchestratorContext) -> None:
     """Steps, in batches. A rollout whose result came first is completed in a separate transaction, before the ack."""
     waiting: set[int] = set()
     stale, ended = Stale("steps"), Ended()
     known: set[int] = set()  # published versions; they stay published
-    vocabulary = await vocabulary_of(flow.config)
+    vocabulary = await vocabulary_of(context.config)
 
     async def unpublished(connection: AsyncConnection, steps: Mapping[int, Decoded]) -> dict[int, str]:
         """No race: a gateway reads a version's row before any of its servers may serve it, so the row is older than the step."""
         versions_by_step = {i: policies_of(step) for i, step in steps.items()}
         if missing := set().union(*versions_by_step.values()) - known:
-            known.update(await published(connection, flow.run_id, missing))
+            known.update(await published(connection, context.run_id, missing))
         return {
             i: f"step {steps[i].key} is of policy version {min(versions - known)}, which was never published"
             for i, versions in versions_by_step.items()
@@ -97,14 +97,14 @@ async def ingest_steps(flow: OrchestratorContext) -> None:
         arrived: dict[int, Decoded] = {}
         for i, delivery in enumerate(deliveries):
             try:
-                arrived[i] = decode_step(_read(flow, delivery, StepRecorded))
+                arrived[i] = decode_step(_read(context, delivery, StepRecorded))
             except MessageError as error:
                 refused[i] = str(error)
         reasons = await unpublished(connection, arrived)
-        for i, reason in (reasons | await untrainable(connection, flow, arrived, vocabulary)).items():
+        for i, reason in (reasons | await untrainable(connection, context, arrived, vocabulary)).items():
             refused[i] = reason
             del arrived[i]
-        done = await ingest(connection, flow.run_id, list(arrived.values()))
+        done = await ingest(connection, context.run_id, list(arrived.values()))
         steps = list(arrived.values())
         for i, reason in done.why.items():
             stale.add(steps[i].event, reason)
@@ -118,20 +118,20 @@ async def ingest_steps(flow: OrchestratorContext) -> None:
     async def complete() -> None:
         await _tell(ended, stale)
         if waiting:
-            await _complete(flow, sorted(waiting))
+            await _complete(context, sorted(waiting))
 
-    batch = steps_per_pull(flow.config)
+    batch = steps_per_pull(context.config)
     await consume(
-        flow, subjects.consume_steps(flow.run), handle, batch=batch, after=complete, at="steps.commit"
+        context, subjects.consume_steps(context.run), handle, batch=batch, after=complete, at="steps.commit"
     )
 
 
-async def _complete(flow: OrchestratorContext, rollouts: Sequence[int]) -> None:
+async def _complete(context: OrchestratorContext, rollouts: Sequence[int]) -> None:
     """Complete reported rollouts whose last step is stored."""
     try:
         await transact(
-            flow.engine,
-            lambda c: complete_reported(c, flow, rollouts),
+            context.engine,
+            lambda c: complete_reported(c, context, rollouts),
             at="steps.complete",
             most_idle_ends=IDLE_ENDS,
             wait_ready=False,
@@ -139,66 +139,66 @@ async def _complete(flow: OrchestratorContext, rollouts: Sequence[int]) -> None:
     except NotReady:  # steps do not wait for the rewards of a group
         if len(rollouts) > 1:
             for rollout in rollouts:
-                await _complete(flow, [rollout])
+                await _complete(context, [rollout])
         else:  # the reaper completes it when its lease expires
             log.info("rollout.completed_later", rollout=rollouts[0], waits_for="rewards")
     except TransactionEnded as error:  # the reaper completes them when their leases expire
         log.error("rollouts.not_completed", rollouts=rollouts, error=str(error))
 
 
-async def ingest_results(flow: OrchestratorContext) -> None:
+async def ingest_results(context: OrchestratorContext) -> None:
     """Rollout results."""
     stale, ended = Stale("results"), Ended()
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:
-        await transitions.lock_run(connection, flow.run_id)
+        await transitions.lock_run(connection, context.run_id)
         stale.begin()
         ended.begin()
-        check = partial(_checked_result, flow, connection)
-        events, refused = await _readable(flow, deliveries, RolloutFinished, check)
+        check = partial(_checked_result, context, connection)
+        events, refused = await _readable(context, deliveries, RolloutFinished, check)
         moved: list[int] = []
         for event in events:
-            if await results.report(connection, flow.run_id, event):
+            if await results.report(connection, context.run_id, event):
                 moved.append(event.rollout)
                 ended.results.append(event)
             else:
-                stale.add(event, await _why(connection, flow, event))
+                stale.add(event, await _why(connection, context, event))
         if moved:
-            await complete_reported(connection, flow, moved)
+            await complete_reported(connection, context, moved)
         return refused
 
     after = partial(_tell, ended, stale)
-    consumer = subjects.consume_results_rollout(flow.run)
-    await consume(flow, consumer, handle, batch=16, after=after, at="results.commit")
+    consumer = subjects.consume_results_rollout(context.run)
+    await consume(context, consumer, handle, batch=16, after=after, at="results.commit")
 
 
-async def ingest_verdicts(flow: OrchestratorContext) -> None:
+async def ingest_verdicts(context: OrchestratorContext) -> None:
     """Verdicts: a reward, or a verifier failure that is retried."""
     stale, ended = Stale("verdicts"), Ended()
 
     async def handle(connection: AsyncConnection, deliveries: Sequence[Delivery]) -> Mapping[int, Outcome]:
-        await transitions.lock_run(connection, flow.run_id)
+        await transitions.lock_run(connection, context.run_id)
         stale.begin()
         ended.begin()
-        events, refused = await _readable(flow, deliveries, VerdictReached, _checked_verdict)
+        events, refused = await _readable(context, deliveries, VerdictReached, _checked_verdict)
         for event in events:
             if event.failure_class is not FailureClass.COMPLETED:
-                taken = await verdict_failed(connection, flow, event)
-            elif taken := await results.verdict(connection, flow.run_id, event):
-                await conclude_group(connection, flow, await leases.group_of(connection, event.rollout))
+                taken = await verdict_failed(connection, context, event)
+            elif taken := await results.verdict(connection, context.run_id, event):
+                await conclude_group(connection, context, await leases.group_of(connection, event.rollout))
             if taken:
                 ended.verdicts.append(event)
             else:
-                stale.add(event, await _why(connection, flow, event))
+                stale.add(event, await _why(connection, context, event))
         return refused
 
     after = partial(_tell, ended, stale)
-    consumer = subjects.consume_results_verdict(flow.run)
-    await consume(flow, consumer, handle, batch=16, after=after, at="verdicts.commit")
+    consumer = subjects.consume_results_verdict(context.run)
+    await consume(context, consumer, handle, batch=16, after=after, at="verdicts.commit")
 
 
 async def _readable(
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     deliveries: Sequence[Delivery],
     expected: type[E],
     check: Callable[[E], Awaitable[E]],
@@ -208,7 +208,7 @@ async def _readable(
     refused: dict[int, Outcome] = {}
     for i, delivery in enumerate(deliveries):
         try:
-            events.append(await check(_read(flow, delivery, expected)))
+            events.append(await check(_read(context, delivery, expected)))
         except MessageError as error:
             refused[i] = str(error)
     events.sort(key=attrgetter("rollout"))
@@ -216,9 +216,9 @@ async def _readable(
 
 
 async def _checked_result(
-    flow: OrchestratorContext, connection: AsyncConnection, event: RolloutFinished
+    context: OrchestratorContext, connection: AsyncConnection, event: RolloutFinished
 ) -> RolloutFinished:
-    limits = limits_of(flow.config.sandbox)
+    limits = limits_of(context.config.sandbox)
     event = await with_listed(connection, event, limits)
     check_result(event, limits)
     _check_failure(event.failure_class, ROLLOUT_ENDS)
@@ -242,9 +242,9 @@ async def _tell(ended: Ended, stale: Stale) -> None:
 
 
 async def _why(
-    connection: AsyncConnection, flow: OrchestratorContext, event: RolloutFinished | VerdictReached
+    connection: AsyncConnection, context: OrchestratorContext, event: RolloutFinished | VerdictReached
 ) -> str:
-    return await why_stale(connection, flow.run_id, event.rollout, event.attempt, event.epoch)
+    return await why_stale(connection, context.run_id, event.rollout, event.attempt, event.epoch)
 
 
 def _in_range(reward: float | None) -> bool:

@@ -88,19 +88,19 @@ class _Notice:
 class Intake:
     """`registered_scaffolds` are the names that tasks of any run may request. The shares of a task's own run join them."""
 
-    def __init__(self, flow: OrchestratorContext, registered_scaffolds: Sequence[str]) -> None:
-        self._flow = flow
-        self._files = TaskFiles.of(flow.engine, flow.config.tasks)
+    def __init__(self, context: OrchestratorContext, registered_scaffolds: Sequence[str]) -> None:
+        self._context = context
+        self._files = TaskFiles.of(context.engine, context.config.tasks)
         self._registered_scaffolds = registered_scaffolds
-        self._configs = {flow.run_id: flow.config}
-        self._run_ids = {flow.run: flow.run_id}
+        self._configs = {context.run_id: context.config}
+        self._run_ids = {context.run: context.run_id}
         self._prepared: list[_Prepared] = []
         self._notices: list[_Notice] = []
 
     async def run(self) -> None:
         """Consume until cancelled."""
         await consume(
-            self._flow,
+            self._context,
             subjects.consume_tasks(),
             self._handle,
             batch=32,
@@ -299,7 +299,7 @@ class Intake:
         for notice in self._notices:
             await self._notify(notice)
         if self._notices:
-            self._flow.signals.work.set()
+            self._context.signals.work.set()
 
     async def _tell_refused(self, delivery: Delivery, reason: str) -> None:
         run = delivery.subject.split(".")[1]
@@ -311,7 +311,7 @@ class Intake:
         answered = SubmissionAnswered(
             submission=answer.submission, status=answer.status, reason=answer.reason, earlier=not answer.new
         )
-        await self._flow.bus.notify(subjects.accepted(notice.run, answer.submission), encode(answered))
+        await self._context.bus.notify(subjects.accepted(notice.run, answer.submission), encode(answered))
 
 
 def _check(task: Task, sandbox: SandboxSection) -> None:

@@ -18,9 +18,9 @@ from orchestrator.settings.timeouts import timeouts
 LOOKS = 60  # per pool_reader_s
 
 
-async def end_long_readers(flow: OrchestratorContext) -> None:
+async def end_long_readers(context: OrchestratorContext) -> None:
     """Look until cancelled."""
     longest_s = timeouts().pool_reader_s
     while True:
-        await transact(flow.engine, partial(end_long, longest_s=longest_s), at="orchestrator.read")
+        await transact(context.engine, partial(end_long, longest_s=longest_s), at="orchestrator.read")
         await pause(longest_s / LOOKS)

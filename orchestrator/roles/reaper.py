@@ -89,9 +89,9 @@ class Clocks:
         return moved - most if moved > most else min(0.0, moved - least)
 
 
-async def reaper(flow: OrchestratorContext) -> None:
+async def reaper(context: OrchestratorContext) -> None:
     """Reap until cancelled."""
-    ttl_s = flow.config.rollout.lease_ttl_s
+    ttl_s = context.config.rollout.lease_ttl_s
     last_reminder = anyio.current_time()
     last: float | None = None  # when the last pass was committed
     clocks: Clocks | None = None  # in that pass
@@ -100,45 +100,47 @@ async def reaper(flow: OrchestratorContext) -> None:
 
     async def reap_once(connection: AsyncConnection) -> tuple[bool, Clocks]:
         """One pass. Returns whether the bus was reachable at its start (if not, it leaves reported rollouts alone), and the clocks."""
-        bus_reachable = flow.bus.reachable
+        bus_reachable = context.bus.reachable
         states = LEASED if bus_reachable else WITHOUT_BUS
-        await transitions.lock_run(connection, flow.run_id)
+        await transitions.lock_run(connection, context.run_id)
         sent, database = anyio.current_time(), await leases.clock(connection)
         now = Clocks(sent, anyio.current_time(), database)
         step_s = 0.0 if clocks is None else now.step_s(clocks)
         if step_s > ttl_s / 2:  # set forward, or the machine slept: no holder could renew in time
             log.warning("database.clock_stepped", seconds=round(step_s, 1))
-            await leases.grace(connection, flow.run_id, ttl_s, states=states, again=True)
+            await leases.grace(connection, context.run_id, ttl_s, states=states, again=True)
         elif step_s < -ttl_s / 2:
             log.warning("database.clock_stepped", seconds=round(step_s, 1))
-            await leases.clock_set_back(connection, flow.run_id, ttl_s)
+            await leases.clock_set_back(connection, context.run_id, ttl_s)
         # Inside the transaction, which may have waited for Postgres: the lease holders waited as long.
         if last is None or anyio.current_time() - last > ttl_s / 2:
-            await leases.grace(connection, flow.run_id, ttl_s, states=states)
+            await leases.grace(connection, context.run_id, ttl_s, states=states)
         if not (bus_reachable and bus_was_reachable):
-            await leases.grace(connection, flow.run_id, ttl_s, states=[RolloutState.REPORTED], again=True)
-        await reap(connection, flow, states, failures)
+            await leases.grace(connection, context.run_id, ttl_s, states=[RolloutState.REPORTED], again=True)
+        await reap(connection, context, states, failures)
         return bus_reachable, now
 
     while True:
         try:
             bus_was_reachable, clocks = await transact(
-                flow.engine, reap_once, at="reaper.commit", most_idle_ends=IDLE_ENDS
+                context.engine, reap_once, at="reaper.commit", most_idle_ends=IDLE_ENDS
             )
         except TransactionEnded as error:
             _silent(failures, error)
             await pause(min(1.0, ttl_s / 10))
             continue
         last = anyio.current_time()
-        if last - last_reminder > flow.config.rollout.reassign_after_s:
-            await transact(flow.engine, lambda connection: remind(connection, flow), at="reminder.commit")
+        if last - last_reminder > context.config.rollout.reassign_after_s:
+            await transact(
+                context.engine, lambda connection: remind(connection, context), at="reminder.commit"
+            )
             last_reminder = last
         await pause(min(1.0, ttl_s / 10))
 
 
 async def reap(
     connection: AsyncConnection,
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     states: Collection[RolloutState] = LEASED,
     failures: Failures | None = None,
 ) -> None:
@@ -146,9 +148,9 @@ async def reap(
     its lease, as one of our code is. Only if it meets all leases, of several groups, the platform is at fault: it is raised."""
     failures = Failures() if failures is None else failures
     moment_s = timeouts().pool_idle_s * MOMENT  # the queue row is locked
-    flow = replace(flow, rewarding=flow.rewarding.within(moment_s))
-    await transitions.lock_run(connection, flow.run_id)
-    expired = await leases.expired(connection, flow.run_id, states=states)
+    context = replace(context, rewarding=context.rewarding.within(moment_s))
+    await transitions.lock_run(connection, context.run_id)
+    expired = await leases.expired(connection, context.run_id, states=states)
     if len(failures) > MAX_FAILURES:  # another process has taken back what is no longer among them
         for key in failures.keys() - {(lease.rollout_id, lease.epoch) for lease in expired}:
             del failures[key]
@@ -163,7 +165,7 @@ async def reap(
                     f"PostgreSQL ended its transactions, because nothing was sent for {timeouts().pool_idle_s:g} s"
                 )
             async with connection.begin_nested():
-                await _take_back(connection, flow, lease)
+                await _take_back(connection, context, lease)
             answered = True
         except NotReady:
             answered = True
@@ -175,9 +177,9 @@ async def reap(
                 unexplained[lease.group_id] = error
             else:
                 answered = True  # PostgreSQL is not at fault
-            await _failed(connection, flow, lease, error, failures)
+            await _failed(connection, context, lease, error, failures)
         await transitions.count(
-            connection, flow.run_id, "leases_given_back" if lease.given_back else "leases_expired"
+            connection, context.run_id, "leases_given_back" if lease.given_back else "leases_expired"
         )
     failures.trying = None
     if len(unexplained) > 1 and not answered:
@@ -194,7 +196,7 @@ def _silent(failures: Failures, error: TransactionEnded) -> None:
 
 async def _failed(
     connection: AsyncConnection,
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     lease: Expired,
     error: Exception,
     failures: Failures,
@@ -208,7 +210,7 @@ async def _failed(
         reason = f"its lease could not be taken back: {type(error).__name__}: {why}"
         try:
             async with connection.begin_nested():
-                await give_up(connection, flow, lease.rollout_id, lease.state, lease.epoch, reason)
+                await give_up(connection, context, lease.rollout_id, lease.state, lease.epoch, reason)
         except Exception as fault:  # counted and logged; the other leases do not wait for it
             if passing(fault):
                 raise
@@ -217,20 +219,20 @@ async def _failed(
         when_committed(lambda: failures.pop(key, None))
 
 
-async def _take_back(connection: AsyncConnection, flow: OrchestratorContext, lease: Expired) -> None:
+async def _take_back(connection: AsyncConnection, context: OrchestratorContext, lease: Expired) -> None:
     ended = " gave it back before it was done" if lease.given_back else "'s lease ran out"
     resumable = False
     match lease.state:
         case RolloutState.RUNNING:
             reason, resumable = f"the runner{ended}", True
         case RolloutState.REPORTED:
-            await complete_reported(connection, flow, [lease.rollout_id])
+            await complete_reported(connection, context, [lease.rollout_id])
             reason = "announced steps never arrived"  # a no-op if they have arrived
         case _:
             reason = NoVerdict.LEASE.of(ended)
             await verify_again(
                 connection,
-                flow,
+                context,
                 lease.rollout_id,
                 lease.attempt,
                 lease.epoch,
@@ -240,7 +242,7 @@ async def _take_back(connection: AsyncConnection, flow: OrchestratorContext, lea
             return
     await run_again(
         connection,
-        flow,
+        context,
         lease.rollout_id,
         lease.epoch,
         lease.state,

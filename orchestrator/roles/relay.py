@@ -26,24 +26,24 @@ PAGE = 256
 REFUSED_AGAIN_S = 1.0
 
 
-async def relay(flow: OrchestratorContext) -> None:
+async def relay(context: OrchestratorContext) -> None:
     """Publish until cancelled."""
     with reporting("relay.refused") as refusals:
         while True:
-            if await relay_page(flow, refusals) < PAGE:
-                await flow.signals.outbox.wait(PERIOD_S)
+            if await relay_page(context, refusals) < PAGE:
+                await context.signals.outbox.wait(PERIOD_S)
 
 
-async def relay_page(flow: OrchestratorContext, refusals: Loop | None = None) -> int:
+async def relay_page(context: OrchestratorContext, refusals: Loop | None = None) -> int:
     """Publish the oldest page of rows; returns the number of rows. `refusals` reports the rows that the bus keeps refusing."""
     rows = await transact(
-        flow.engine,
-        lambda connection: take_due(connection, flow.run_id, PAGE, taken_s=timeouts().outbox_taken_s),
+        context.engine,
+        lambda connection: take_due(connection, context.run_id, PAGE, taken_s=timeouts().outbox_taken_s),
         at="relay.take",
     )
     if not rows:
         return 0
-    results = await flow.bus.publish_many(
+    results = await context.bus.publish_many(
         [
             Outgoing(subject=owed.subject, msg_id=owed.msg_id, schema=owed.schema, body=owed.body)
             for owed in rows
@@ -60,7 +60,7 @@ async def relay_page(flow: OrchestratorContext, refusals: Loop | None = None) ->
         await postpone(connection, refused, REFUSED_AGAIN_S)
         await settle(connection, published)
 
-    await transact(flow.engine, done, at="relay.commit")
+    await transact(context.engine, done, at="relay.commit")
     if refusals is not None and published:
         refusals.idle("outbox rows")
     if refusals is not None and refused and refusals.resting:

@@ -33,7 +33,7 @@ log = get(__name__)
 
 async def run_again(
     connection: AsyncConnection,
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     rollout_id: int,
     epoch: int,
     before: RolloutState,
@@ -44,26 +44,26 @@ async def run_again(
 ) -> None:
     """Resume the attempt if possible, otherwise start a new one. With all attempts used up, the rollout is lost as poison. Retries get a new epoch
     and a delay that doubles (`backoff.doubled`). Returned leases do not count as failures."""
-    if resumable and await _resume(connection, flow, rollout_id, epoch, before, reason, given_back):
+    if resumable and await _resume(connection, context, rollout_id, epoch, before, reason, given_back):
         return
     failed = await leases.failures(connection, rollout_id)
-    if failed >= flow.config.queue.max_attempts:
+    if failed >= context.config.queue.max_attempts:
         lost = f"{failed} attempts failed; the last one: {reason}"
         if await leases.lose(connection, rollout_id, before, epoch, FailureClass.POISON, lost):
-            await conclude_group(connection, flow, await leases.group_of(connection, rollout_id))
+            await conclude_group(connection, context, await leases.group_of(connection, rollout_id))
         return
-    delay_s = doubled(flow.config.rollout.retry_delay_s, failed - 1)
+    delay_s = doubled(context.config.rollout.retry_delay_s, failed - 1)
     retried = await leases.retry(connection, rollout_id, before, epoch, reason=reason, delay_s=delay_s)
     if retried is None:
         return
     ordered_again("attempt", FailureClass.INFRA_FAILURE)
     _say("rollout.retry", rollout=rollout_id, attempt=retried[0], epoch=retried[1], reason=reason)
-    await _assign(connection, flow, rollout_id, retried[0], retried[1], delay_s)
+    await _assign(connection, context, rollout_id, retried[0], retried[1], delay_s)
 
 
 async def _resume(
     connection: AsyncConnection,
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     rollout_id: int,
     epoch: int,
     before: RolloutState,
@@ -71,7 +71,7 @@ async def _resume(
     given_back: bool,
 ) -> bool:
     """Run the same attempt again from its recorded steps. False: it cannot be resumed."""
-    section = flow.config.rollout
+    section = context.config.rollout
     resumed = await resumes.resume(
         connection,
         rollout_id,
@@ -93,13 +93,13 @@ async def _resume(
         steps=resumed.steps,
         reason=reason,
     )
-    await _assign(connection, flow, rollout_id, resumed.attempt, resumed.epoch, resumed.delay_s)
+    await _assign(connection, context, rollout_id, resumed.attempt, resumed.epoch, resumed.delay_s)
     return True
 
 
 async def _assign(
     connection: AsyncConnection,
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     rollout_id: int,
     attempt: int,
     epoch: int,
@@ -107,21 +107,21 @@ async def _assign(
 ) -> None:
     pool = await leases.pool_of(connection, rollout_id)
     subject, event = assignment(
-        flow, Assignment(rollout_id=rollout_id, attempt=attempt, epoch=epoch, pool=pool)
+        context, Assignment(rollout_id=rollout_id, attempt=attempt, epoch=epoch, pool=pool)
     )
-    await enqueue(connection, flow.run_id, subject, event, delay_s=delay_s)
-    flow.signals.outbox.set()
+    await enqueue(connection, context.run_id, subject, event, delay_s=delay_s)
+    context.signals.outbox.set()
 
 
 async def verdict_failed(
-    connection: AsyncConnection, flow: OrchestratorContext, event: VerdictReached
+    connection: AsyncConnection, context: OrchestratorContext, event: VerdictReached
 ) -> bool:
     """Verify again with the same draws. After the last try the rollout is lost, with two exceptions that get reward 0 and stay in their group: the
     agent's programs ran in the verification, or the artifacts are the reason why the tests reached no verdict."""
     reason = event.reason or event.failure_class
     if event.programs or event.left:
         tries = 1 + await results.verify_tries(connection, event.rollout)
-        if tries >= flow.config.queue.max_attempts:
+        if tries >= context.config.queue.max_attempts:
             why = "programs under test ran" if event.programs else "the tests reach a verdict over nothing"
             explanation = f"reward 0: {why}, and {tries} verifications failed; the last one: {reason}"
             answered = msgspec.structs.replace(
@@ -131,15 +131,15 @@ async def verdict_failed(
                 reason=explanation,
                 log=f"{explanation}\n{event.log}",
             )
-            if taken := await results.verdict(connection, flow.run_id, answered):
-                await conclude_group(connection, flow, await leases.group_of(connection, event.rollout))
+            if taken := await results.verdict(connection, context.run_id, answered):
+                await conclude_group(connection, context, await leases.group_of(connection, event.rollout))
             return taken
-    return await verify_again(connection, flow, event.rollout, event.attempt, event.epoch, reason)
+    return await verify_again(connection, context, event.rollout, event.attempt, event.epoch, reason)
 
 
 async def verify_again(
     connection: AsyncConnection,
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     rollout_id: int,
     attempt: int,
     epoch: int,
@@ -149,10 +149,10 @@ async def verify_again(
 ) -> bool:
     """Verify the same artifacts again. With the tries used up the member is lost and never rewarded. Returned leases do not count as tries and have
     no delay. False (counted) for a stale epoch."""
-    delay_s = 0.0 if given_back else flow.config.rollout.retry_delay_s
+    delay_s = 0.0 if given_back else context.config.rollout.retry_delay_s
     again = await results.verify_again(
         connection,
-        flow.run_id,
+        context.run_id,
         rollout_id,
         attempt,
         epoch,
@@ -161,27 +161,27 @@ async def verify_again(
         tried=not given_back,
     )
     if again is None:
-        await transitions.count(connection, flow.run_id, "verdicts_stale")
+        await transitions.count(connection, context.run_id, "verdicts_stale")
         return False
     tries, new_epoch = again
-    if tries >= flow.config.queue.max_attempts:
+    if tries >= context.config.queue.max_attempts:
         lost = f"{tries} verifications failed; the last one: {reason}"
         if await leases.lose(
             connection, rollout_id, RolloutState.FINISHED, new_epoch, FailureClass.VERIFIER_FAILURE, lost
         ):
-            await conclude_group(connection, flow, await leases.group_of(connection, rollout_id))
+            await conclude_group(connection, context, await leases.group_of(connection, rollout_id))
         return True
     ordered_again("verification", FailureClass.VERIFIER_FAILURE)
     purpose = await leases.purpose_of(connection, rollout_id)
     await assign_verification(
-        connection, flow, rollout_id, attempt, new_epoch, purpose, delay_s=doubled(delay_s, tries)
+        connection, context, rollout_id, attempt, new_epoch, purpose, delay_s=doubled(delay_s, tries)
     )
     return True
 
 
 async def assign_verification(
     connection: AsyncConnection,
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     rollout_id: int,
     attempt: int,
     epoch: int,
@@ -190,23 +190,23 @@ async def assign_verification(
     delay_s: float = 0.0,
 ) -> None:
     """Put an assignment for this epoch into the outbox, for the verifier runners."""
-    subject, event = verification(flow, rollout_id, attempt, epoch, purpose)
-    await enqueue(connection, flow.run_id, subject, event, delay_s=delay_s)
-    flow.signals.outbox.set()
+    subject, event = verification(context, rollout_id, attempt, epoch, purpose)
+    await enqueue(connection, context.run_id, subject, event, delay_s=delay_s)
+    context.signals.outbox.set()
 
 
 def verification(
-    flow: OrchestratorContext, rollout_id: int, attempt: int, epoch: int, purpose: Purpose
+    context: OrchestratorContext, rollout_id: int, attempt: int, epoch: int, purpose: Purpose
 ) -> tuple[str, VerifyAssigned]:
     """The subject and message that assign a verification."""
-    return subjects.work_verify(flow.run, subjects.pool_for(purpose)), VerifyAssigned(
-        run=flow.run, rollout=rollout_id, attempt=attempt, epoch=epoch
+    return subjects.work_verify(context.run, subjects.pool_for(purpose)), VerifyAssigned(
+        run=context.run, rollout=rollout_id, attempt=attempt, epoch=epoch
     )
 
 
 async def give_up(
     connection: AsyncConnection,
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     rollout_id: int,
     before: RolloutState,
     epoch: int,
@@ -214,12 +214,12 @@ async def give_up(
 ) -> None:
     """End a rollout that cannot be continued because our own code fails for it. Its group becomes dead without rewards, and its other rollouts are
     cancelled."""
-    await transitions.count(connection, flow.run_id, "rollouts_given_up")
+    await transitions.count(connection, context.run_id, "rollouts_given_up")
     if await leases.lose(connection, rollout_id, before, epoch, FailureClass.POISON, reason):
         group_id = await leases.group_of(connection, rollout_id)
         await leases.cancel_members(connection, [group_id], reason)
         await pool_groups.conclude(connection, group_id, GroupState.DEAD, reason)
-        flow.signals.work.set()
+        context.signals.work.set()
 
 
 def _say(event: str, **facts: object) -> None:

@@ -26,40 +26,42 @@ log = get(__name__)
 PERIOD_S = 0.5
 
 
-async def run_end(flow: OrchestratorContext) -> None:
+async def run_end(context: OrchestratorContext) -> None:
     """Watch until cancelled."""
     while True:
-        filtered = await transact(flow.engine, lambda connection: look(connection, flow), at="run_end.commit")
+        filtered = await transact(
+            context.engine, lambda connection: look(connection, context), at="run_end.commit"
+        )
         await pause(0.0 if filtered == STEP else PERIOD_S)
 
 
-async def look(connection: AsyncConnection, flow: OrchestratorContext) -> int:
+async def look(connection: AsyncConnection, context: OrchestratorContext) -> int:
     """Start or finish the run's end if due. Filter groups that no stage accepts any more, or that the end leaves open. Returns the number of filtered
     groups, at most `STEP`; at `STEP` there may be more."""
-    state = await state_of(connection, flow.run_id)
+    state = await state_of(connection, context.run_id)
     if state is RunState.ACTIVE:
-        done = await progress(connection, flow.run_id)
-        reason = flow.config.stage.reached(
+        done = await progress(connection, context.run_id)
+        reason = context.config.stage.reached(
             batches=done.committed_batches,
             train_steps=done.train_steps,
-            seconds=await first_dispatch_age(connection, flow.run_id),
+            seconds=await first_dispatch_age(connection, context.run_id),
         )
         if reason is None:
-            reason = await nothing_left(connection, flow.run_id, flow.config.stage)
-        if reason is not None and await begin_end(connection, flow.run_id, reason):
+            reason = await nothing_left(connection, context.run_id, context.config.stage)
+        if reason is not None and await begin_end(connection, context.run_id, reason):
             log.info("run.ending", reason=reason)
             state = RunState.ENDING
-        elif flow.config.stage.then:
-            passed = await filter_passed(connection, flow.run_id, flow.config.stage)
+        elif context.config.stage.then:
+            passed = await filter_passed(connection, context.run_id, context.config.stage)
             if passed:
                 log.info("stage.filtered", groups=passed)
             return passed
     if state is RunState.ENDING:
-        await lock_intake(connection, flow.run_id)
-        filtered = await filter_open(connection, flow.run_id)
+        await lock_intake(connection, context.run_id)
+        filtered = await filter_open(connection, context.run_id)
         if filtered:
             log.info("run.filtered", groups=filtered)
-        if filtered < STEP and await finish_end(connection, flow.run_id):
+        if filtered < STEP and await finish_end(connection, context.run_id):
             log.info("run.ended")
         return filtered
     return 0

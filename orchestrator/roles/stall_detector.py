@@ -53,12 +53,12 @@ class _Alarm:
 class StallDetector:
     """The stall detector of one run. Its metrics go to the registry of this process's watchdog."""
 
-    def __init__(self, flow: OrchestratorContext) -> None:
+    def __init__(self, context: OrchestratorContext) -> None:
         watchdog = on_watch()
-        self._flow = flow
-        self._settings = QueueSettings.of(flow.config)
+        self._context = context
+        self._settings = QueueSettings.of(context.config)
         self._no_progress_s = (
-            watchdog.settings.no_progress_s if watchdog else flow.config.watchdog.no_progress_s
+            watchdog.settings.no_progress_s if watchdog else context.config.watchdog.no_progress_s
         )
         self._alarms: dict[str, _Alarm] = {}
         self._looks = 0
@@ -94,19 +94,19 @@ class StallDetector:
 
     async def look(self) -> dict[str, StallCause]:
         """One look; returns the causes whose alarm rings, by stage."""
-        flow, limit = self._flow, self._no_progress_s
+        context, limit = self._context, self._no_progress_s
 
         async def read(
             connection: AsyncConnection,
         ) -> tuple[list[BacklogStage], dict[str, StallCause], dict[str, int]]:
-            processes = await present(connection, flow.run_id)
-            gauges = await run_gauges(connection, flow.run_id, flow.config)
+            processes = await present(connection, context.run_id)
+            gauges = await run_gauges(connection, context.run_id, context.config)
             measured(RunMetrics).show(gauges, processes)
-            found = eased(await stages(connection, flow.run_id, flow.config, self._settings), processes)
-            counted = await transitions.counts(connection, flow.run_id)
+            found = eased(await stages(connection, context.run_id, context.config, self._settings), processes)
+            counted = await transitions.counts(connection, context.run_id)
             return found, stall_causes(found, processes, limit), counted
 
-        found, cause_of_stage, counted = await transact(flow.engine, read, at="orchestrator.read")
+        found, cause_of_stage, counted = await transact(context.engine, read, at="orchestrator.read")
         only(self.counted, {(name,): amount for name, amount in {ADMISSION_HALTED: 0, **counted}.items()})
         for stage in found:
             self._open.labels(stage.name).set(stage.open)
@@ -164,23 +164,23 @@ class StallDetector:
 
     async def _remind(self) -> None:
         """Send again the assignments that no worker took. A surplus copy has a stale epoch: a no-op."""
-        flow, now = self._flow, time.monotonic()
+        context, now = self._context, time.monotonic()
         if now - self._reminded < self._no_progress_s:
             return
         self._reminded = now
         resent = await transact(
-            flow.engine,
-            lambda connection: remind(connection, flow, after_s=self._no_progress_s),
+            context.engine,
+            lambda connection: remind(connection, context, after_s=self._no_progress_s),
             at="reminder.commit",
         )
         if resent:
             log.warning("assignments.resent", messages=resent)
-            flow.signals.outbox.set()
+            context.signals.outbox.set()
 
     async def _look_at_window(self) -> None:
         measured = await transact(
-            self._flow.engine,
-            lambda connection: group_seconds(connection, self._flow.run_id),
+            self._context.engine,
+            lambda connection: group_seconds(connection, self._context.run_id),
             at="orchestrator.read",
         )
         warning = idle_warning(self._settings, *measured) if measured else None

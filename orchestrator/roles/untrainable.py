@@ -30,7 +30,7 @@ async def vocabulary_of(config: Config) -> int | None:
 
 async def untrainable(
     connection: AsyncConnection,
-    flow: OrchestratorContext,
+    context: OrchestratorContext,
     steps: Mapping[int, Decoded],
     vocabulary: int | None,
 ) -> dict[int, str]:
@@ -39,10 +39,10 @@ async def untrainable(
     A run whose own temperature is that of greedy samples has no trainer: its steps pass.
     """
     reasons: dict[int, str] = {}
-    if flow.config.sampling.temperature >= GREEDY_BELOW:
+    if context.config.sampling.temperature >= GREEDY_BELOW:
         greedy = {i: t for i, step in steps.items() if (t := _temperature(step)) < GREEDY_BELOW}
         rollouts = {steps[i].event.rollout for i in greedy}
-        training = await for_training(connection, flow.run_id, rollouts) if greedy else set()
+        training = await for_training(connection, context.run_id, rollouts) if greedy else set()
         reasons = {
             i: f"step {steps[i].key} of a training group has temperature {t:g}: greedy samples have no log-probabilities to train on"
             for i, t in greedy.items()

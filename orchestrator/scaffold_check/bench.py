@@ -83,7 +83,7 @@ class Bench:
 
     name: str
     scaffold: Scaffold
-    flow: OrchestratorContext
+    context: OrchestratorContext
     tap: Tap
     server: ScriptedServer
     provider: Provider
@@ -100,9 +100,9 @@ class Bench:
                     await anyio.sleep(0.05)
         except TimeoutError:
             raise PenstockError(f"the attempt did not end within {timeout_s + GRADE_S:g} s") from None
-        async with self.flow.engine.connect() as connection:
+        async with self.context.engine.connect() as connection:
             attempt = await played_attempt(connection, rollout)
-            found = await trajectories(connection, self.flow.run_id, [(rollout, attempt.attempt)])
+            found = await trajectories(connection, self.context.run_id, [(rollout, attempt.attempt)])
         return Played(
             failure=attempt.failure_class,
             reason=attempt.reason or "",
@@ -129,31 +129,36 @@ class Bench:
             size=1,
             seed=7,
         )
-        async with self.flow.engine.begin() as connection:
-            await accept(connection, self.flow.run_id, new)
+        async with self.context.engine.begin() as connection:
+            await accept(connection, self.context.run_id, new)
             rollout = await rollout_of(connection, name)
-        self.flow.signals.work.set()
+        self.context.signals.work.set()
         return rollout
 
     async def _state(self, rollout: int) -> RolloutState:
-        async with self.flow.engine.connect() as connection:
+        async with self.context.engine.connect() as connection:
             return await state_of(connection, rollout)
 
 
 @asynccontextmanager
 async def open_bench(
-    services: Services, name: str, scaffold: Scaffold, *, context: int = CONTEXT, provider: str = "bubblewrap"
+    services: Services,
+    name: str,
+    scaffold: Scaffold,
+    *,
+    max_context: int = CONTEXT,
+    provider: str = "bubblewrap",
 ) -> AsyncIterator[Bench]:
     """A separate run for one scaffold, with its gateway, runner and verifier."""
     run = f"check-{secrets.token_hex(6)}"
     directory = services.directory / run
     directory.mkdir(mode=0o755)
-    config = _config(run, services, context, provider)
+    config = _config(run, services, max_context, provider)
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(ScriptedServer(services.model).serving())
-        flow = await stack.enter_async_context(open_context(config))
-        await flow.bus.ensure_streams()
-        await publish_version(flow.engine, flow.run_id, directory / "version")
+        context = await stack.enter_async_context(open_context(config))
+        await context.bus.ensure_streams()
+        await publish_version(context.engine, context.run_id, directory / "version")
         tasks = await stack.enter_async_context(anyio.create_task_group())
         roles: list[Callable[[OrchestratorContext], Coroutine[Any, Any, None]]] = [
             dispatcher,
@@ -164,7 +169,7 @@ async def open_bench(
             ingest_verdicts,
         ]
         for role in roles:
-            tasks.start_soon(role, flow)
+            tasks.start_soon(role, context)
         settings = GatewaySettings(
             run=run,
             config=config,
@@ -177,7 +182,7 @@ async def open_bench(
         engine = await stack.enter_async_context(
             opened(services.database_url, Role.GATEWAY, size=8, name="penstock-gateway")
         )
-        gateway = await stack.enter_async_context(Gateway.open(settings, engine, flow.bus, flow.run_id))
+        gateway = await stack.enter_async_context(Gateway.open(settings, engine, context.bus, context.run_id))
         tap = Tap(gateway=gateway.url, server=server, auxiliary=scaffold.manifest.auxiliary)
         socket = directory / "tap" / "gateway.sock"
         await stack.enter_async_context(tap.serving(socket))
@@ -185,7 +190,7 @@ async def open_bench(
         yield Bench(
             name=name,
             scaffold=scaffold,
-            flow=flow,
+            context=context,
             tap=tap,
             server=server,
             provider=plugins.load("sandboxes", provider)(),
@@ -194,14 +199,14 @@ async def open_bench(
         tasks.cancel_scope.cancel()
 
 
-def _config(run: str, services: Services, context: int, provider: str) -> Config:
+def _config(run: str, services: Services, max_context: int, provider: str) -> Config:
     """One attempt of each rollout, in one small sandbox."""
     return Config.model_validate(
         {
             "run": {"name": run},
             "services": {"database_url": services.database_url, "nats_url": services.nats_url},
             "queue": {"max_attempts": 1},
-            "stage": {"max_turns": 40, "max_context": context},
+            "stage": {"max_turns": 40, "max_context": max_context},
             "sampling": {"max_new_tokens": 4096},
             "rollout": {
                 "slots": 1,

@@ -59,7 +59,7 @@ async def check(
                 await ask(question, lambda asking=asking: asking(checks))  # type: ignore[misc]
         context = context_for(checks.plain)
         if not only or "compaction" in only:
-            async with open_bench(services, name, scaffold, context=context, provider=provider) as small:
+            async with open_bench(services, name, scaffold, max_context=context, provider=provider) as small:
                 await ask("compaction", lambda: checks.compaction(small))
 
     async def drift() -> list[Finding]:

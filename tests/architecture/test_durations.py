@@ -58,7 +58,7 @@ EXEMPT = {
     "orchestrator/runtime/peer.py:_POLL_INTERVAL_S": POLL,
     "orchestrator/bus/link.py:LEADERLESS_S": POLL,
     "orchestrator/bus/link.py:_LOOK_AT_CLIENT_S": POLL,
-    "orchestrator/bus/pull.py:_PRIVATE_KEPT_S": "private consumers are of tests and viewers, not of the flow",
+    "orchestrator/bus/pull.py:_PRIVATE_KEPT_S": "private consumers are of tests and viewers, not of the loop",
     "orchestrator/bus/subjects.py:DEDUP_WINDOW_S": "kept in the stream; a convenience, correctness rests on unique keys",
     "orchestrator/cli/audit.py:SETTLED_S": PEOPLE,
     "orchestrator/cli/dead.py:ANSWER_S": PEOPLE,

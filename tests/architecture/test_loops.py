@@ -155,7 +155,7 @@ def _last(node: ast.AST) -> str:
 
 
 def _wakes(node: ast.AST) -> bool:
-    """Whether it waits for a `Signal` of the flow, which reports that."""
+    """Whether it waits for a `Signal` of the orchestrator, which reports that."""
     calls = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
     return any(_last(call) == "wait" and ".signals." in ast.unparse(call) for call in calls)
 
@@ -310,8 +310,8 @@ def test_loops_are_found_however_they_are_written() -> None:
         "async def a():\n while True:\n  await b()\n"
         "class C:\n async def d(self):\n  while not self.over.is_set():\n   await pause(1)\n"
         "async def e():\n with track_loop('e') as loop:\n  while 1:\n   loop.busy()\n   await b()\n"
-        "async def f(flow):\n async for one in many: print(one)\n"
-        "async def g(flow):\n while True: await flow.signals.work.wait(1)\n"
+        "async def f(context):\n async for one in many: print(one)\n"
+        "async def g(context):\n while True: await context.signals.work.wait(1)\n"
         "async def bounded(n):\n while n < 3: n = await b()\n"
         "def plain():\n while True: b()\n"
     )
@@ -324,7 +324,7 @@ def test_loops_are_found_however_they_are_written() -> None:
         ("m.py:g", False, True),
     ]
     handed = restarted(
-        "roles = {'x': partial(one, flow)}\nfor n, role in roles.items(): start(restartable, n, role)\n"
+        "roles = {'x': partial(one, context)}\nfor n, role in roles.items(): start(restartable, n, role)\n"
         "start(restartable, 'y', self.two)\nother(three)\n"
     )
     assert {"one", "two"} <= handed and "three" not in handed

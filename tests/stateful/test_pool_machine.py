@@ -56,7 +56,7 @@ from orchestrator.roles.retry_policy import verify_again
 from orchestrator.scheduling.queue_policies import Windowed
 from orchestrator.scheduling.replay import Transition, replay
 from tests import builders
-from tests.integration.pool.rig import OWNER, flow_of, small
+from tests.integration.pool.rig import OWNER, context_of, small
 
 pytestmark = pytest.mark.services
 T = TypeVar("T")
@@ -75,7 +75,7 @@ class PoolMachine(RuleBasedStateMachine):
         config = small(f"m{self.number}", max_attempts=2)
         retry = config.rollout.model_copy(update={"retry_delay_s": 0.0})
         self.run = self.await_(builders.make_run(self.engine, config.model_copy(update={"rollout": retry})))
-        self.flow: OrchestratorContext = flow_of(self.engine, self.run)
+        self.context: OrchestratorContext = context_of(self.engine, self.run)
         first = NewVersion(version=0, parent=None, path="/v0", manifest_sha="00")
         self.transaction(
             lambda c: batches.publish(c, self.run.run_id, self.run.name, first, "policy.m", None)
@@ -124,7 +124,7 @@ class PoolMachine(RuleBasedStateMachine):
         names = [f"t{self.submitted + n}" for n in range(count)]
         self.await_(builders.accepted(self.engine, self.run, names, size=2))
         self.submitted += count
-        self.transaction(lambda c: dispatch(c, self.flow))
+        self.transaction(lambda c: dispatch(c, self.context))
 
     @rule(data=st.data())
     def lease(self, data: st.DataObject) -> None:
@@ -168,7 +168,7 @@ class PoolMachine(RuleBasedStateMachine):
         async def say(connection: AsyncConnection) -> bool:
             await transitions.lock_run(connection, self.run.run_id)
             moved = await results.report(connection, self.run.run_id, event)
-            await complete_reported(connection, self.flow, [row.rollout_id])
+            await complete_reported(connection, self.context, [row.rollout_id])
             return moved
 
         assert self.transaction(say)
@@ -193,10 +193,10 @@ class PoolMachine(RuleBasedStateMachine):
             await transitions.lock_run(connection, self.run.run_id)
             if reward is None:
                 await verify_again(
-                    connection, self.flow, row.rollout_id, row.attempt, row.lease_epoch, "drawn"
+                    connection, self.context, row.rollout_id, row.attempt, row.lease_epoch, "drawn"
                 )
             elif await results.verdict(connection, self.run.run_id, event):
-                await conclude_group(connection, self.flow, row.group_id)
+                await conclude_group(connection, self.context, row.group_id)
 
         self.transaction(say)
         self.transaction(say)
@@ -223,7 +223,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.query(
             "UPDATE rollouts SET lease_until = now() - interval '1 s' WHERE run_id = :r AND lease_until IS NOT NULL RETURNING 1"
         )
-        self.transaction(lambda c: reap(c, self.flow))
+        self.transaction(lambda c: reap(c, self.context))
 
     @rule(then=st.sampled_from(["nothing", "commit", "commit", "quarantine"]))
     def claim(self, then: str) -> None:

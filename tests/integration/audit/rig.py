@@ -31,7 +31,7 @@ from orchestrator.roles.conclude import conclude_group
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
-from tests.integration.pool.rig import ended, flow_of, record, report, rollouts_of, verify
+from tests.integration.pool.rig import context_of, ended, record, report, rollouts_of, verify
 from tests.services import Databases
 
 TTL_S = 3000.0
@@ -105,7 +105,7 @@ async def _lose(engine: AsyncEngine, run: StoredRun, group_id: int, failure: Fai
     async with engine.begin() as connection:
         for rollout_id in await rollouts_of(connection, group_id):
             assert await leases.lose(connection, rollout_id, RolloutState.QUEUED, 1, failure, "it failed")
-        await conclude_group(connection, flow_of(engine, run), group_id)
+        await conclude_group(connection, context_of(engine, run), group_id)
 
 
 async def _fail_once_and_run_on(
@@ -113,7 +113,7 @@ async def _fail_once_and_run_on(
 ) -> None:
     """The first rollout records a partial attempt, fails with its sandbox, and runs again; the second loses its runner and continues
     from two recorded steps; the others run."""
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     async with engine.begin() as connection:
         held = [
             await leases.lease(connection, run.run_id, id, 1, "runner", TTL_S)
@@ -123,7 +123,7 @@ async def _fail_once_and_run_on(
     assert lease is not None
     written = author.trajectory(lease, run.name, author.ids(8, 9))
     await record(engine, run, written[1:])  # the step that they continue never arrived
-    assert await report(flow, ended(run.name, lease, written, failure_class=FailureClass.INFRA_FAILURE))
+    assert await report(context, ended(run.name, lease, written, failure_class=FailureClass.INFRA_FAILURE))
     async with engine.begin() as connection:
         assert await leases.lease(connection, run.run_id, lease.rollout_id, 2, "runner", TTL_S)
     other = held[1]
@@ -152,7 +152,7 @@ async def _fail_once_and_run_on(
 
 
 async def _evaluate(engine: AsyncEngine, run: StoredRun, author: builders.Author) -> None:
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     [group_id] = await builders.accepted(
         engine, run, ["eval"], size=2, purpose=Purpose.EVAL, pinned_version=0
     )
@@ -165,8 +165,8 @@ async def _evaluate(engine: AsyncEngine, run: StoredRun, author: builders.Author
         assert lease is not None
         written = author.trajectory(lease, run.name, author.ids(8, 9))
         await record(engine, run, written)
-        assert await report(flow, ended(run.name, lease, written))
-        await verify(flow, rollout_id, 1.0, ttl_s=TTL_S)
+        assert await report(context, ended(run.name, lease, written))
+        await verify(context, rollout_id, 1.0, ttl_s=TTL_S)
 
 
 async def _train(engine: AsyncEngine, run: StoredRun, policies: Path) -> None:

@@ -141,9 +141,9 @@ SUBJECTS = {
 
 @pytest.mark.parametrize("name", SUBJECTS)
 async def test_the_loop_lives_and_good_messages_pass_whatever_else_arrives(stage: Stage, name: str) -> None:
-    run, flow = stage.run.name, stage.flow
+    run, context = stage.run.name, stage.context
     await stage.serves(3, 4)
-    held, _ = await running(flow.engine, stage.run, 2)
+    held, _ = await running(context.engine, stage.run, 2)
     before = await everything(stage)
     kind = EVENTS[name]
     good: dict[str, Event] = {
@@ -178,7 +178,7 @@ async def test_the_loop_lives_and_good_messages_pass_whatever_else_arrives(stage
         "RolloutFinished": ingest_results,
         "VerdictReached": ingest_verdicts,
     }
-    role = Intake(flow, ["shell"]).run if name == "TaskSubmitted" else partial(roles[name], flow)
+    role = Intake(context, ["shell"]).run if name == "TaskSubmitted" else partial(roles[name], context)
     async with playing([role]):
         await stage.reaches(len(messages), "dead_letters")
         match name:

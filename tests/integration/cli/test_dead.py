@@ -188,11 +188,11 @@ async def test_a_rejected_task_is_judged_again_when_it_is_retried(
     async with open_engine(database_url) as engine, NatsBus.connect(nats_server.url) as bus:
         await bus.ensure_streams()
         run = await builders.make_run(engine, config)
-        flow = OrchestratorContext(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus)
+        context = OrchestratorContext(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus)
         event = encode(TaskSubmitted(task=TASK, submission="early", scaffold="mine"))
 
         async with anyio.create_task_group() as group:
-            group.start_soon(Intake(flow, ["shell"]).run)
+            group.start_soon(Intake(context, ["shell"]).run)
             await bus.publish(
                 Outgoing(subject=subjects.tasks(run.name, "coding"), msg_id="early:1", schema="", body=event)
             )
@@ -210,7 +210,7 @@ async def test_a_rejected_task_is_judged_again_when_it_is_retried(
             await eventually(partial(acknowledged, nats_server.url))
             group.cancel_scope.cancel()
         async with anyio.create_task_group() as group:
-            group.start_soon(Intake(flow, ["shell", "mine"]).run)
+            group.start_soon(Intake(context, ["shell", "mine"]).run)
             assert (await dead(home, "retry", second["id"])).exit_code == 0
 
             async def taken() -> bool:

@@ -60,7 +60,7 @@ async def test_a_removed_runner_ends_its_attempts_before_it_is_stopped_and_nothi
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("NATS_URL", "nats://127.0.0.1:9")  # nothing connects to it
     async with opens(slots=2) as rig:
-        write_template(tmp_path, rig.flow.run, "")
+        write_template(tmp_path, rig.context.run, "")
         worker = replace(rig.settings.worker, slots=1)
         stops = {name: anyio.CancelScope() for name in ("runner-0", "runner-1")}
 

@@ -122,7 +122,7 @@ async def test_a_runner_whose_disk_is_full_lives_and_its_result_comes_through_on
         logged = events(log)
         assert {"log.lines_lost", "rollout.finished"} <= set(logged), logged
         unpublished = ["steps are of published versions"]  # the policy plays a script
-        await no_violations(rig.flow.engine, rig.flow.run, but=unpublished)
+        await no_violations(rig.context.engine, rig.context.run, but=unpublished)
 
 
 async def test_a_trainer_whose_disk_is_full_lives_and_its_version_comes_through_once_there_is_room(

@@ -12,8 +12,8 @@ from orchestrator.deploy.cluster.render.scaling import counted
 from orchestrator.pool import leases
 from orchestrator.pool.engine import Role, open_engine
 from tests import builders
+from tests.integration.pool.rig import context_of, report, rollouts_of, small
 from tests.integration.pool.rig import ended as end_of
-from tests.integration.pool.rig import flow_of, report, rollouts_of, small
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
@@ -56,9 +56,9 @@ async def test_waiting_rollouts_count_for_every_pool_and_held_ones_for_the_pool_
             owner = f"scaled-runner-{pool}-7d9f-{number}:/penstock:runner-{pool}"
             held.append(await leases.lease(connection, run.run_id, rollout, 1, owner, 60.0))
     assert await counts() == (3, 1, 0)  # none waits, and both are as busy as they were
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     assert held[0] is not None
-    assert await report(flow, end_of(run.name, held[0], []))
+    assert await report(context, end_of(run.name, held[0], []))
     assert await counts() == (2, 1, 1)
     async with engine.begin() as connection:
         await leases.lease(

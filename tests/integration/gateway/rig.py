@@ -202,7 +202,7 @@ class Rig:
     run: str
     run_id: int
     engine: AsyncEngine
-    flow: OrchestratorContext
+    context: OrchestratorContext
     proxy: Proxy  # of the first rollout server
     proxies: Sequence[Proxy]
     policies: Policies
@@ -223,7 +223,7 @@ class Rig:
         """A gateway after the rig's own, on the same journal, secret and port."""
         async with (
             open_engine(self.settings.database_url, Role.GATEWAY) as engine,
-            Gateway.open(self.settings, engine, self.flow.bus, self.run_id) as gateway,
+            Gateway.open(self.settings, engine, self.context.bus, self.run_id) as gateway,
             GatewayAdmin(gateway.url, gateway.admin_secret) as admin,
         ):
             yield gateway, admin
@@ -289,7 +289,7 @@ class Rig:
             run=self.run, version=version, path="", manifest_sha="", batch_no=None, revision=version
         )
         subject, identity = subjects.policy(self.run), secrets.token_hex(8)
-        await self.flow.bus.publish(
+        await self.context.bus.publish(
             Outgoing(subject=subject, msg_id=identity, schema=event.schema(), body=encode(event))
         )
 
@@ -299,7 +299,7 @@ class Rig:
 
         async def run(scope: anyio.CancelScope) -> None:
             with scope:
-                await ingest_steps(self.flow)
+                await ingest_steps(self.context)
 
         self.tasks.start_soon(run, self.ingest)
 
@@ -395,12 +395,12 @@ async def open_rig(
 
         gateway = await tasks.start(serve)
         admin = await stack.enter_async_context(GatewayAdmin(gateway.url, gateway.admin_secret))
-        flow = OrchestratorContext(run_id=run_id, run=run, config=config, engine=engine, bus=bus)
+        context = OrchestratorContext(run_id=run_id, run=run, config=config, engine=engine, bus=bus)
         rig = Rig(
             run=run,
             run_id=run_id,
             engine=engine,
-            flow=flow,
+            context=context,
             proxy=proxy,
             proxies=proxies,
             policies=policies,

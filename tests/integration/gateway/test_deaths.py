@@ -192,7 +192,7 @@ async def test_the_rollout_servers_of_a_gateway_that_dies_go_to_another_one(rig:
         first = await until_row(rig, "SELECT owner, lease_epoch FROM rollout_servers WHERE state = 'ready'")
         async with (
             open_engine(rig.settings.database_url, Role.GATEWAY) as engine,
-            Gateway.open(settings_in(rig, tmp_path / "two"), engine, rig.flow.bus, rig.run_id) as gateway,
+            Gateway.open(settings_in(rig, tmp_path / "two"), engine, rig.context.bus, rig.run_id) as gateway,
             GatewayAdmin(gateway.url, gateway.admin_secret) as admin,
         ):
             (server,) = gateway.pool.servers

@@ -46,7 +46,7 @@ async def follower(rig: Rig, tmp_path: Path) -> AsyncIterator[tuple[Gateway, Gat
     settings = replace(settings_in(rig, tmp_path / "two"), config=config)
     async with (
         open_engine(rig.settings.database_url, Role.GATEWAY) as engine,
-        Gateway.open(settings, engine, rig.flow.bus, rig.run_id) as gateway,
+        Gateway.open(settings, engine, rig.context.bus, rig.run_id) as gateway,
         GatewayAdmin(gateway.url, gateway.admin_secret) as admin,
     ):
         await eventually(lambda: gateway.pool.servers[0].ready)

@@ -159,7 +159,7 @@ async def test_a_sandbox_reaches_its_own_session_and_no_service_of_the_stack(
         (run,) = await rig.rows("SELECT name FROM runs")
         async with GatewayAdmin(settings.gateway_url, secret) as admin:
             rollout = await rig.submit(a_task(says("x")))
-            async with rig.flow.engine.begin() as connection:
+            async with rig.context.engine.begin() as connection:
                 await connection.execute(
                     text(
                         "UPDATE rollouts SET state = 'running', lease_epoch = 1, attempt = 1 WHERE rollout_id = :id"

@@ -163,9 +163,9 @@ async def test_a_rewind_brings_older_weights_back_under_a_newer_version_token_by
     server = rig.gateway.pool.servers[0]
     seed = await seed_of_a_long_action(rig)
     async with anyio.create_task_group() as relaying:
-        relaying.start_soon(relay, rig.flow)
+        relaying.start_soon(relay, rig.context)
         await trained_to_version_1(rig, policies)
-        rig.flow.signals.outbox.set()
+        rig.context.signals.outbox.set()
         await eventually(lambda: server.version == 1)
         rollout, session = await rig.open(sampling={"temperature": 1.0, "seed": seed})
         rig.proxy.stops = [5]
@@ -176,7 +176,7 @@ async def test_a_rewind_brings_older_weights_back_under_a_newer_version_token_by
                 done = await rewind(
                     connection, rig.run_id, FIRST, subjects.policy(rig.run), "test", lambda version: True
                 )
-            rig.flow.signals.outbox.set()
+            rig.context.signals.outbox.set()
         relaying.cancel_scope.cancel()
     assert (done.superseded, done.version) == ((1,), 2)
     (step,) = await rig.stored(rollout, 1)

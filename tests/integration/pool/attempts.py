@@ -15,8 +15,8 @@ from orchestrator.roles.reaper import reap
 from tests import builders
 from tests.integration.pool.rig import (
     OWNER,
+    context_of,
     ended,
-    flow_of,
     record,
     report,
     rollout_row,
@@ -32,7 +32,7 @@ async def started(
     engine: AsyncEngine, members: int = 2, **queue: object
 ) -> tuple[StoredRun, OrchestratorContext, list[Lease]]:
     run = await builders.make_run(engine, small(**queue))
-    return run, flow_of(engine, run), await running(engine, run, members)
+    return run, context_of(engine, run), await running(engine, run, members)
 
 
 async def expire(engine: AsyncEngine, rollout_id: int) -> None:
@@ -44,30 +44,30 @@ async def expire(engine: AsyncEngine, rollout_id: int) -> None:
         )
 
 
-async def reaped(flow: OrchestratorContext) -> None:
-    async with flow.engine.begin() as connection:
-        await reap(connection, flow)
+async def reaped(context: OrchestratorContext) -> None:
+    async with context.engine.begin() as connection:
+        await reap(connection, context)
 
 
-async def requeue(flow: OrchestratorContext, rollout_id: int) -> Lease:
+async def requeue(context: OrchestratorContext, rollout_id: int) -> Lease:
     """Lease a rollout that waits for its next attempt."""
-    row = await rollout_row(flow.engine, rollout_id)
+    row = await rollout_row(context.engine, rollout_id)
     assert row.state == RolloutState.QUEUED
-    async with flow.engine.begin() as connection:
-        lease = await leases.lease(connection, flow.run_id, rollout_id, row.lease_epoch, OWNER, 60.0)
+    async with context.engine.begin() as connection:
+        lease = await leases.lease(connection, context.run_id, rollout_id, row.lease_epoch, OWNER, 60.0)
     assert lease is not None
     return lease
 
 
 async def fail(
-    flow: OrchestratorContext, lease: Lease, failure: FailureClass = FailureClass.INFRA_FAILURE
+    context: OrchestratorContext, lease: Lease, failure: FailureClass = FailureClass.INFRA_FAILURE
 ) -> None:
-    result = ended(flow.run, lease, [], digest="", failure_class=failure, reason="the sandbox is gone")
-    assert await report(flow, result)
+    result = ended(context.run, lease, [], digest="", failure_class=failure, reason="the sandbox is gone")
+    assert await report(context, result)
 
 
-async def succeed(flow: OrchestratorContext, run: StoredRun, lease: Lease, reward: float) -> None:
+async def succeed(context: OrchestratorContext, run: StoredRun, lease: Lease, reward: float) -> None:
     steps = AUTHOR.trajectory(lease, run.name, AUTHOR.ids(5, 5))
-    await record(flow.engine, run, steps)
-    assert await report(flow, ended(run.name, lease, steps))
-    await verify(flow, lease.rollout_id, reward)
+    await record(context.engine, run, steps)
+    assert await report(context, ended(run.name, lease, steps))
+    await verify(context, lease.rollout_id, reward)

@@ -243,7 +243,7 @@ async def a_row_in_every_table(engine: AsyncEngine, name: str = "full") -> Store
     return run
 
 
-def flow_of(engine: AsyncEngine, run: StoredRun) -> OrchestratorContext:
+def context_of(engine: AsyncEngine, run: StoredRun) -> OrchestratorContext:
     """An orchestrator's context without a server for its bus."""
     return OrchestratorContext(
         run_id=run.run_id, run=run.name, config=Config.from_json(run.config), engine=engine, bus=MemoryBus()
@@ -274,41 +274,47 @@ def ended(run: str, lease: Lease, events: Sequence[StepRecorded], **changes: obj
     return msgspec.structs.replace(result, **changes)
 
 
-async def report(flow: OrchestratorContext, result: RolloutFinished) -> bool:
+async def report(context: OrchestratorContext, result: RolloutFinished) -> bool:
     """The work of the consumer of results for one message."""
-    async with flow.engine.begin() as connection:
-        await lock_run(connection, flow.run_id)
-        moved = await results.report(connection, flow.run_id, result)
+    async with context.engine.begin() as connection:
+        await lock_run(connection, context.run_id)
+        moved = await results.report(connection, context.run_id, result)
         if moved:
-            await complete_reported(connection, flow, [result.rollout])
+            await complete_reported(connection, context, [result.rollout])
     return moved
 
 
 async def verify(
-    flow: OrchestratorContext, rollout_id: int, reward: float | None, *, ttl_s: float = 60.0
+    context: OrchestratorContext, rollout_id: int, reward: float | None, *, ttl_s: float = 60.0
 ) -> None:
     """Lease the verification of a finished rollout and report how it ended; None: the verifier failed."""
-    row = await rollout_row(flow.engine, rollout_id)
-    async with flow.engine.begin() as connection:
+    row = await rollout_row(context.engine, rollout_id)
+    async with context.engine.begin() as connection:
         held = await leases.lease(
-            connection, flow.run_id, rollout_id, row.lease_epoch, OWNER, ttl_s, before=RolloutState.FINISHED
+            connection,
+            context.run_id,
+            rollout_id,
+            row.lease_epoch,
+            OWNER,
+            ttl_s,
+            before=RolloutState.FINISHED,
         )
         assert held is not None
-    async with flow.engine.begin() as connection:
-        await lock_run(connection, flow.run_id)
+    async with context.engine.begin() as connection:
+        await lock_run(connection, context.run_id)
         if reward is None:
-            await verify_again(connection, flow, rollout_id, held.attempt, held.epoch, "no reward file")
+            await verify_again(connection, context, rollout_id, held.attempt, held.epoch, "no reward file")
             return
         event = VerdictReached(
-            run=flow.run,
+            run=context.run,
             rollout=rollout_id,
             attempt=held.attempt,
             epoch=held.epoch,
             failure_class=FailureClass.COMPLETED,
             reward=reward,
         )
-        assert await results.verdict(connection, flow.run_id, event)
-        await conclude_group(connection, flow, held.group_id)
+        assert await results.verdict(connection, context.run_id, event)
+        await conclude_group(connection, context, held.group_id)
 
 
 async def owed(engine: AsyncEngine, run: StoredRun) -> list[tuple[str, dict[str, object]]]:

@@ -48,7 +48,7 @@ from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
-from tests.integration.pool.rig import flow_of, running, small
+from tests.integration.pool.rig import context_of, running, small
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
@@ -258,7 +258,7 @@ async def test_a_window_too_small_for_the_longest_groups_is_warned_of_once(
         longest=longest,
     )
     await change(engine, "UPDATE queue SET next_seq = 20")
-    detector = StallDetector(flow_of(engine, run))
+    detector = StallDetector(context_of(engine, run))
     with capture_logs() as logs:
         for _ in range(2 * WINDOW_EVERY):
             await detector.look()
@@ -272,7 +272,7 @@ async def test_a_window_too_small_for_the_longest_groups_is_warned_of_once(
 
 async def test_refusals_are_a_metric_while_the_run_has_their_counter(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, small())
-    detector, registry = StallDetector(flow_of(engine, run)), CollectorRegistry()
+    detector, registry = StallDetector(context_of(engine, run)), CollectorRegistry()
     registry.register(detector.counted)
     for amount in (2, 3):
         async with engine.begin() as connection:

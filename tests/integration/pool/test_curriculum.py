@@ -21,7 +21,7 @@ from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
-from tests.integration.pool.rig import flow_of, group_state, rollouts_of, small, take
+from tests.integration.pool.rig import context_of, group_state, rollouts_of, small, take
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
@@ -48,9 +48,9 @@ async def started(engine: AsyncEngine) -> tuple[StoredRun, Config]:
 
 async def dispatched(engine: AsyncEngine, run: StoredRun) -> list[str]:
     """The submissions dispatched now, in the order of their queue positions."""
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     async with engine.begin() as connection:
-        await dispatch(connection, flow)
+        await dispatch(connection, context)
         found = select(groups.c.submission).where(groups.c.state == "dispatched").order_by(groups.c.seq)
         return list(await connection.scalars(found))
 
@@ -166,7 +166,7 @@ async def test_what_a_dispatch_reads_does_not_grow_with_what_waits_for_its_stage
     await many(engine, run, waits)
     async with engine.begin() as connection:
         before = await rows_read(connection)
-        assert await dispatch(connection, flow_of(engine, run)) >= 2
+        assert await dispatch(connection, context_of(engine, run)) >= 2
         assert await rows_read(connection) - before < 1500
 
 
@@ -178,9 +178,9 @@ async def test_a_run_of_one_stage_asks_nothing_about_stages_and_its_ender_locks_
     statements: list[str] = []
     event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: statements.append(call[2]))
     async with engine.begin() as connection:
-        assert await look(connection, flow_of(engine, run)) == 0
+        assert await look(connection, context_of(engine, run)) == 0
         assert not await locked(connection)
-        assert await dispatch(connection, flow_of(engine, run)) == 4
+        assert await dispatch(connection, context_of(engine, run)) == 4
         [group_id] = await connection.scalars(select(groups.c.group_id))
         before = len(statements)
         assert await take(connection, (await rollouts_of(connection, group_id))[0]) is not None
@@ -201,7 +201,7 @@ async def run_out(engine: AsyncEngine) -> tuple[StoredRun, Config]:
 async def ender_once(engine: AsyncEngine, run: StoredRun) -> tuple[str, str | None]:
     """State of the run and why admission is closed, after one pass of the run's end."""
     async with engine.begin() as connection:
-        await look(connection, flow_of(engine, run))
+        await look(connection, context_of(engine, run))
         why = select(queue.c.admission_reason).where(queue.c.run_id == run.run_id)
         return await state_of(connection, run.run_id), await connection.scalar(why)
 
@@ -304,7 +304,7 @@ async def test_the_end_of_a_run_filters_step_by_step_and_what_is_leased_loses_it
         await begin_end(connection, run.run_id, "test")
         filtered: list[int] = []
         while not filtered or filtered[-1]:
-            filtered.append(await look(connection, flow_of(engine, run)))
+            filtered.append(await look(connection, context_of(engine, run)))
         assert filtered == [STEP, 9, 0]  # a, b, e1, e2, h1, h2, g1, g2, and with them the first of the many
         assert await state_of(connection, run.run_id) == "ended"
         ends = await connection.execute(select(groups.c.state, groups.c.reason).distinct())

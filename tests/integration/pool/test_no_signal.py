@@ -11,7 +11,7 @@ from orchestrator.pool.runs import StoredRun
 from orchestrator.queries import spending
 from orchestrator.queries.training_signal import MIN_GROUPS, NEWEST, no_signal
 from tests import builders
-from tests.integration.pool.rig import ended, flow_of, record, report, rollouts_of, small, take, verify
+from tests.integration.pool.rig import context_of, ended, record, report, rollouts_of, small, take, verify
 from tests.integration.web.rig import configured, dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services]
 async def scored(engine: AsyncEngine, run: StoredRun, first: int, *groups: Sequence[float | None]) -> None:
     """Groups whose rollouts get these rewards by the steps of a real run: dispatched, reported, verified, concluded. None: every
     verification fails."""
-    flow, author = flow_of(engine, run), builders.Author(turns=1)
+    context, author = context_of(engine, run), builders.Author(turns=1)
     for number, rewards in enumerate(groups, first):
         (group,) = await builders.accepted(engine, run, [f"task {number}"], size=len(rewards))
         await builders.dispatch(engine, run)
@@ -32,9 +32,9 @@ async def scored(engine: AsyncEngine, run: StoredRun, first: int, *groups: Seque
             assert lease is not None
             written = author.trajectory(lease, run.name, author.ids(8, 9))
             await record(engine, run, written)
-            assert await report(flow, ended(run.name, lease, written))
-            for _ in range(flow.config.queue.max_attempts if reward is None else 1):
-                await verify(flow, rollout, reward)
+            assert await report(context, ended(run.name, lease, written))
+            for _ in range(context.config.queue.max_attempts if reward is None else 1):
+                await verify(context, rollout, reward)
 
 
 async def sentence_of(engine: AsyncEngine, run: StoredRun) -> str | None:

@@ -18,7 +18,16 @@ from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.sessions import current_lease
 from orchestrator.pool.settled import MessageKey, MessageKind, settled
 from tests import builders
-from tests.integration.pool.rig import OWNER, ended, flow_of, report, rollout_row, rollouts_of, running, small
+from tests.integration.pool.rig import (
+    OWNER,
+    context_of,
+    ended,
+    report,
+    rollout_row,
+    rollouts_of,
+    running,
+    small,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
@@ -110,7 +119,7 @@ async def _rollout_in(engine: AsyncEngine, run: StoredRun, state: RolloutState) 
         return await rollout_row(engine, rollout)
     [lease, _] = await running(engine, run)
     if state is not RolloutState.RUNNING:
-        assert await report(flow_of(engine, run), ended(run.name, lease, [], digest=""))
+        assert await report(context_of(engine, run), ended(run.name, lease, [], digest=""))
     if state is RolloutState.VERIFYING:
         async with engine.begin() as connection:
             row = await rollout_row(engine, lease.rollout_id)

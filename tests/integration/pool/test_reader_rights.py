@@ -25,7 +25,7 @@ from orchestrator.pool.transact import transact
 from orchestrator.roles.readers import end_long_readers
 from orchestrator.settings.timeouts import Timeouts, use
 from tests import builders
-from tests.integration.pool.rig import a_row_in_every_table, flow_of, small
+from tests.integration.pool.rig import a_row_in_every_table, context_of, small
 from tests.integration.pool.test_migrations import NEXT, later_migrations
 from tests.services import upgrade_to_head
 from tests.waiting import eventually
@@ -276,7 +276,7 @@ async def test_the_orchestrator_ends_long_readers(engine: AsyncEngine, login: st
     await reader.execute("BEGIN; SELECT count(*) FROM runs")
     with use(Timeouts(pool_reader_s=0.1)):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(end_long_readers, flow_of(engine, run))
+            tasks.start_soon(end_long_readers, context_of(engine, run))
             await eventually(reader.is_closed)
             tasks.cancel_scope.cancel()
 

@@ -34,7 +34,7 @@ from orchestrator.scheduling.queue_policies import Windowed
 from orchestrator.tasks.harbor import Task
 from tests import builders
 from tests.integration.audit.audited import AuditedRun
-from tests.integration.pool.rig import counter, flow_of, owed, rollout_row, rollouts_of, small, verify
+from tests.integration.pool.rig import context_of, counter, owed, rollout_row, rollouts_of, small, verify
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 
@@ -46,7 +46,7 @@ ALL = Chosen()
 class Scene(AuditedRun):
     """A run with groups a, b, c, d of two rollouts, all ready with performances 1 and 0; a and b are in a committed batch."""
 
-    flow: OrchestratorContext
+    context: OrchestratorContext
     ids: dict[str, int]
 
     async def rescore(self, chosen: Chosen = ALL, corrected: dict[str, Task] | None = None) -> Rescored:
@@ -77,7 +77,7 @@ class Scene(AuditedRun):
         ids = await self.do(lambda c: rollouts_of(c, self.ids[name]))
         for rollout_id, reward in zip(ids, rewards, strict=True):
             while (await rollout_row(self.engine, rollout_id)).state == RolloutState.FINISHED:
-                await verify(self.flow, rollout_id, reward)
+                await verify(self.context, rollout_id, reward)
 
     async def revisions(self, table: str, name: str) -> list[list[float]]:
         """By rollout, the rewards or performances of its revisions in order."""
@@ -97,7 +97,7 @@ class Scene(AuditedRun):
 @pytest.fixture
 async def scene(engine: AsyncEngine) -> Scene:
     run = await builders.make_run(engine, small(capacity=10))
-    made = Scene(engine=engine, run=run, flow=flow_of(engine, run), ids={})
+    made = Scene(engine=engine, run=run, context=context_of(engine, run), ids={})
     first = NewVersion(version=0, parent=None, path="/p/version-000000", manifest_sha="00")
     await made.do(lambda c: batches.publish(c, run.run_id, run.name, first, "policy.run", None))
     for name, domain in zip("abcd", ("coding", "coding", "coding", "agent"), strict=True):

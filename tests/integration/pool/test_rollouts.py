@@ -32,9 +32,9 @@ from tests import builders
 from tests.integration.pool.attempts import AUTHOR, expire, fail, reaped, requeue, started, succeed
 from tests.integration.pool.rig import (
     OWNER,
+    context_of,
     counter,
     ended,
-    flow_of,
     group_state,
     owed,
     record,
@@ -76,41 +76,41 @@ async def test_one_of_many_that_want_a_lease_gets_it(engine: AsyncEngine) -> Non
 
 
 async def test_a_heartbeat_extends_what_its_owner_holds_and_nothing_else(engine: AsyncEngine) -> None:
-    _, flow, [mine, lost] = await started(engine)
+    _, context, [mine, lost] = await started(engine)
     before = (await rollout_row(engine, mine.rollout_id)).lease_until
     async with engine.begin() as connection:
         await leases.retry(connection, lost.rollout_id, RolloutState.RUNNING, 1, reason="test", delay_s=0)
     epochs = {mine.rollout_id: 1, lost.rollout_id: 1}
     async with engine.begin() as connection:
-        assert await leases.heartbeat(connection, flow.run_id, OWNER, epochs, 600.0) == {mine.rollout_id}
-        assert await leases.heartbeat(connection, flow.run_id, "other", epochs, 600.0) == set()
-        assert await leases.heartbeat(connection, flow.run_id, OWNER, {mine.rollout_id: 2}, 600.0) == set()
-        assert await leases.heartbeat(connection, flow.run_id, OWNER, {}, 600.0) == set()
+        assert await leases.heartbeat(connection, context.run_id, OWNER, epochs, 600.0) == {mine.rollout_id}
+        assert await leases.heartbeat(connection, context.run_id, "other", epochs, 600.0) == set()
+        assert await leases.heartbeat(connection, context.run_id, OWNER, {mine.rollout_id: 2}, 600.0) == set()
+        assert await leases.heartbeat(connection, context.run_id, OWNER, {}, 600.0) == set()
     assert (await rollout_row(engine, mine.rollout_id)).lease_until > before
-    await reaped(flow)
+    await reaped(context)
     assert (await rollout_row(engine, mine.rollout_id)).state == RolloutState.RUNNING
 
 
 async def test_a_lease_that_ran_out_becomes_a_new_attempt_and_the_old_holder_is_a_zombie(
     engine: AsyncEngine,
 ) -> None:
-    run, flow, [held, _] = await started(engine)
+    run, context, [held, _] = await started(engine)
     zombie = AUTHOR.trajectory(held, run.name, AUTHOR.ids(5, 5))
     await expire(engine, held.rollout_id)
-    await reaped(flow)
+    await reaped(context)
     row = await rollout_row(engine, held.rollout_id)
     assert (row.state, row.attempt, row.lease_epoch, row.lease_owner) == ("queued", 2, 2, None)
     [assigned] = [body for _, body in await owed(engine, run) if body.get("rollout") == held.rollout_id]
     assert (assigned["attempt"], assigned["epoch"]) == (2, 2)
-    assert not await report(flow, ended(run.name, held, zombie))
+    assert not await report(context, ended(run.name, held, zombie))
     assert await counter(engine, run, "results_stale") == await counter(engine, run, "leases_expired") == 1
-    again = await requeue(flow, held.rollout_id)
+    again = await requeue(context, held.rollout_id)
     assert (again.attempt, again.epoch, again.seed) == (2, 2, held.seed)
     assert (await group_state(engine, held.group_id))[0] is GroupState.DISPATCHED
 
 
 async def test_after_an_outage_every_lease_gets_one_full_time_to_live(engine: AsyncEngine) -> None:
-    run, flow, [held, long] = await started(engine)
+    run, context, [held, long] = await started(engine)
     await expire(engine, held.rollout_id)
     before = (await rollout_row(engine, long.rollout_id)).lease_until
     async with engine.begin() as connection:
@@ -122,7 +122,7 @@ async def test_after_an_outage_every_lease_gets_one_full_time_to_live(engine: As
         )
     assert left is not None and 29 < left <= 30.5
     assert (await rollout_row(engine, long.rollout_id)).lease_until == before
-    await reaped(flow)
+    await reaped(context)
     assert await counter(engine, run, "leases_expired") == 0
 
 
@@ -153,19 +153,19 @@ async def test_a_lease_that_was_not_renewed_since_its_extension_is_not_extended_
 
 
 async def test_it_is_finished_once_result_and_steps_are_in_whichever_came_first(engine: AsyncEngine) -> None:
-    run, flow, [early, late] = await started(engine)
+    run, context, [early, late] = await started(engine)
     steps = {
         lease.rollout_id: AUTHOR.trajectory(lease, run.name, AUTHOR.ids(5, 5)) for lease in (early, late)
     }
     await record(engine, run, steps[early.rollout_id])
-    assert await report(flow, ended(run.name, early, steps[early.rollout_id]))
+    assert await report(context, ended(run.name, early, steps[early.rollout_id]))
     await record(engine, run, steps[late.rollout_id][:1])
-    assert await report(flow, ended(run.name, late, steps[late.rollout_id]))
+    assert await report(context, ended(run.name, late, steps[late.rollout_id]))
     assert (await rollout_row(engine, late.rollout_id)).state == RolloutState.REPORTED
-    assert not await report(flow, ended(run.name, late, steps[late.rollout_id])), "a repeat"
+    assert not await report(context, ended(run.name, late, steps[late.rollout_id])), "a repeat"
     await record(engine, run, steps[late.rollout_id][1:])
     async with engine.begin() as connection:
-        await complete_reported(connection, flow, [early.rollout_id, late.rollout_id])
+        await complete_reported(connection, context, [early.rollout_id, late.rollout_id])
     for lease in (early, late):
         row = await rollout_row(engine, lease.rollout_id)
         assert (row.state, row.lease_epoch, row.failure_class) == ("finished", 2, "completed")
@@ -178,7 +178,7 @@ async def test_it_is_finished_once_result_and_steps_are_in_whichever_came_first(
 async def test_a_result_keeps_marks_artifacts_and_tool_calls_without_what_text_cannot_hold(
     engine: AsyncEngine,
 ) -> None:
-    run, flow, [held, _] = await started(engine)
+    run, context, [held, _] = await started(engine)
     steps = AUTHOR.trajectory(held, run.name, AUTHOR.ids(5, 5))
     await record(engine, run, steps)
     result = ended(
@@ -191,7 +191,7 @@ async def test_a_result_keeps_marks_artifacts_and_tool_calls_without_what_text_c
         artifacts=[ArtifactFile(path="a/b.txt", body=b64(b"\x00raw")), ArtifactFile(path="gone", body=None)],
         tool_calls=[ToolCallTimed(step=0, call=0, name="bash\x00", start=0.5, end=1.0, exit=0, bytes=12)],
     )
-    assert await report(flow, result)
+    assert await report(context, result)
     async with engine.connect() as connection:
         answer, files = await results.artifacts_of(connection, held.rollout_id, 1)
         assert answer == "7\ufffd" and files == [
@@ -204,7 +204,7 @@ async def test_a_result_keeps_marks_artifacts_and_tool_calls_without_what_text_c
 
 @pytest.mark.parametrize("fault", ["another digest", "no digest", "fewer announced", "a broken chain"])
 async def test_steps_that_are_not_what_was_announced_are_run_again(engine: AsyncEngine, fault: str) -> None:
-    run, flow, [held, _] = await started(engine)
+    run, context, [held, _] = await started(engine)
     steps = AUTHOR.trajectory(held, run.name, AUTHOR.ids(5, 5))
     if fault == "a broken chain":
         steps[2] = resealed(steps[2], chain_sha="cd" * 32)
@@ -217,32 +217,32 @@ async def test_steps_that_are_not_what_was_announced_are_run_again(engine: Async
             result = ended(run.name, held, steps, digest="")
         case "fewer announced":
             result = ended(run.name, held, steps[:1])
-    assert await report(flow, result)
+    assert await report(context, result)
     row = await rollout_row(engine, held.rollout_id)
     assert (row.state, row.attempt, row.lease_epoch) == ("queued", 2, 2)
     assert await counter(engine, run, "digests_wrong") == 1
 
 
 async def test_announced_steps_that_never_arrive_are_waited_for_then_run_again(engine: AsyncEngine) -> None:
-    run, flow, [held, _] = await started(engine)
+    run, context, [held, _] = await started(engine)
     steps = AUTHOR.trajectory(held, run.name, AUTHOR.ids(5, 5))
-    assert await report(flow, ended(run.name, held, steps))
-    await reaped(flow)
+    assert await report(context, ended(run.name, held, steps))
+    await reaped(context)
     assert (await rollout_row(engine, held.rollout_id)).state == RolloutState.REPORTED
     await expire(engine, held.rollout_id)
-    await reaped(flow)
+    await reaped(context)
     assert (await rollout_row(engine, held.rollout_id)).attempt == 2
     # A runner that took no step announces none: complete at once.
-    again = await requeue(flow, held.rollout_id)
-    assert await report(flow, ended(run.name, again, [], digest=""))
+    again = await requeue(context, held.rollout_id)
+    assert await report(context, ended(run.name, again, [], digest=""))
     assert (await rollout_row(engine, held.rollout_id)).state == RolloutState.FINISHED
 
 
 async def test_a_message_that_names_another_run_or_attempt_moves_nothing(engine: AsyncEngine) -> None:
-    run, flow, [held, _] = await started(engine)
-    other = flow_of(engine, await builders.make_run(engine, small("other")))
+    run, context, [held, _] = await started(engine)
+    other = context_of(engine, await builders.make_run(engine, small("other")))
     assert not await report(other, ended(run.name, held, []))
-    assert not await report(flow, ended(run.name, held, [], attempt=2))
+    assert not await report(context, ended(run.name, held, [], attempt=2))
     assert (await rollout_row(engine, held.rollout_id)).state == RolloutState.RUNNING
 
 
@@ -250,10 +250,10 @@ async def test_a_message_that_names_another_run_or_attempt_moves_nothing(engine:
 
 
 async def test_used_up_attempts_are_poison_and_a_group_of_poison_is_dead(engine: AsyncEngine) -> None:
-    _, flow, held = await started(engine, max_attempts=2)
+    _, context, held = await started(engine, max_attempts=2)
     for lease in held:
-        await fail(flow, lease)
-        await fail(flow, await requeue(flow, lease.rollout_id))
+        await fail(context, lease)
+        await fail(context, await requeue(context, lease.rollout_id))
     state, reason = await group_state(engine, held[0].group_id)
     assert state is GroupState.DEAD
     assert reason == "poison: 2 attempts failed; the last one: the sandbox is gone"
@@ -265,17 +265,17 @@ async def test_used_up_attempts_are_poison_and_a_group_of_poison_is_dead(engine:
 
 
 async def test_an_attempt_that_a_stopping_runner_gives_back_is_not_a_failure(engine: AsyncEngine) -> None:
-    _, flow, [lease, _] = await started(engine, max_attempts=1)
+    _, context, [lease, _] = await started(engine, max_attempts=1)
     for attempt in (2, 3):  # however often it is stopped
         async with engine.begin() as connection:
             held = {lease.rollout_id: lease.epoch}
-            assert await leases.give_back(connection, flow.run_id, "another owner", held) == 0
-            assert await leases.give_back(connection, flow.run_id, OWNER, held) == 1
-        await reaped(flow)
-        lease = await requeue(flow, lease.rollout_id)
+            assert await leases.give_back(connection, context.run_id, "another owner", held) == 0
+            assert await leases.give_back(connection, context.run_id, OWNER, held) == 1
+        await reaped(context)
+        lease = await requeue(context, lease.rollout_id)
         assert lease.attempt == attempt
     await expire(engine, lease.rollout_id)
-    await reaped(flow)
+    await reaped(context)
     row = await rollout_row(engine, lease.rollout_id)
     assert (row.state, row.failure_class) == ("lost", "poison")
     assert row.reason == "1 attempts failed; the last one: the runner's lease ran out"
@@ -310,7 +310,7 @@ async def test_a_refused_message_is_settled_for_its_sender_so_that_its_lease_may
 async def test_roles_at_work_together_never_deadlock(engine: AsyncEngine) -> None:
     """Verdicts, heartbeats, the reaper and the run's end on the same rows: one order of locks."""
     run = await builders.make_run(engine, small(capacity=40))
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     held = [lease for n in range(6) for lease in await running(engine, run, 4, f"t{n}")]
 
     async def beat(epochs: dict[int, int]) -> None:
@@ -320,11 +320,11 @@ async def test_roles_at_work_together_never_deadlock(engine: AsyncEngine) -> Non
 
     async def work(mine: list[Lease]) -> None:
         for lease in mine:
-            await succeed(flow, run, lease, float(lease.member % 2))
+            await succeed(context, run, lease, float(lease.member % 2))
 
     async def look() -> None:
         for _ in range(6):
-            await reaped(flow)
+            await reaped(context)
             async with engine.begin() as connection:
                 await leases.grace(connection, run.run_id, 30.0)
 

@@ -8,7 +8,7 @@ from orchestrator.contracts.states import Purpose
 from orchestrator.pool.dispatch import dispatch_other
 from orchestrator.pool.runs import StoredRun
 from tests import builders
-from tests.integration.pool.rig import ended, flow_of, record, report, take, verify
+from tests.integration.pool.rig import context_of, ended, record, report, take, verify
 
 
 async def evaluated(
@@ -24,7 +24,7 @@ async def evaluated(
 ) -> None:
     """`suite` on `version`, by domain; None: every verification of the rollout fails. `submissions`: names for the groups of each domain.
     `made_by`: the version that the tokens are of, where that is another one (it voids the groups)."""
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     author = builders.Author(turns=1, version=version if made_by is None else made_by)
     for domain, values in performances.items():
         names = [f"{suite}:{version}:{domain}:{number}" for number in range(len(values) // size)]
@@ -46,6 +46,6 @@ async def evaluated(
             assert lease is not None
             written = author.trajectory(lease, run.name, author.ids(8, 9))
             await record(engine, run, written)
-            assert await report(flow, ended(run.name, lease, written))
-            for _ in range(flow.config.queue.max_attempts if performance is None else 1):
-                await verify(flow, assignment.rollout_id, performance)
+            assert await report(context, ended(run.name, lease, written))
+            for _ in range(context.config.queue.max_attempts if performance is None else 1):
+                await verify(context, assignment.rollout_id, performance)

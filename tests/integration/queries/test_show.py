@@ -20,7 +20,17 @@ from orchestrator.pool.quarantine import quarantine
 from orchestrator.pool.runs import StoredRun
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
-from tests.integration.pool.rig import Tree, ended, flow_of, record, report, resealed, running, small, verify
+from tests.integration.pool.rig import (
+    Tree,
+    context_of,
+    ended,
+    record,
+    report,
+    resealed,
+    running,
+    small,
+    verify,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
 HOSTILE = "\x1b[2J\u202eevil\x9b [bold]x[/bold]"
@@ -174,9 +184,9 @@ async def test_text_that_a_policy_wrote_moves_no_cursor_and_is_whole_on_request(
     call = {"name": "bash", "arguments": {"command": HOSTILE}}
     event = resealed(grown.event, reply={"content": long, "reasoning": HOSTILE, "tool_calls": [call]})
     await record(engine, run, [event])
-    flow = flow_of(engine, run)
-    assert await report(flow, ended(run.name, lease, [event], answer=HOSTILE, log=HOSTILE))
-    await verify(flow, lease.rollout_id, 1.0)
+    context = context_of(engine, run)
+    assert await report(context, ended(run.name, lease, [event], answer=HOSTILE, log=HOSTILE))
+    await verify(context, lease.rollout_id, 1.0)
     one = str(lease.rollout_id)
     cut, full = await shown(home, "rollout", one), await shown(home, "rollout", one, "--full")
     assert "END" not in cut and "more characters: --full]" in cut and "END" in full

@@ -28,7 +28,7 @@ from orchestrator.queries.changes import (
     StepRecord,
 )
 from tests import builders
-from tests.integration.pool.rig import Tree, ended, flow_of, record, report, running, small, verify
+from tests.integration.pool.rig import Tree, context_of, ended, record, report, running, small, verify
 from tests.processes import closing
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
@@ -62,12 +62,12 @@ async def test_changes_and_steps_are_reported_once_and_in_order(engine: AsyncEng
     both = await more(engine, changes)
     assert idxs(both) == [2, 1]  # by time
     assert [each.text for each in both if isinstance(each, StepRecord)] == ["reply 2", "reply 1"]
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     await record(engine, run, grown[3:])
-    assert await report(flow, ended(run.name, first, grown))
+    assert await report(context, ended(run.name, first, grown))
     records = await more(engine, changes)
     assert ("rollout", "reported") in moves(records) and idxs(records) == [3]
-    await verify(flow, first.rollout_id, 1.0)
+    await verify(context, first.rollout_id, 1.0)
     again = await more(engine, changes)
     assert moves(again)[-1:] == [("rollout", "verified")] and idxs(again) == []
     assert await more(engine, changes) == []
@@ -82,9 +82,9 @@ async def test_an_attempt_that_begins_and_ends_between_two_polls_is_reported_who
     [lease, _] = await running(engine, run)
     grown = [each.event for each in Tree(2).grow(run.name, lease, 3)]
     await record(engine, run, grown)
-    flow = flow_of(engine, run)
-    assert await report(flow, ended(run.name, lease, grown))
-    await verify(flow, lease.rollout_id, 0.0)
+    context = context_of(engine, run)
+    assert await report(context, ended(run.name, lease, grown))
+    await verify(context, lease.rollout_id, 0.0)
     assert sorted(idxs(await more(engine, changes))) == [0, 1, 2]
     assert await more(engine, changes) == []
 

@@ -70,8 +70,8 @@ def opens(
 
 
 async def shown(rig: Rig, rollout: int) -> Rollout:
-    async with rig.flow.engine.connect() as connection:
-        return await looked_at(connection, rig.flow.run_id, rollout)
+    async with rig.context.engine.connect() as connection:
+        return await looked_at(connection, rig.context.run_id, rollout)
 
 
 def bars(found: Rollout, kind: str) -> list[tuple[float, float]]:
@@ -81,8 +81,8 @@ def bars(found: Rollout, kind: str) -> list[tuple[float, float]]:
 async def spans(rig: Rig) -> list[Any]:
     """The spans of its only attempt, in the form of an export to OpenTelemetry."""
     (now,) = await rig.rows("SELECT now() AS at")
-    async with rig.flow.engine.connect() as connection:
-        run = await get_run(connection, rig.flow.run)
+    async with rig.context.engine.connect() as connection:
+        run = await get_run(connection, rig.context.run)
         (attempt,) = await page(connection, run, AttemptFilters(), Bound(now.at), None)
     return list(Trace(trace_pb2, common_pb2, attempt, content=False).spans())
 

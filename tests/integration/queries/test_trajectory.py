@@ -33,8 +33,8 @@ from tests import builders
 from tests.integration.pool.rig import (
     Tree,
     a_row_in_every_table,
+    context_of,
     ended,
-    flow_of,
     record,
     report,
     running,
@@ -147,9 +147,9 @@ async def test_a_running_rollout_is_live_and_its_steps_appear_as_they_are_stored
         shown = await rollouts.rollout(connection, run.run_id, lease.rollout_id)
         assert shown.live and [step.idx for step in shown.steps] == [0, 1, 2] and shown.reward is None
     await record(engine, run, events[3:])
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     assert await report(
-        flow, ended(run.name, lease, events, marks=[StepMark(1, "undelivered")], log="it ran")
+        context, ended(run.name, lease, events, marks=[StepMark(1, "undelivered")], log="it ran")
     )
     async with engine.connect() as connection:
         after = await steps.steps(connection, run.run_id, lease.rollout_id, 1, first=3)

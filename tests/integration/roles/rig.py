@@ -58,7 +58,7 @@ Role = Callable[[], Coroutine[Any, Any, None]]
 class Stage:
     """One run, its orchestrator's context, and a bus whose streams are its own."""
 
-    flow: OrchestratorContext
+    context: OrchestratorContext
     run: StoredRun
     bus: Bus
     prefix: str
@@ -78,9 +78,9 @@ class Stage:
 
     def core(self) -> list[Role]:
         """The roles from intake to verdicts."""
-        flow = self.flow
+        context = self.context
         roles = (dispatcher, relay, ingest_steps, ingest_results, ingest_verdicts)
-        return [Intake(flow, ["shell"]).run, *(partial(role, flow) for role in roles)]
+        return [Intake(context, ["shell"]).run, *(partial(role, context) for role in roles)]
 
     async def send(self, subject: str, event: Event, msg_id: str = "") -> None:
         await self.bus.publish(
@@ -100,7 +100,7 @@ class Stage:
 
     async def serves(self, *versions: int) -> None:
         """These policy versions are published."""
-        async with self.flow.engine.begin() as connection:
+        async with self.context.engine.begin() as connection:
             row = {"run_id": self.run.run_id, "path": "/nowhere", "manifest_sha": "00"}
             await connection.execute(
                 tables.policy_versions.insert(), [row | {"version": each} for each in versions]
@@ -114,7 +114,7 @@ class Stage:
             query = query.where(found.c.run_id == self.run.run_id)
         for column, value in values.items():
             query = query.where(found.c[column] == value)
-        async with self.flow.engine.connect() as connection:
+        async with self.context.engine.connect() as connection:
             return int(await connection.scalar(query) or 0)
 
     async def reaches(self, n: int, table: str, **values: object) -> None:
@@ -141,7 +141,7 @@ class Stage:
     async def reasons(self) -> list[str]:
         """The reasons of dead letters."""
         query = select(tables.dead_letters.c.reason).order_by(tables.dead_letters.c.dead_letter_id)
-        async with self.flow.engine.connect() as connection:
+        async with self.context.engine.connect() as connection:
             return list((await connection.scalars(query)).all())
 
 
@@ -165,11 +165,11 @@ async def staged(engine: AsyncEngine, url: str, **sections: dict[str, object]) -
     run = await builders.make_run(engine, Config.model_validate(raw))
     async with connected(url, name) as bus:
         await bus.ensure_streams()
-        flow = OrchestratorContext(
+        context = OrchestratorContext(
             run_id=run.run_id, run=run.name, config=Config.from_json(run.config), engine=engine, bus=bus
         )
         try:
-            yield Stage(flow=flow, run=run, bus=bus, prefix=name, url=url)
+            yield Stage(context=context, run=run, bus=bus, prefix=name, url=url)
         finally:
             client = await nats.connect(url)
             try:
@@ -278,7 +278,7 @@ class Runners:
 
     async def _lease(self, rollout: int, epoch: int, before: RolloutState) -> Lease | None:
         return await transact(
-            self._stage.flow.engine,
+            self._stage.context.engine,
             lambda connection: leases.lease(
                 connection, self._stage.run.run_id, rollout, epoch, OWNER, 60.0, before=before
             ),
@@ -295,24 +295,24 @@ EVERYTHING = """SELECT (SELECT string_agg(t::text, ';' ORDER BY rollout_id) FROM
 
 async def everything(stage: Stage) -> Any:
     """All rows that a result or a verdict could change."""
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         return (await connection.execute(text(EVERYTHING))).one()
 
 
 async def has_state(stage: Stage, rollout_id: int, state: str) -> bool:
     """Whether the rollout is in this state."""
-    return bool((await rollout_row(stage.flow.engine, rollout_id)).state == state)
+    return bool((await rollout_row(stage.context.engine, rollout_id)).state == state)
 
 
 async def has_counted(stage: Stage, name: str, n: int) -> bool:
     """Whether the run has counted that so often."""
-    return await counter(stage.flow.engine, stage.run, name) == n
+    return await counter(stage.context.engine, stage.run, name) == n
 
 
 async def dispatched(stage: Stage, *, domain: str | None = None) -> int:
     """How many groups are dispatched after one more look at the queue, in all or of `domain`."""
     groups = tables.groups.c
     query = select(func.count()).where(groups.run_id == stage.run.run_id, groups.state == "dispatched")
-    async with stage.flow.engine.begin() as connection:
-        await dispatch(connection, stage.flow)
+    async with stage.context.engine.begin() as connection:
+        await dispatch(connection, stage.context)
         return int(await connection.scalar(query.where(groups.domain == domain) if domain else query) or 0)

@@ -68,8 +68,12 @@ def task(tmp_path: Path) -> Task:
 
 
 def roles(stage: Stage, *, blobs: bool = True) -> list[Role]:
-    found: list[Role] = [Intake(stage.flow, ["shell"]).run]
-    return [*found, partial(store_blobs, stage.flow), partial(answer_missing, stage.flow)] if blobs else found
+    found: list[Role] = [Intake(stage.context, ["shell"]).run]
+    return (
+        [*found, partial(store_blobs, stage.context), partial(answer_missing, stage.context)]
+        if blobs
+        else found
+    )
 
 
 async def stored(engine: AsyncEngine) -> set[str]:
@@ -89,18 +93,18 @@ async def test_a_large_task_is_accepted_with_its_blobs_and_a_runner_reads_the_sa
 ) -> None:
     async with playing(roles(stage)):
         assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
-        assert await stored(stage.flow.engine) == set(task.packed.parts)
+        assert await stored(stage.context.engine) == set(task.packed.parts)
         assert await missing_blobs(stage.bus, [*task.packed.parts, "0" * 64]) == {"0" * 64}
         # Published under another label, nothing is sent twice.
         sent: list[tuple[int, int]] = []
         await send_blobs(stage.bus, task.packed.parts, sent=lambda *numbers: sent.append(numbers))
         assert sent == [(0, 0)]
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         row = (await connection.execute(select(tables.tasks.c.body, tables.tasks.c.sha))).one()
     assert row.sha.hex() == task.content_hash
     for directory in ("cold", "warm"):
         cache = BlobCache(tmp_path / "cache", 100 << 20)
-        read = await TaskFiles(stage.flow.engine, cache).task(row.body)
+        read = await TaskFiles(stage.context.engine, cache).task(row.body)
         assert {path: file.data for path, file in read.files.items()} == {
             path: file.data for path, file in task.files.items()
         }, directory
@@ -167,7 +171,7 @@ async def test_streams_that_are_wiped_while_a_task_is_published_lose_nothing(
     async with playing(roles(stage)):
         assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
         await stage.wipe("BLOBS")
-        assert await stored(stage.flow.engine) == set(task.packed.parts)
+        assert await stored(stage.context.engine) == set(task.packed.parts)
 
 
 async def test_a_blob_under_a_wrong_name_or_too_large_is_a_dead_letter(stage: Stage) -> None:
@@ -262,7 +266,7 @@ async def test_a_sweep_deletes_old_blobs_that_no_task_of_a_living_run_names(stag
         for sha, body in ((stray, b"stray"), (hashlib.sha256(b"new").hexdigest(), b"new")):
             await stage.bus.publish(Outgoing(subject=subjects.blob(sha), msg_id=sha, schema="", body=body))
         await stage.reaches(len(task.packed.parts) + 2, "blobs")
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         names = [bytes.fromhex(sha) for sha in (stray, *task.packed.parts)]
         old = tables.blobs.c.at - text("interval '2 days'")
         await connection.execute(update(tables.blobs).where(tables.blobs.c.sha.in_(names)).values(at=old))
@@ -289,7 +293,7 @@ async def test_a_file_with_the_content_of_a_tree_keeps_what_the_tree_names(
     }
     tree = names["tree"]
     body = {"blobs": {"environment/files/y": {"parts": [tree], "size": 1}}, "trees": {"environment": [tree]}}
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await pool_blobs.store(connection, {tree: document(names["x"])})
         await connection.execute(
             insert(tables.tasks).values(
@@ -302,18 +306,18 @@ async def test_a_file_with_the_content_of_a_tree_keeps_what_the_tree_names(
 async def test_the_auditor_reads_trees_among_binary_files(stage: Stage, task: Task) -> None:
     async with playing(roles(stage)):
         assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         bodies = {hashlib.sha256(body).hexdigest(): body for body in (os.urandom(100) for _ in range(300))}
         await pool_blobs.store(connection, bodies)
         await connection.execute(text("analyze blobs"))
-    report = await no_violations(stage.flow.engine, stage.run.name, only=[check.name for check in BLOBS])
+    report = await no_violations(stage.context.engine, stage.run.name, only=[check.name for check in BLOBS])
     assert [check.examined for check in report.checks if check.name in {each.name for each in BLOBS}] == [
         len(task.packed.parts)
     ] * 2
 
 
 async def test_a_runner_says_which_blob_is_lost(stage: Stage, task: Task, tmp_path: Path) -> None:
-    files = TaskFiles(stage.flow.engine, BlobCache(tmp_path / "cache", 1 << 20))
+    files = TaskFiles(stage.context.engine, BlobCache(tmp_path / "cache", 1 << 20))
     with pytest.raises(BlobsMissing, match=r"its blob [0-9a-f]{64}( and \d+ others)? never arrived"):
         await files.task(task.to_message())
 
@@ -322,12 +326,12 @@ async def test_blobs_that_hold_more_than_a_task_says_never_reach_the_cache(
     stage: Stage, tmp_path: Path
 ) -> None:
     bodies = {hashlib.sha256(body).hexdigest(): body for body in map(os.urandom, [900_000] * 40)}
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await pool_blobs.store(connection, bodies)
     cache = BlobCache(tmp_path / "cache", 100 << 20)
     message = {"files": {"instruction.md": "Say 7."}, "blobs": {"a": {"parts": list(bodies), "size": 1_000}}}
     with pytest.raises(ValueError, match="its blobs hold more bytes than it says"):
-        await TaskFiles(stage.flow.engine, cache).task(message)
+        await TaskFiles(stage.context.engine, cache).task(message)
     assert set(cache.missing(bodies)) == set(bodies)
 
 
@@ -353,7 +357,7 @@ async def test_a_task_survives_a_failure_at_each_boundary_of_its_blobs(
     async with playing(roles(stage)):
         assert await published(stage, task) == (SubmissionStatus.ACCEPTED, None)
     assert len((armed / failpoints.HITS).read_text().splitlines()) >= 3
-    assert await stored(stage.flow.engine) == set(task.packed.parts)
+    assert await stored(stage.context.engine) == set(task.packed.parts)
 
 
 async def test_a_question_with_too_many_names_gets_no_answer_and_everything_is_sent(

@@ -24,7 +24,7 @@ async def attempts(stage: Stage, failure_class: str, count: int, *, seconds_ago:
         " :class, now() - make_interval(secs => :ago)"
         " FROM generate_series(1, :count) n, (SELECT min(rollout_id) AS rollout_id FROM rollouts WHERE run_id = :run) r"
     )
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await connection.execute(
             statement, {"run": stage.run.run_id, "class": failure_class, "count": count, "ago": seconds_ago}
         )
@@ -37,7 +37,7 @@ async def resumed(stage: Stage, *, seconds_ago: float) -> None:
         " SELECT :run, min(rollout_id), 1, 10 + (SELECT count(*) FROM resumes), 1, 'why', false,"
         " now() - make_interval(secs => :ago) FROM rollouts WHERE run_id = :run"
     )
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await connection.execute(statement, {"run": stage.run.run_id, "ago": seconds_ago})
 
 
@@ -45,7 +45,7 @@ async def test_nothing_is_dispatched_while_most_attempts_fail_and_then_everythin
     engine: AsyncEngine, nats_server: EmbeddedNats
 ) -> None:
     async with staged(engine, nats_server.url, queue=QUEUE) as stage:
-        async with playing([Intake(stage.flow, ["shell"]).run, lambda: dispatcher(stage.flow)]):
+        async with playing([Intake(stage.context, ["shell"]).run, lambda: dispatcher(stage.context)]):
             await stage.submit("first")
             await stage.reaches(1, "groups", state="dispatched")
             await attempts(stage, "infra_failure", 5)
@@ -53,7 +53,7 @@ async def test_nothing_is_dispatched_while_most_attempts_fail_and_then_everythin
             await stage.reaches(1, "counters", name="admission_halted")
             await stage.submit("second", "third")
             await stage.reaches(2, "groups", state="accepted")
-            async with stage.flow.engine.begin() as connection:
+            async with stage.context.engine.begin() as connection:
                 # Rows are immutable.
                 await connection.execute(text("SET LOCAL session_replication_role = replica"))
                 await connection.execute(
@@ -68,17 +68,17 @@ async def test_few_attempts_and_failures_of_the_policy_halt_nothing(
     engine: AsyncEngine, nats_server: EmbeddedNats
 ) -> None:
     async with staged(engine, nats_server.url, queue=QUEUE) as stage:
-        async with playing([Intake(stage.flow, ["shell"]).run, lambda: dispatcher(stage.flow)]):
+        async with playing([Intake(stage.context, ["shell"]).run, lambda: dispatcher(stage.context)]):
             await stage.submit("first")
             await stage.reaches(1, "groups", state="dispatched")
         await attempts(stage, "infra_failure", 5)
-        assert not await Breaker(stage.flow).look(), "five attempts say nothing"
+        assert not await Breaker(stage.context).look(), "five attempts say nothing"
         await attempts(stage, "policy_failure", 3)
         await attempts(stage, "timeout", 3)
         await attempts(stage, "infra_failure", 50, seconds_ago=2 * WINDOW_S)
-        assert not await Breaker(stage.flow).look()
+        assert not await Breaker(stage.context).look()
         await attempts(stage, "infra_failure", 1)
-        assert await Breaker(stage.flow).look()
+        assert await Breaker(stage.context).look()
         await attempts(stage, "infra_failure", 50, seconds_ago=-3600)  # older than a step back of the clock
         await resumed(stage, seconds_ago=0)
         await resumed(stage, seconds_ago=-3600)

@@ -81,7 +81,7 @@ async def test_of_no_run_and_without_an_id_it_is_kept_once_as_well(engine: Async
 async def test_a_message_whose_settling_was_lost_after_the_commit_is_one_letter(stage: Stage) -> None:
     """As after a crash in between: the same message comes again, and is refused again."""
     subject = subjects.steps(stage.run.name, "1")
-    async with playing([partial(ingest_steps, stage.flow)]):
+    async with playing([partial(ingest_steps, stage.context)]):
         await stage.bus.publish(
             Outgoing(subject=subject, msg_id="once", schema="StepRecorded/1", body=b"junk")
         )
@@ -90,12 +90,12 @@ async def test_a_message_whose_settling_was_lost_after_the_commit_is_one_letter(
     await stage.bus.ensure_streams()
     await stage.bus.publish(Outgoing(subject=subject, msg_id="once", schema="StepRecorded/1", body=b"junk"))
     await stage.bus.publish(Outgoing(subject=subject, msg_id="other", schema="StepRecorded/1", body=b"junk"))
-    async with playing([partial(ingest_steps, stage.flow)]):
+    async with playing([partial(ingest_steps, stage.context)]):
         await stage.reaches(2, "dead_letters")
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         query = select(dead_letters.c.msg_id, func.count()).group_by(dead_letters.c.msg_id)
         assert {tuple(row) for row in await connection.execute(query)} == {("once", 1), ("other", 1)}
-    assert await counter(stage.flow.engine, stage.run, "steps_refused") == 2
+    assert await counter(stage.context.engine, stage.run, "steps_refused") == 2
 
 
 # --- of processes that may not write them -----------------------------------------------------------------------
@@ -117,12 +117,12 @@ async def refuse(
 
 
 async def letters(stage: Stage) -> list[DeadMessage]:
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         return await dead_messages(connection, stage.run.run_id)
 
 
 async def test_a_message_that_a_runner_refuses_is_a_dead_letter_of_its_run_and_counted(stage: Stage) -> None:
-    async with playing([partial(store_dead_letters, stage.flow)]):
+    async with playing([partial(store_dead_letters, stage.context)]):
         await refuse(stage, "w1")
         await stage.reaches(1, "dead_letters")
         await refuse(stage, "w2", b"more", times=2)
@@ -133,7 +133,7 @@ async def test_a_message_that_a_runner_refuses_is_a_dead_letter_of_its_run_and_c
     assert (first.schema, first.msg_id, first.body) == ("RolloutAssigned/1", "w1", b"junk")
     assert (first.reason, first.deliveries) == ("it is not an assignment", 1)
     assert (second.msg_id, second.body) == ("w2", b"more")
-    assert await counter(stage.flow.engine, stage.run, "work_refused") == 2
+    assert await counter(stage.context.engine, stage.run, "work_refused") == 2
 
 
 async def test_a_letter_that_comes_again_is_kept_once_and_what_is_kept_elsewhere_or_no_letter_is_not(
@@ -160,7 +160,7 @@ async def test_a_letter_that_comes_again_is_kept_once_and_what_is_kept_elsewhere
             headers={subjects.HEADER_DEAD_KEPT: "no"},
         )
     )
-    async with playing([partial(store_dead_letters, stage.flow)]):
+    async with playing([partial(store_dead_letters, stage.context)]):
         await until(lambda: _kept(stage, 2))
         await until(lambda: _acked(stage, 5))
     cut, strange = await letters(stage)
@@ -174,7 +174,7 @@ async def test_letters_on_invented_streams_are_kept_and_share_one_counter(stage:
     for name in ("one", "two", "three", "work"):
         letter = Outgoing(subject=f"dead.{name}", msg_id=name, schema="", body=b"x", headers=unkept)
         await stage.bus.publish(letter)
-    async with playing([partial(store_dead_letters, stage.flow)]):
+    async with playing([partial(store_dead_letters, stage.context)]):
         await until(lambda: _kept(stage, 4))
     assert [(each.stream, each.reason) for each in await letters(stage)] == [
         ("OTHER", "'dead.one' names no stream: no reason given"),
@@ -182,7 +182,7 @@ async def test_letters_on_invented_streams_are_kept_and_share_one_counter(stage:
         ("OTHER", "'dead.three' names no stream: no reason given"),
         ("WORK", "no reason given"),
     ]
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         assert await counts(connection, stage.run.run_id) == {"other_refused": 3, "work_refused": 1}
     assert meaning("other_refused") == "letters about messages of streams that do not exist"
 
@@ -203,7 +203,7 @@ async def _acked(stage: Stage, n: int) -> bool:
 async def test_a_message_that_is_never_acknowledged_ends_as_a_dead_letter_of_its_run(stage: Stage) -> None:
     subject = subjects.steps(stage.run.name, "7")
     impatient = replace(subjects.consume_steps(stage.run.name), ack_wait_s=0.2, max_deliver=2)
-    async with playing([partial(store_dead_letters, stage.flow)]):
+    async with playing([partial(store_dead_letters, stage.context)]):
         await stage.bus.publish(
             Outgoing(subject=subject, msg_id="7:1:0:step", schema="StepRecorded/1", body=b"{}")
         )

@@ -78,7 +78,7 @@ def bench(stage: Stage, reserved: int = 0) -> EvaluationClient:
         run=stage.run.name,
         run_id=stage.run.run_id,
         bus=stage.bus,
-        engine=stage.flow.engine,
+        engine=stage.context.engine,
         reserved=reserved,
     )
 
@@ -113,7 +113,7 @@ async def test_a_suite_is_scored_on_the_newest_version_without_disturbing_the_qu
         ("all", 8, 4),
     ]
     assert seen[-1] == (4, 4)
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         assert (
             await connection.scalar(select(queue.c.next_seq).where(queue.c.run_id == stage.run.run_id)) == 1
         )
@@ -133,7 +133,7 @@ async def test_the_levels_next_to_the_tasks_travel_with_an_evaluation(
     }
     async with staged(engine, nats_server.url, tasks={"require": "vetted"}) as stage:
         await stage.serves(0)
-        async with stage.flow.engine.begin() as connection:
+        async with stage.context.engine.begin() as connection:
             await connection.execute(
                 rollout_servers.insert().values(
                     run_id=stage.run.run_id, url="http://127.0.0.1:1", state="ready", version=0
@@ -194,7 +194,7 @@ async def test_a_dead_group_that_was_tried_again_counts_as_its_newest_try_and_th
     request = EvaluationRequest(suite="held", version=3)
     async with playing([*stage.core(), *workers(stage, 3).roles()]):
         first = await bench(stage).evaluate(suite("a", "b"), request)
-        async with stage.flow.engine.begin() as connection:  # as an outage would have left it
+        async with stage.context.engine.begin() as connection:  # as an outage would have left it
             await connection.execute(
                 update(groups)
                 .where(groups.c.task_id.in_(select(tasks.c.task_id).where(tasks.c.name == "a")))
@@ -225,13 +225,13 @@ async def test_a_pin_on_a_version_that_never_was_was_undone_or_is_not_kept_is_re
         4: "was undone by a rewind: version 6",
         9: "never published",
     }
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await connection.execute(text("UPDATE policy_versions SET path = '/nowhere/version-' || version"))
         await connection.execute(text("UPDATE policy_versions SET superseded_by = 6 WHERE version = 4"))
         # A version that the trainer has not pruned yet.
         there = text("UPDATE policy_versions SET path = :path WHERE version = 2")
         await connection.execute(there, {"path": str(tmp_path)})
-    async with playing([Intake(stage.flow, ["shell"]).run]):
+    async with playing([Intake(stage.context, ["shell"]).run]):
         events = [
             TaskSubmitted(task=TASK, submission=f"on-{version}", purpose=Purpose.EVAL, version=version)
             for version in pins
@@ -244,7 +244,7 @@ async def test_a_pin_on_a_version_that_never_was_was_undone_or_is_not_kept_is_re
                 and reason in (sentence or "")
                 and "\n" not in (sentence or "")
             )
-        async with stage.flow.engine.begin() as connection:
+        async with stage.context.engine.begin() as connection:
             await connection.execute(
                 update(groups).where(groups.c.pinned_version == 3).values(state="dead", reason="poison")
             )
@@ -268,7 +268,7 @@ async def test_a_run_without_a_version_accepts_only_the_first_as_a_pin(
 
 
 async def test_no_prune_or_rewind_comes_between_the_check_of_a_pin_and_its_group(stage: Stage) -> None:
-    engine, run_id = stage.flow.engine, stage.run.run_id
+    engine, run_id = stage.context.engine, stage.run.run_id
     async with engine.begin() as intake, engine.connect() as other:
         for each in (intake, other):
             await each.execute(text("SET LOCAL lock_timeout = '200ms'"))
@@ -326,7 +326,7 @@ async def test_an_inexact_evaluation_is_refused_before_anything_is_published(
     assert "the weights of policy version 1 are not kept any more" in await refused(
         EvaluationRequest(suite="held", version=1)
     )
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await connection.execute(update(policy_versions).values(path=str(tmp_path)))
         await connection.execute(
             update(policy_versions).where(policy_versions.c.version == 2).values(superseded_by=3)
@@ -345,7 +345,7 @@ async def test_an_inexact_evaluation_is_refused_before_anything_is_published(
 
 
 async def test_an_older_version_is_evaluated_where_a_server_is_reserved(stage: Stage, tmp_path: Path) -> None:
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await connection.execute(update(policy_versions).values(path=str(tmp_path)))
     async with playing([*stage.core(), *workers(stage, 1).roles()]):
         found = await bench(stage, reserved=1).evaluate(
@@ -438,7 +438,7 @@ async def test_an_evaluation_with_rollouts_that_got_no_verdict_says_which_are_mi
     request = EvaluationRequest(suite="held", version=3, rollouts=4)
     (read,) = admissible(list(each([tmp_path / "held"], BundleLimits())), Config().sandbox)[0]
     await evaluated(
-        stage.flow.engine,
+        stage.context.engine,
         stage.run,
         "held",
         3,
@@ -515,7 +515,7 @@ async def test_an_evaluation_is_not_given_up_before_its_attempts_may_have_ended(
 
     async def advanced(seconds_ago: float) -> None:
         changed = text("UPDATE rollouts SET changed = now() - make_interval(secs => :ago)")
-        async with stage.flow.engine.begin() as connection:
+        async with stage.context.engine.begin() as connection:
             await connection.execute(changed, {"ago": seconds_ago})
 
     async def goes_silent() -> None:

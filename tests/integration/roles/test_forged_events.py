@@ -181,7 +181,7 @@ async def refused(
     before = await everything(stage)
     for changes, _ in forged:
         await stage.send(subject, msgspec.structs.replace(good, **changes))
-    async with playing([partial(role, stage.flow)]):
+    async with playing([partial(role, stage.context)]):
         await stage.reaches(len(forged), "dead_letters")
     reasons = await stage.reasons()
     for (changes, sentence), reason in zip(forged, reasons, strict=True):
@@ -190,13 +190,13 @@ async def refused(
 
 
 async def test_a_forged_result_is_refused_with_its_reason_and_changes_nothing(stage: Stage) -> None:
-    held, _ = await running(stage.flow.engine, stage.run, 2)
+    held, _ = await running(stage.context.engine, stage.run, 2)
     good = ended(stage.run.name, held, [], digest="")
     await refused(stage, subjects.results_rollout(stage.run.name), good, FORGED_RESULTS, ingest_results)
 
 
 async def test_a_forged_verdict_is_refused_with_its_reason_and_changes_nothing(stage: Stage) -> None:
-    held, _ = await running(stage.flow.engine, stage.run, 2)
+    held, _ = await running(stage.context.engine, stage.run, 2)
     good = VerdictReached(
         run=stage.run.name,
         rollout=held.rollout_id,
@@ -223,20 +223,20 @@ async def test_a_reward_that_is_not_a_number_is_refused_when_it_is_read(stage: S
                 body=body % (stage.run.name.encode(), word),
             )
         )
-    async with playing([partial(ingest_verdicts, stage.flow)]):
+    async with playing([partial(ingest_verdicts, stage.context)]):
         await stage.reaches(len(WORDS_OF_NO_NUMBER), "dead_letters")
     assert all("VerdictReached: " in reason for reason in await stage.reasons())
     assert await everything(stage) == before
 
 
 async def test_late_repeated_and_foreign_results_are_counted_and_change_nothing(stage: Stage) -> None:
-    engine, run = stage.flow.engine, stage.run.name
+    engine, run = stage.context.engine, stage.run.name
     held, other = await running(engine, stage.run, 2)
     good = ended(run, held, [], digest="")
     subject = subjects.results_rollout(run)
     await stage.send(subject, good)
     with capture_logs() as logs:
-        async with playing([partial(ingest_results, stage.flow)]):
+        async with playing([partial(ingest_results, stage.context)]):
             await until(lambda: has_state(stage, held.rollout_id, "finished"))
             before = await everything(stage)
             for changes in (
@@ -265,13 +265,13 @@ async def test_late_and_foreign_steps_are_counted_and_logged_with_their_reasons_
 ) -> None:
     run = stage.run.name
     await stage.serves(3)
-    held, _ = await running(stage.flow.engine, stage.run, 2)
-    theirs = await builders.make_run(stage.flow.engine, small("theirs"))
-    [foreign, _] = await running(stage.flow.engine, theirs, 2)
+    held, _ = await running(stage.context.engine, stage.run, 2)
+    theirs = await builders.make_run(stage.context.engine, small("theirs"))
+    [foreign, _] = await running(stage.context.engine, theirs, 2)
     good = a_root(held, run, 0, [-1.0, -1.0])
     before = await everything(stage)
     with capture_logs() as logs:
-        async with playing([partial(ingest_steps, stage.flow)]):
+        async with playing([partial(ingest_steps, stage.context)]):
             for changes in (
                 {"epoch": 2},
                 {"idx": 1, "root": 1, "epoch": 2},
@@ -292,7 +292,7 @@ async def test_late_and_foreign_steps_are_counted_and_logged_with_their_reasons_
 
 
 async def test_a_late_verdict_is_counted_and_logged_with_its_reason_and_changes_nothing(stage: Stage) -> None:
-    held, _ = await running(stage.flow.engine, stage.run, 2)
+    held, _ = await running(stage.context.engine, stage.run, 2)
     before = await everything(stage)
     late = VerdictReached(
         run=stage.run.name,
@@ -304,7 +304,7 @@ async def test_a_late_verdict_is_counted_and_logged_with_its_reason_and_changes_
     )
     failed = msgspec.structs.replace(late, epoch=2, failure_class="verifier_failure", reward=None)
     with capture_logs() as logs:
-        async with playing([partial(ingest_verdicts, stage.flow)]):
+        async with playing([partial(ingest_verdicts, stage.context)]):
             await stage.send(subjects.results_verdict(stage.run.name), late)
             await stage.send(subjects.results_verdict(stage.run.name), failed)
             await until(lambda: _logged(logs, "verdicts.stale", 2))
@@ -366,18 +366,18 @@ async def test_a_step_with_invalid_logprobs_is_refused_with_its_reason_and_count
 ) -> None:
     run = stage.run.name
     await stage.serves(3)
-    held, _ = await running(stage.flow.engine, stage.run, 2)
+    held, _ = await running(stage.context.engine, stage.run, 2)
     subject = subjects.steps(run, str(held.rollout_id))
     for idx, value in enumerate(GOOD_LOGPROBS):
         await stage.send(subject, a_root(held, run, idx, [-1.0, value]))
     for idx, literal in enumerate(NO_LOGPROBS):
         await stage.send(subject, a_root(held, run, len(GOOD_LOGPROBS) + idx, [-1.0, float(literal)]))
-    async with playing([partial(ingest_steps, stage.flow)]):
+    async with playing([partial(ingest_steps, stage.context)]):
         await stage.reaches(len(NO_LOGPROBS), "dead_letters")
         await stage.reaches(len(GOOD_LOGPROBS), "steps")
     for sentence, reason in zip(NO_LOGPROBS.values(), sorted_by_idx(await stage.reasons()), strict=True):
         assert sentence in reason, reason
-    assert await counter(stage.flow.engine, stage.run, "steps_refused") == len(NO_LOGPROBS)
+    assert await counter(stage.context.engine, stage.run, "steps_refused") == len(NO_LOGPROBS)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +469,7 @@ async def test_a_step_of_a_version_that_was_never_published_is_refused_unless_it
 ) -> None:
     run = stage.run.name
     await stage.serves(3)
-    held, _ = await running(stage.flow.engine, stage.run, 2)
+    held, _ = await running(stage.context.engine, stage.run, 2)
     subject = subjects.steps(run, str(held.rollout_id))
     foreign = [VersionSpan(3, 0, 1), VersionSpan(4, 1, 2)]
     good = [
@@ -480,7 +480,7 @@ async def test_a_step_of_a_version_that_was_never_published_is_refused_unless_it
     forged = [a_root(held, run, 3, [-1.0, -1.0], spans=foreign)]
     for event in (*good, *forged):
         await stage.send(subject, event)
-    async with playing([partial(ingest_steps, stage.flow)]):
+    async with playing([partial(ingest_steps, stage.context)]):
         await stage.reaches(len(good), "steps")
         await stage.reaches(len(forged), "dead_letters")
         (reason,) = await stage.reasons()
@@ -495,7 +495,7 @@ async def test_a_false_announcement_is_counted_and_logged_and_the_versions_stay_
 ) -> None:
     run, metrics = stage.run.name, GatewayMetrics()
     await stage.serves(3)
-    target = TargetVersion(stage.flow.engine, stage.run.run_id, newest_version, poll_interval_s=3600.0)
+    target = TargetVersion(stage.context.engine, stage.run.run_id, newest_version, poll_interval_s=3600.0)
     good = PolicyPublished(run=run, version=9, path="", manifest_sha="", batch_no=None, revision=9)
 
     async def refused_so_far(n: int) -> bool:

@@ -52,8 +52,8 @@ async def as_process(name: str, work: Callable[[], Awaitable[None]]) -> None:
 async def overseen(rig: Rig) -> AsyncIterator[StallDetector]:
     """The orchestrator's own loops exist already; this adds the detector and the heartbeats."""
     with watching("orchestrator", WATCHDOG):
-        async with send_heartbeats(rig.flow.engine, rig.flow.run_id):
-            yield StallDetector(rig.flow)
+        async with send_heartbeats(rig.context.engine, rig.context.run_id):
+            yield StallDetector(rig.context)
 
 
 async def loop_has_ended(rig: Rig, process: str, loop: str) -> bool:
@@ -63,10 +63,10 @@ async def loop_has_ended(rig: Rig, process: str, loop: str) -> bool:
 
 async def item_is_late(rig: Rig, stage: str) -> bool:
     """Whether the oldest item of a stage is older than the limit, and so is the orchestrator."""
-    async with rig.flow.engine.connect() as connection:
-        reports = await present(connection, rig.flow.run_id)
+    async with rig.context.engine.connect() as connection:
+        reports = await present(connection, rig.context.run_id)
         open_stages = await stages(
-            connection, rig.flow.run_id, rig.flow.config, QueueSettings.of(rig.flow.config)
+            connection, rig.context.run_id, rig.context.config, QueueSettings.of(rig.context.config)
         )
     up_s = min((each.up_s for each in reports if each.kind == "orchestrator"), default=0.0)
     return any(min(each.oldest_s, up_s) > NO_PROGRESS_S for each in open_stages if each.name == stage)
@@ -104,8 +104,8 @@ async def until_named(
 
 async def loops_of(rig: Rig, process: str) -> list[LoopReport]:
     """The loops in the fresh heartbeats of a kind of process."""
-    async with rig.flow.engine.connect() as connection:
-        found = await present(connection, rig.flow.run_id)
+    async with rig.context.engine.connect() as connection:
+        found = await present(connection, rig.context.run_id)
     fresh = [each for each in found if each.kind == process and each.silent_s <= NO_PROGRESS_S]
     return [loop for each in fresh for loop in each.loops]
 
@@ -187,7 +187,7 @@ async def test_an_assignment_that_was_lost_on_its_way_is_named_and_owed_again(
         await rig.until("SELECT count(*) AS n FROM outbox", lambda row: row.n == 0)
         client = await nats.connect(nats_server.url)
         try:
-            subject = subjects.work_rollout(rig.flow.run, "eval")
+            subject = subjects.work_rollout(rig.context.run, "eval")
             await client.jetstream().purge_stream("WORK", subject=subject)
         finally:
             await client.close()
@@ -241,8 +241,8 @@ async def test_a_worker_with_an_unreported_error_is_named_with_the_error(
             (line, *_) = lines(logs, "watchdog.stuck", process="runner", loop="attempt")
             assert line["item"] == f"rollout {rollout}"
             assert line["ended"] == "ServiceError: the disk of the tokenizer is away"
-            async with rig.flow.engine.connect() as connection:
-                sentences = stuck(await present(connection, rig.flow.run_id), NO_PROGRESS_S)
+            async with rig.context.engine.connect() as connection:
+                sentences = stuck(await present(connection, rig.context.run_id), NO_PROGRESS_S)
             assert sentences == [found.sentence]
 
 

@@ -69,7 +69,7 @@ async def answered(stage: Stage, bodies: Sequence[bytes]) -> dict[str, tuple[str
     answers: dict[str, tuple[str, str]] = {}
     async with (
         stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
-        playing([Intake(stage.flow, ["shell"]).run]),
+        playing([Intake(stage.context, ["shell"]).run]),
     ):
         for body in bodies:
             await stage.bus.publish(
@@ -92,7 +92,7 @@ async def test_every_message_is_answered_under_the_id_that_it_gives(stage: Stage
         assert status == ("accepted" if reason is None else "rejected"), (name, sentence)
         assert (reason or "") in sentence and len(sentence) <= 2000, (name, sentence)
     query = text("SELECT body FROM tasks JOIN groups USING (task_id) WHERE submission = 'nul'")
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         kept = Task.from_message(await connection.scalar(query))
         stored = (
             await connection.scalars(text("SELECT submission FROM submissions WHERE status = 'rejected'"))
@@ -146,7 +146,7 @@ async def test_a_task_is_read_and_checked_in_a_thread_before_the_transaction_beg
 
     monkeypatch.setattr(intake, "check_admissible", noted("check", check_admissible))
     monkeypatch.setattr(Intake, "_handle", noted("handle", Intake._handle))
-    async with playing([Intake(stage.flow, ["shell"]).run]):
+    async with playing([Intake(stage.context, ["shell"]).run]):
         await stage.submit("a")
         await stage.reaches(1, "groups", submission="a")
     assert done == [("check", False), ("handle", True)]
@@ -201,7 +201,7 @@ async def test_a_message_under_a_domain_that_cannot_be_is_answered(stage: Stage,
         stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
         anyio.create_task_group() as roles,
     ):
-        roles.start_soon(Intake(stage.flow, ["shell"]).run)
+        roles.start_soon(Intake(stage.context, ["shell"]).run)
         await stage.bus.publish(
             Outgoing(subject=f"tasks.{stage.run.name}.{domain}", msg_id="", schema="", body=message("odd"))
         )
@@ -221,7 +221,7 @@ async def test_a_key_of_a_later_version_is_refused_and_the_version_that_is_known
         stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
         anyio.create_task_group() as roles,
     ):
-        roles.start_soon(Intake(stage.flow, ["shell"]).run)
+        roles.start_soon(Intake(stage.context, ["shell"]).run)
         subject = subjects.tasks(stage.run.name, "coding")
         await stage.bus.publish(
             Outgoing(subject=subject, msg_id="", schema="TaskSubmitted/2", body=message("plain"))

@@ -71,7 +71,7 @@ async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator
 
 async def queued(stage: Stage) -> int:
     """A rollout that no runner has leased."""
-    engine = stage.flow.engine
+    engine = stage.context.engine
     [group] = await builders.accepted(engine, stage.run, ["task"], size=1)
     await builders.dispatch(engine, stage.run)
     async with engine.connect() as connection:
@@ -80,19 +80,19 @@ async def queued(stage: Stage) -> int:
 
 
 async def leased(stage: Stage, rollout: int, owner: str, before: RolloutState = RolloutState.QUEUED) -> Lease:
-    epoch = (await rollout_row(stage.flow.engine, rollout)).lease_epoch
+    epoch = (await rollout_row(stage.context.engine, rollout)).lease_epoch
 
     async def take(connection: AsyncConnection) -> Lease | None:
         return await leases.lease(connection, stage.run.run_id, rollout, epoch, owner, TTL_S, before=before)
 
-    held = await transact(stage.flow.engine, take, at="lease.taken")
+    held = await transact(stage.context.engine, take, at="lease.taken")
     assert held is not None
     return held
 
 
 async def runs_out(stage: Stage, late: Lease) -> None:
     """As if its holder had been silent for its whole time, and for that of a reaper's grace."""
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await connection.execute(text(RUN_OUT), {"id": late.rollout_id})
 
 
@@ -100,16 +100,16 @@ async def taken_over(stage: Stage, late: Lease, before: RolloutState = RolloutSt
     """Wait until the lease is taken back; then another worker has the next lease."""
 
     async def free() -> bool:
-        row = await rollout_row(stage.flow.engine, late.rollout_id)
+        row = await rollout_row(stage.context.engine, late.rollout_id)
         return bool(row.state == before and row.lease_epoch > late.epoch)
 
     await until(free)
-    assert await counter(stage.flow.engine, stage.run, "leases_expired") == 1
+    assert await counter(stage.context.engine, stage.run, "leases_expired") == 1
     return await leased(stage, late.rollout_id, "another", before)
 
 
 async def counts(stage: Stage, name: str, number: int) -> bool:
-    return await counter(stage.flow.engine, stage.run, name) == number
+    return await counter(stage.context.engine, stage.run, name) == number
 
 
 async def test_a_result_that_is_delayed_until_another_runner_has_the_rollout_changes_nothing(
@@ -119,8 +119,8 @@ async def test_a_result_that_is_delayed_until_another_runner_has_the_rollout_cha
     delay = delayed("publish.results.rollout.before")
     subject, run = subjects.results_rollout(stage.run.name), stage.run.name
     roles = [
-        partial(reaper, stage.flow),
-        partial(ingest_results, stage.flow),
+        partial(reaper, stage.context),
+        partial(ingest_results, stage.context),
         partial(stage.send, subject, ended(run, late, [], digest="")),
     ]
     async with playing(roles):
@@ -153,12 +153,14 @@ async def test_a_verdict_that_is_delayed_until_another_verifier_has_the_attempt_
             reward=reward,
         )
 
-    async with playing([partial(ingest_results, stage.flow), partial(ingest_verdicts, stage.flow)]):
+    async with playing([partial(ingest_results, stage.context), partial(ingest_verdicts, stage.context)]):
         await stage.send(subjects.results_rollout(run), ended(run, runner, [], digest=""))
         await stage.reaches(1, "rollouts", state="finished")
         late = await leased(stage, rollout, "late", RolloutState.FINISHED)
         delay = delayed("publish.results.verdict.before")
-        async with playing([partial(reaper, stage.flow), partial(stage.send, subject, verdict(late, 0.25))]):
+        async with playing(
+            [partial(reaper, stage.context), partial(stage.send, subject, verdict(late, 0.25))]
+        ):
             await delay.reached.wait()
             await runs_out(stage, late)
             holder = await taken_over(stage, late, RolloutState.FINISHED)
@@ -168,20 +170,20 @@ async def test_a_verdict_that_is_delayed_until_another_verifier_has_the_attempt_
             assert await everything(stage) == before
             await stage.send(subject, verdict(holder, 0.75))
             await stage.reaches(1, "rollouts", state="verified")
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         assert (await connection.scalars(text("SELECT reward FROM verdicts"))).all() == [0.75]
 
 
 async def test_a_renewal_that_is_committed_after_the_time_that_it_gives_revives_nothing(
     stage: Stage, delayed: Callable[[str], Delay], tmp_path: Path
 ) -> None:
-    engine = stage.flow.engine
+    engine = stage.context.engine
     late = await leased(stage, await queued(stage), "late")
 
     async def graced() -> bool:
         return (await rollout_row(engine, late.rollout_id)).graced_until is not None
 
-    async with Journal.open(tmp_path / "journal") as journal, playing([partial(reaper, stage.flow)]):
+    async with Journal.open(tmp_path / "journal") as journal, playing([partial(reaper, stage.context)]):
         await until(graced)  # the reaper gives no second grace
         heart = Heart(engine, "late", run_id=stage.run.run_id, ttl_s=RENEWED_S, journal=journal)
         delay = delayed("lease.renewed.before")

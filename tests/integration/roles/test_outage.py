@@ -36,7 +36,7 @@ from orchestrator.settings.config import Config
 from orchestrator.settings.timeouts import Timeouts, use
 from tests.builders import make_run
 from tests.integration.audit.audited import no_violations
-from tests.integration.pool.rig import OWNER, counter, ended, flow_of, report, rollout_row, running
+from tests.integration.pool.rig import OWNER, context_of, counter, ended, report, rollout_row, running
 from tests.integration.roles.rig import AUTHOR, TASK, Role, Runners, Stage, playing, staged, until
 from tests.services import upgrade_to_head
 
@@ -70,7 +70,7 @@ async def test_postgres_killed_twice_in_mid_run_costs_no_task_and_no_step(
         ):
             await stage.serves(0)
             runners = Runners(stage)
-            roles: list[Role] = [*stage.core(), partial(reaper, stage.flow), *runners.roles()]
+            roles: list[Role] = [*stage.core(), partial(reaper, stage.context), *runners.roles()]
             tasks = [("coding", TaskSubmitted(task=TASK, submission=f"t{n}")) for n in range(4)]
             async with playing(roles), stage.connect() as client, anyio.create_task_group() as group:
                 group.start_soon(publish_tasks, client, stage.run.name, tasks, 60.0)
@@ -127,8 +127,8 @@ async def test_without_the_bus_the_dead_are_found_and_what_is_reported_waits_for
         await stage.serves(0)
         [lease, dead] = await running(engine, stage.run)
         steps = AUTHOR.trajectory(lease, stage.run.name, AUTHOR.ids(5, 5))
-        async with playing([partial(reaper, stage.flow), partial(ingest_steps, stage.flow)]):
-            assert await report(stage.flow, ended(stage.run.name, lease, steps))
+        async with playing([partial(reaper, stage.context), partial(ingest_steps, stage.context)]):
+            assert await report(stage.context, ended(stage.run.name, lease, steps))
             os.kill(nats.pid, signal.SIGKILL)
             await nats.stop()  # reaps it
             await until(partial(_unreachable, stage))
@@ -170,7 +170,7 @@ async def _again(engine: AsyncEngine, rollout_id: int, attempt: int) -> bool:
 
 
 async def _unreachable(stage: Stage) -> bool:
-    return not stage.flow.bus.reachable
+    return not stage.context.bus.reachable
 
 
 async def _graced(engine: AsyncEngine, rollout_id: int) -> bool:
@@ -239,7 +239,7 @@ async def test_reapers_that_begin_again_and_again_find_the_dead(engine: AsyncEng
         return bool((await rollout_row(engine, dead.rollout_id)).lease_until != before)
 
     for state in ("running", "queued"):
-        async with playing([partial(reaper, flow_of(engine, run))]):
+        async with playing([partial(reaper, context_of(engine, run))]):
             await until(looked_at)
         row = await rollout_row(engine, dead.rollout_id)
         assert row.state == state, "one full time to live, and no second one"
@@ -278,7 +278,7 @@ async def test_a_step_of_the_databases_clock_costs_no_attempt_and_keeps_no_dead_
         return bool(timedelta(seconds=30) < left < timedelta(seconds=61))
 
     monkeypatch.setattr(leases, "clock", clock)
-    async with playing([partial(reaper, flow_of(engine, run))]):
+    async with playing([partial(reaper, context_of(engine, run))]):
         await until(graced)
         async with engine.begin() as connection:
             await lock_run(connection, run.run_id)

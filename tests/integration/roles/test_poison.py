@@ -98,7 +98,7 @@ async def send(stage: Stage, subject: str, event: Event, body: bytes) -> None:
 async def intact(stage: Stage, *but: str) -> None:
     """The auditor finds nothing; `but` names checks of what the test itself wrote by hand: versions without batches, a
     blob that no process stored."""
-    await no_violations(stage.flow.engine, stage.run.name, but=but)
+    await no_violations(stage.context.engine, stage.run.name, but=but)
 
 
 async def test_a_task_with_any_text_anywhere_is_answered_and_the_next_one_is_accepted(stage: Stage) -> None:
@@ -120,7 +120,7 @@ async def test_a_task_with_any_text_anywhere_is_answered_and_the_next_one_is_acc
     answers: set[str] = set()
     async with (
         stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
-        playing([Intake(stage.flow, ["shell"]).run]),
+        playing([Intake(stage.context, ["shell"]).run]),
     ):
         for n, body in enumerate(sent):
             # An id of its own where the message still has a valid one.
@@ -146,7 +146,7 @@ async def test_a_step_with_any_text_anywhere_is_stored_or_refused_and_the_next_o
     stage: Stage,
 ) -> None:
     await stage.serves(3, 4)
-    held, _ = await running(stage.flow.engine, stage.run, 2)
+    held, _ = await running(stage.context.engine, stage.run, 2)
     grown = Tree(seed=3).grow(stage.run.name, held, 1)[0].event
     good = msgspec.structs.replace(
         grown,
@@ -161,7 +161,7 @@ async def test_a_step_with_any_text_anywhere_is_stored_or_refused_and_the_next_o
         reply={"content": "y"},
     )
     subject = subjects.steps(stage.run.name, str(held.rollout_id))
-    async with playing([partial(ingest_steps, stage.flow)]):
+    async with playing([partial(ingest_steps, stage.context)]):
         for n, body in enumerate(bodies(good), 1):
             own = body.replace(b'"idx": 0', b'"idx": %d' % n).replace(b'"root": 0', b'"root": %d' % n)
             await send(stage, subject, good, own)
@@ -200,14 +200,14 @@ async def test_a_result_with_any_text_anywhere_is_taken_or_refused_and_the_next_
 ) -> None:
     """Each message is about a rollout of its own, so that it would be stored."""
     run, subject = stage.run.name, subjects.results_rollout(stage.run.name)
-    first = (await running(stage.flow.engine, stage.run, 2))[0]
+    first = (await running(stage.context.engine, stage.run, 2))[0]
     sample = bodies(full_result(run, first))
-    held = await running(stage.flow.engine, stage.run, len(sample), "all")
-    async with playing([partial(ingest_results, stage.flow)]):
+    held = await running(stage.context.engine, stage.run, len(sample), "all")
+    async with playing([partial(ingest_results, stage.context)]):
         for lease, body in zip(held, sample, strict=True):
             await send(stage, subject, full_result(run, lease), about(body, first.rollout_id, lease))
         await stage.emptied("RESULTS")
-        last, _ = await running(stage.flow.engine, stage.run, 2, "last")
+        last, _ = await running(stage.context.engine, stage.run, 2, "last")
         await stage.send(subject, ended(run, last, [], digest=""))
         await stage.reaches(1, "rollouts", rollout_id=last.rollout_id, state="finished")
     assert await stage.count("artifacts") > 0 and await stage.count("dead_letters") > 0
@@ -235,12 +235,12 @@ async def test_a_verdict_with_any_text_anywhere_is_taken_or_refused_and_the_next
         )
 
     sample = bodies(verdict(10**12))
-    held = await running(stage.flow.engine, stage.run, len(sample) + 1)
-    async with playing([partial(ingest_results, stage.flow), partial(ingest_verdicts, stage.flow)]):
+    held = await running(stage.context.engine, stage.run, len(sample) + 1)
+    async with playing([partial(ingest_results, stage.context), partial(ingest_verdicts, stage.context)]):
         for lease in held:
             await stage.send(subjects.results_rollout(run), ended(run, lease, [], digest=""))
         await stage.reaches(len(held), "rollouts", state="finished")
-        async with stage.flow.engine.begin() as connection:
+        async with stage.context.engine.begin() as connection:
             for lease in held:
                 assert await leases.lease(
                     connection,
@@ -286,7 +286,7 @@ async def test_a_dead_letter_with_any_header_is_stored(stage: Stage) -> None:
             )
         )
     owed = sum(letter[subjects.HEADER_DEAD_KEPT] == "no" for letter in letters)  # else it is stored already
-    async with playing([partial(store_dead_letters, stage.flow)]):
+    async with playing([partial(store_dead_letters, stage.context)]):
 
         async def all_stored() -> bool:
             return len(await stage.reasons()) == owed

@@ -51,13 +51,13 @@ async def raw(nats_server: EmbeddedNats) -> AsyncIterator[RawNats]:
 
 
 def roles(stage: Stage) -> dict[str, Any]:
-    flow = stage.flow
+    context = stage.context
     return {
-        "TASKS": Intake(flow, ["shell"]).run,
-        "STEPS": partial(ingest_steps, flow),
-        "BLOBS": partial(store_blobs, flow),
-        "RESULTS": partial(ingest_results, flow),
-        "VERDICTS": partial(ingest_verdicts, flow),
+        "TASKS": Intake(context, ["shell"]).run,
+        "STEPS": partial(ingest_steps, context),
+        "BLOBS": partial(store_blobs, context),
+        "RESULTS": partial(ingest_results, context),
+        "VERDICTS": partial(ingest_verdicts, context),
     }
 
 
@@ -78,7 +78,7 @@ async def test_messages_with_any_bytes_in_subject_or_headers_are_settled_and_the
     whole = root.encode() + last.removeprefix(f"{stage.prefix}.").encode()
     connection = stage.bus._link.current  # type: ignore[attr-defined]
     body = encode(TaskSubmitted(task=TASK, submission="odd"))
-    async with playing([roles(stage)[stream], partial(store_dead_letters, stage.flow)]):
+    async with playing([roles(stage)[stream], partial(store_dead_letters, stage.context)]):
         if stream not in ("RESULTS", "VERDICTS"):  # the last word of their subjects is the run
             for token in TOKENS.values():
                 await raw.publish(root.encode() + token, body)
@@ -112,7 +112,7 @@ async def test_questions_of_any_bytes_are_dropped_and_the_next_one_is_answered(
     stage: Stage, raw: RawNats
 ) -> None:
     root = f"{stage.prefix}.blobs_wanted.".encode()
-    async with playing([partial(answer_missing, stage.flow)]):
+    async with playing([partial(answer_missing, stage.context)]):
         for token in TOKENS.values():
             await raw.publish(root + token, b"[]")
         for body in QUESTIONS:

@@ -58,7 +58,7 @@ async def assigned(stage: Stage, wanted: int) -> list[RolloutAssigned]:
 async def test_a_crash_between_publish_and_delete_is_harmless(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await builders.accepted(stage.flow.engine, stage.run, ["a"], size=2)
+    await builders.accepted(stage.context.engine, stage.run, ["a"], size=2)
     assert await dispatched(stage) == 1
 
     async def crash(*_: object) -> None:
@@ -66,25 +66,25 @@ async def test_a_crash_between_publish_and_delete_is_harmless(
 
     with monkeypatch.context() as patched, pytest.raises(KeyError):
         patched.setattr("orchestrator.roles.relay.settle", crash)
-        await relay_page(stage.flow)
+        await relay_page(stage.context)
     assert await stage.count("outbox") == 2
-    assert await relay_page(stage.flow) == 0, "they are still the dead relay's"
+    assert await relay_page(stage.context) == 0, "they are still the dead relay's"
     await its_turn_is_over(stage)
-    assert await relay_page(stage.flow) == 2
+    assert await relay_page(stage.context) == 2
     assert await stage.count("outbox") == 0
     assert len({event.rollout for event in await assigned(stage, 2)}) == 2
 
 
 async def its_turn_is_over(stage: Stage) -> None:
     """As if a relay's time for its messages had passed."""
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await connection.execute(update(outbox).values(not_before=func.now() - timedelta(seconds=1)))
 
 
 async def test_while_the_bus_does_not_answer_no_transaction_is_open_and_another_relay_takes_over(
     stage: Stage,
 ) -> None:
-    engine = stage.flow.engine
+    engine = stage.context.engine
     await builders.accepted(engine, stage.run, ["a"], size=2)
     assert await dispatched(stage) == 1
     requested, answers = anyio.Event(), anyio.Event()
@@ -97,7 +97,7 @@ async def test_while_the_bus_does_not_answer_no_transaction_is_open_and_another_
             await answers.wait()
             return await stage.bus.publish_many(messages)
 
-    waiting = replace(stage.flow, bus=cast(Bus, Away()))
+    waiting = replace(stage.context, bus=cast(Bus, Away()))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(relay_page, waiting)
         with anyio.fail_after(60):
@@ -108,9 +108,9 @@ async def test_while_the_bus_does_not_answer_no_transaction_is_open_and_another_
             )
             held = f"SELECT count(*) FROM pg_stat_activity WHERE {others} AND xact_start IS NOT NULL"
             assert await connection.scalar(text(held)) == 0
-        assert await relay_page(stage.flow) == 0, "it is not the other's turn yet"
+        assert await relay_page(stage.context) == 0, "it is not the other's turn yet"
         await its_turn_is_over(stage)
-        assert await relay_page(stage.flow) == 2
+        assert await relay_page(stage.context) == 2
         answers.set()
     assert await stage.count("outbox") == 0
     await assigned(stage, 2)
@@ -126,7 +126,7 @@ async def test_a_full_stream_holds_no_other_message_up_and_loses_none(
             nats_server.url, name="small", prefix=stage.prefix, timing=TIMING, streams=small
         ) as bus:
             await bus.ensure_streams()
-            flow = replace(stage.flow, bus=bus)
+            context = replace(stage.context, bus=bus)
             await builders.accepted(engine, stage.run, ["a"], size=2)
             assert await dispatched(stage) == 1
             news = PolicyPublished(
@@ -134,16 +134,16 @@ async def test_a_full_stream_holds_no_other_message_up_and_loses_none(
             )
             async with engine.begin() as connection:
                 await enqueue(connection, stage.run.run_id, subjects.policy(stage.run.name), news)
-            async with playing([partial(relay, flow)]):
+            async with playing([partial(relay, context)]):
                 await stage.reaches(1, "outbox")  # the second assignment; the policy went past it
                 assert len(await assigned(stage, 2)) == 2
                 await stage.reaches(0, "outbox")
 
 
 async def test_a_row_is_published_by_its_own_run_when_it_is_due(stage: Stage) -> None:
-    engine = stage.flow.engine
+    engine = stage.context.engine
     other = await builders.make_run(
-        engine, stage.flow.config.model_copy(update={"run": RunSection(name="other")})
+        engine, stage.context.config.model_copy(update={"run": RunSection(name="other")})
     )
     event = RolloutAssigned(run=stage.run.name, rollout=1, attempt=1, epoch=1)
     async with engine.begin() as connection:
@@ -152,14 +152,14 @@ async def test_a_row_is_published_by_its_own_run_when_it_is_due(stage: Stage) ->
             connection, stage.run.run_id, subjects.work_rollout(stage.run.name), event, delay_s=3600
         )
         await enqueue(connection, stage.run.run_id, subjects.work_rollout(stage.run.name), event)
-    assert await relay_page(stage.flow) == 1
+    assert await relay_page(stage.context) == 1
     assert await stage.count("outbox") == 1
     async with engine.connect() as connection:
         assert await connection.scalar(select(func.count()).select_from(outbox)) == 2
 
 
 async def test_streams_towards_workers_are_rebuilt_from_the_database(stage: Stage) -> None:
-    engine = stage.flow.engine
+    engine = stage.context.engine
     held = await running(engine, stage.run, 2, "running")
     await builders.accepted(engine, stage.run, ["queued"], size=2)
     await dispatched(stage)
@@ -176,7 +176,7 @@ async def test_streams_towards_workers_are_rebuilt_from_the_database(stage: Stag
                 connection, stage.run.run_id, stage.run.name, new, subjects.policy(stage.run.name), None
             )
         await connection.execute(text("DELETE FROM outbox"))
-    assert [await rebuild(stage.flow, stream) for stream in (*REBUILT, "STEPS")] == [3, 1, 0]
+    assert [await rebuild(stage.context, stream) for stream in (*REBUILT, "STEPS")] == [3, 1, 0]
     messages = await owed(engine, stage.run)
     assert [
         body.get("version") for subject, body in messages if subject == subjects.policy(stage.run.name)
@@ -190,14 +190,14 @@ async def test_streams_towards_workers_are_rebuilt_from_the_database(stage: Stag
 
 
 async def test_an_assignment_that_no_runner_took_for_long_is_published_again(stage: Stage) -> None:
-    engine = stage.flow.engine
+    engine = stage.context.engine
     await builders.accepted(engine, stage.run, ["old", "new"], size=2)
     assert await dispatched(stage) == 2
     async with engine.begin() as connection:
         await connection.execute(text("DELETE FROM outbox"))
         old = "UPDATE rollouts SET changed = now() - interval '6 minutes' FROM groups WHERE seq = 0 AND groups.group_id = rollouts.group_id"
         await connection.execute(text(old))
-        assert await remind(connection, stage.flow) == 2
+        assert await remind(connection, stage.context) == 2
     assert await stage.count("outbox") == 2
 
 
@@ -221,10 +221,10 @@ async def test_tasks_become_ready_groups_though_the_stream_of_work_is_deleted_on
     assert sorted(result.rollout for result in runners.results) == sorted(
         {r.rollout for r in runners.results}
     )
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         query = "SELECT count(*), count(DISTINCT (rollout_id)) FROM rewards"
         assert tuple((await connection.execute(text(query))).one()) == (6, 6)
 
 
 async def _rebuilt(stage: Stage, stream: str) -> None:
-    await rebuild(stage.flow, stream)
+    await rebuild(stage.context, stream)

@@ -51,7 +51,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
 
 def intake(stage: Stage) -> Intake:
-    return Intake(stage.flow, ["shell", "mini", "oracle", "nop", "mini-swe-agent"])
+    return Intake(stage.context, ["shell", "mini", "oracle", "nop", "mini-swe-agent"])
 
 
 # --- intake ---------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ async def test_a_bad_task_is_rejected_with_one_sentence_and_stays_so(stage: Stag
         await stage.submit("good")
         await stage.reaches(1, "groups")
     query = text("SELECT submission, reason FROM submissions WHERE status = 'rejected' ORDER BY submission")
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         reasons = {row.submission: row.reason for row in await connection.execute(query)}
     for n, (_, part) in enumerate(REJECTED):
         assert part in reasons[f"bad{n}"] and "\n" not in reasons[f"bad{n}"]
@@ -231,14 +231,14 @@ async def test_a_bad_task_is_rejected_with_one_sentence_and_stays_so(stage: Stag
 
 
 async def test_the_scaffolds_of_a_tasks_own_run_are_known_to_the_intake_of_every_run(stage: Stage) -> None:
-    config = stage.flow.config
+    config = stage.context.config
     ours = "/srv/other/mine.py"
     rollout = config.rollout.model_copy(update={"scaffolds": {ours: 1.0}})
     name = f"{stage.run.name}x"
     other = config.model_copy(
         update={"run": config.run.model_copy(update={"name": name}), "rollout": rollout}
     )
-    theirs = await builders.make_run(stage.flow.engine, other)
+    theirs = await builders.make_run(stage.context.engine, other)
     async with playing([intake(stage).run]), stage.bus.listen(subjects.every_answer(name)) as notices:
         await stage.submit("foreign", scaffold=ours)  # a share of the other run only
         await stage.reaches(1, "submissions", status="rejected")
@@ -250,7 +250,7 @@ async def test_the_scaffolds_of_a_tasks_own_run_are_known_to_the_intake_of_every
                 msgspec.json.decode((await anext(notices)).body, type=SubmissionAnswered) for _ in "12"
             ]
     assert [(each.status, each.reason) for each in answers] == [(SubmissionStatus.ACCEPTED, None)] * 2
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         query = select(groups.c.scaffold).where(groups.c.run_id == theirs.run_id)
         assert set(await connection.scalars(query)) == {ours}
 
@@ -271,7 +271,7 @@ async def test_a_domain_without_a_share_is_named(engine: AsyncEngine, nats_serve
 
 
 async def test_closed_intake_takes_evaluations_only(stage: Stage) -> None:
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await close_intake(connection, stage.run.run_id)
     async with playing([intake(stage).run]):
         await stage.submit("t")
@@ -281,7 +281,7 @@ async def test_closed_intake_takes_evaluations_only(stage: Stage) -> None:
 
 
 async def test_a_run_cannot_end_between_the_look_at_its_intake_and_the_acceptance(stage: Stage) -> None:
-    engine, run_id = stage.flow.engine, stage.run.run_id
+    engine, run_id = stage.context.engine, stage.run.run_id
     ended = anyio.Event()
 
     async def end() -> None:
@@ -377,7 +377,7 @@ async def test_domains_are_served_by_their_shares(engine: AsyncEngine, nats_serv
 
 
 async def test_one_impossible_message_does_not_cost_the_others_of_its_batch(stage: Stage) -> None:
-    engine, run = stage.flow.engine, stage.run.name
+    engine, run = stage.context.engine, stage.run.name
     await stage.serves(3, 4)
     held, _ = await running(engine, stage.run, 2)
     good = [step.event for step in Tree(1).grow(run, held, 6)]
@@ -392,7 +392,7 @@ async def test_one_impossible_message_does_not_cost_the_others_of_its_batch(stag
     await stage.bus.publish(
         Outgoing(subject=subject, msg_id="junk", schema="StepRecorded/1", body=b"\xff\xfe")
     )
-    async with playing([partial(ingest_steps, stage.flow)]):
+    async with playing([partial(ingest_steps, stage.context)]):
         await stage.reaches(6, "steps")
         await stage.reaches(4, "dead_letters")
     reasons = await stage.reasons()
@@ -401,7 +401,7 @@ async def test_one_impossible_message_does_not_cost_the_others_of_its_batch(stag
 
 
 async def test_a_reward_outside_0_to_1_and_a_foreign_failure_class_are_refused(stage: Stage) -> None:
-    held, _ = await running(stage.flow.engine, stage.run, 2)
+    held, _ = await running(stage.context.engine, stage.run, 2)
     verdict = VerdictReached(
         run=stage.run.name,
         rollout=held.rollout_id,
@@ -419,7 +419,7 @@ async def test_a_reward_outside_0_to_1_and_a_foreign_failure_class_are_refused(s
     ):
         await stage.send(subject, msgspec.structs.replace(verdict, **changes))
     await stage.send(subject, msgspec.structs.replace(verdict, reward=1.0))  # without a verification: stale
-    async with playing([partial(ingest_verdicts, stage.flow)]):
+    async with playing([partial(ingest_verdicts, stage.context)]):
         await stage.reaches(4, "dead_letters")
         await until(lambda: _counted(stage, "verdicts_stale"))
     assert await stage.count("verdicts") == 0
@@ -427,7 +427,7 @@ async def test_a_reward_outside_0_to_1_and_a_foreign_failure_class_are_refused(s
 
 async def test_verdicts_that_come_in_any_order_lock_rows_as_heartbeats_do(stage: Stage) -> None:
     """Else one of the two is the victim of a deadlock, and has to repeat everything."""
-    engine, run = stage.flow.engine, stage.run
+    engine, run = stage.context.engine, stage.run
     held = await running(engine, run, 2)
     async with engine.begin() as connection:
         await connection.execute(
@@ -452,7 +452,7 @@ async def test_verdicts_that_come_in_any_order_lock_rows_as_heartbeats_do(stage:
     async with engine.begin() as beating:
         await beating.execute(text("SET LOCAL deadlock_timeout = '10ms'"))  # we would be the victim
         assert await leases.heartbeat(beating, run.run_id, OWNER, {held[0].rollout_id: 1}, 60.0)
-        async with playing([partial(ingest_verdicts, stage.flow)]):
+        async with playing([partial(ingest_verdicts, stage.context)]):
             await until(ingest_waits)
             epochs = {lease.rollout_id: 1 for lease in held}
             assert await leases.heartbeat(beating, run.run_id, OWNER, epochs, 60.0) == set(epochs)
@@ -461,7 +461,7 @@ async def test_verdicts_that_come_in_any_order_lock_rows_as_heartbeats_do(stage:
 
 
 async def _counted(stage: Stage, name: str) -> bool:
-    return await counter(stage.flow.engine, stage.run, name) == 1
+    return await counter(stage.context.engine, stage.run, name) == 1
 
 
 # --- reaper and ender -----------------------------------------------------------------------------------------
@@ -478,7 +478,7 @@ async def test_a_new_reaper_gives_every_lease_one_full_time_to_live_before_it_re
                 select(rollouts.c.rollout_id).where(rollouts.c.group_id == group_id)
             )
             assert rollout_id and await take(connection, rollout_id, ttl_s=-5.0)
-        async with playing([partial(reaper, stage.flow)]):
+        async with playing([partial(reaper, stage.context)]):
             await until(lambda: _lease_is_ahead(engine, rollout_id))
             async with engine.begin() as connection:
                 kept = await leases.heartbeat(connection, stage.run.run_id, OWNER, {rollout_id: 1}, -1.0)
@@ -504,7 +504,7 @@ async def test_the_ender_ends_a_run_whose_condition_holds_and_filters_what_is_op
     async with staged(engine, nats_server.url, stage={"end_seconds": 0.2}) as stage:
         await running(engine, stage.run, 2)
         await builders.accepted(engine, stage.run, ["waits"], size=2)
-        async with playing([partial(run_end, stage.flow)]):
+        async with playing([partial(run_end, stage.context)]):
             await stage.reaches(1, "runs", state="ended")
         assert await stage.count("groups", state=GroupState.FILTERED, reason=FilterReason.RUN_ENDED) == 2
         assert await stage.count("rollouts", state="lost", failure_class="cancelled") == 4
@@ -512,11 +512,11 @@ async def test_the_ender_ends_a_run_whose_condition_holds_and_filters_what_is_op
 
 
 async def test_the_ender_waits_for_open_groups_after_intake_closed(stage: Stage) -> None:
-    engine = stage.flow.engine
+    engine = stage.context.engine
     await running(engine, stage.run, 2)
     async with engine.begin() as connection:
         await close_intake(connection, stage.run.run_id)
-    async with playing([partial(run_end, stage.flow), partial(dispatcher, stage.flow)]):
+    async with playing([partial(run_end, stage.context), partial(dispatcher, stage.context)]):
         with anyio.move_on_after(1.2):  # two looks of the run's end
             await stage.reaches(1, "runs", state="ended")
         assert await stage.count("runs", state="active") == 1

@@ -76,7 +76,7 @@ class Client:
     async def end(self) -> None:
         """Returns when it is committed."""
         assert await once(
-            self.stage.flow.engine,
+            self.stage.context.engine,
             lambda connection: begin_end(connection, self.stage.run.run_id, "requested by a person"),
             at="person.commit",
         )
@@ -88,12 +88,12 @@ def client(stage: Stage) -> Client:
 
 
 def intake(stage: Stage) -> Role:
-    return Intake(stage.flow, ["shell"]).run
+    return Intake(stage.context, ["shell"]).run
 
 
 async def a_lock_is_waited_for(stage: Stage) -> bool:
     query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         return bool(await connection.scalar(text(query)))
 
 
@@ -105,7 +105,7 @@ async def fates(stage: Stage) -> dict[str, list[str | None]]:
           FROM groups g JOIN transitions t ON t.run_id = g.run_id
            AND (t.kind = 'run' AND t.from_state IS NOT NULL OR t.kind = 'group' AND t.entity_id = g.group_id)
          WHERE g.run_id = :run GROUP BY 1"""
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         rows = await connection.execute(text(query), {"run": stage.run.run_id})
         return {row.submission: row.states for row in rows}
 
@@ -127,7 +127,7 @@ async def test_a_task_that_is_accepted_when_the_run_ends_is_filtered_by_the_end_
     stage: Stage, client: Client, hold: Hold, point: str
 ) -> None:
     gate = hold(point)
-    async with playing([intake(stage), partial(run_end, stage.flow)]), anyio.create_task_group() as group:
+    async with playing([intake(stage), partial(run_end, stage.context)]), anyio.create_task_group() as group:
         group.start_soon(client.submit, "one")
         await gate.holds()
         await client.end()
@@ -135,14 +135,14 @@ async def test_a_task_that_is_accepted_when_the_run_ends_is_filtered_by_the_end_
         gate.opened.set()
     assert client.answers == {"one": ACCEPTED}
     assert await fates(stage) == {"one": FILTERED}
-    await no_violations(stage.flow.engine, stage.run.name, ledger=["one"])
+    await no_violations(stage.context.engine, stage.run.name, ledger=["one"])
 
 
 async def test_the_end_waits_for_an_acceptance_that_is_not_committed(
     stage: Stage, client: Client, hold: Hold
 ) -> None:
     gate = hold("intake.commit.before")
-    async with playing([intake(stage), partial(run_end, stage.flow)]):
+    async with playing([intake(stage), partial(run_end, stage.context)]):
         async with anyio.create_task_group() as group:
             group.start_soon(client.submit, "one")
             await gate.holds()
@@ -153,14 +153,14 @@ async def test_the_end_waits_for_an_acceptance_that_is_not_committed(
         await stage.reaches(1, "runs", state="ended")
     assert client.answers == {"one": ACCEPTED}
     assert await fates(stage) == {"one": FILTERED}
-    await no_violations(stage.flow.engine, stage.run.name, ledger=["one"])
+    await no_violations(stage.context.engine, stage.run.name, ledger=["one"])
 
 
 async def test_a_task_that_is_read_while_the_end_is_not_committed_waits_for_it_and_is_refused(
     stage: Stage, client: Client, hold: Hold
 ) -> None:
     gate = hold("person.commit.before")
-    async with playing([intake(stage), partial(run_end, stage.flow)]):
+    async with playing([intake(stage), partial(run_end, stage.context)]):
         async with anyio.create_task_group() as group:
             group.start_soon(client.end)
             await gate.holds()
@@ -171,7 +171,7 @@ async def test_a_task_that_is_read_while_the_end_is_not_committed_waits_for_it_a
         await stage.reaches(1, "runs", state="ended")
     assert client.answers["one"] in (refused(stage, "is ending"), refused(stage, "has ended"))
     assert await fates(stage) == {}
-    await no_violations(stage.flow.engine, stage.run.name, ledger=["one"])
+    await no_violations(stage.context.engine, stage.run.name, ledger=["one"])
 
 
 async def test_tasks_that_lay_on_the_stream_when_the_run_ended_and_later_ones_are_refused(
@@ -184,13 +184,13 @@ async def test_tasks_that_lay_on_the_stream_when_the_run_ended_and_later_ones_ar
         async with playing([intake(stage)]):
             await stage.reaches(2, "submissions", status="rejected")
     assert client.answers == {"waits": refused(stage, "is ending")}
-    async with playing([intake(stage), partial(run_end, stage.flow)]):
+    async with playing([intake(stage), partial(run_end, stage.context)]):
         await stage.reaches(1, "runs", state="ended")
         await client.submit("before")  # its sender asks again
         await client.submit("after")
     assert client.answers["before"] == refused(stage, "is ending")
     assert client.answers["after"] == refused(stage, "has ended")
-    await no_violations(stage.flow.engine, stage.run.name, ledger=["before", "waits", "after"])
+    await no_violations(stage.context.engine, stage.run.name, ledger=["before", "waits", "after"])
 
 
 async def test_an_orchestrator_that_dies_before_its_answer_leaves_a_task_that_the_end_filters_and_the_next_one_answers(
@@ -201,14 +201,14 @@ async def test_an_orchestrator_that_dies_before_its_answer_leaves_a_task_that_th
         group.start_soon(client.submit, "one")
         async with playing([intake(stage)]):
             await gate.holds()
-        async with playing([partial(run_end, stage.flow)]):
+        async with playing([partial(run_end, stage.context)]):
             await client.end()
             await stage.reaches(1, "runs", state="ended")
         async with playing([intake(stage)]):
             await until(lambda: answered(client, "one"))
     assert client.answers == {"one": ACCEPTED}
     assert await fates(stage) == {"one": FILTERED}
-    await no_violations(stage.flow.engine, stage.run.name, ledger=["one"])
+    await no_violations(stage.context.engine, stage.run.name, ledger=["one"])
 
 
 async def answered(client: Client, submission: str) -> bool:
@@ -229,14 +229,14 @@ async def test_a_run_does_not_end_while_the_acceptance_of_a_recording_is_not_com
         async with anyio.create_task_group() as group:
             group.start_soon(client.submit, "one", Purpose.RECORD)
             await gate.holds()
-            async with playing([partial(run_end, stage.flow)]):
+            async with playing([partial(run_end, stage.context)]):
                 await until(partial(a_lock_is_waited_for, stage))
                 gate.opened.set()
                 await stage.reaches(1, "runs", state="ended")
         await stage.reaches(1, "groups", state="scored")
     assert client.answers == {"one": ACCEPTED}
     assert await fates(stage) == {"one": SCORED_FIRST}
-    await no_violations(stage.flow.engine, stage.run.name, ledger=["one"])
+    await no_violations(stage.context.engine, stage.run.name, ledger=["one"])
 
 
 async def test_a_recording_that_lay_on_the_stream_when_the_run_ended_is_scored_and_a_pruned_run_refuses_it(
@@ -245,14 +245,14 @@ async def test_a_recording_that_lay_on_the_stream_when_the_run_ended_is_scored_a
     await stage.serves(0)
     await stage.submit("before", purpose=Purpose.RECORD)
     await client.end()
-    async with playing([partial(run_end, stage.flow)]):
+    async with playing([partial(run_end, stage.context)]):
         await stage.reaches(1, "runs", state="ended")
     runners = Runners(stage, pool=subjects.POOL_EVAL)
     async with playing([*stage.core(), *runners.roles()]):
         await stage.reaches(1, "groups", state="scored")
         assert await fates(stage) == {"before": SCORED_LATER}
-        await no_violations(stage.flow.engine, stage.run.name, ledger=["before"])
-        async with stage.flow.engine.begin() as connection:
+        await no_violations(stage.context.engine, stage.run.name, ledger=["before"])
+        async with stage.context.engine.begin() as connection:
             await prune.begin(connection, stage.run)
         await client.submit("after", Purpose.RECORD)
     reason = f"run {stage.run.name!r} accepts no more tasks: it has ended and is pruned"

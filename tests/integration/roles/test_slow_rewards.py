@@ -55,7 +55,7 @@ async def impatiently(
     with use(Timeouts(pool_idle_s=0.2, **timeouts)):
         async with (
             open_engine(database_url) as engine,
-            playing([partial(role, replace(stage.flow, engine=engine))]),
+            playing([partial(role, replace(stage.context, engine=engine))]),
         ):
             yield
 
@@ -90,43 +90,43 @@ SAME_END = "UPDATE rollouts SET graced_until = lease_until WHERE rollout_id = :i
 
 async def run_out(stage: Stage, lease: Lease) -> None:
     """The lease has expired, and has had its grace."""
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await connection.execute(text(RUN_OUT), {"id": lease.rollout_id})
         await connection.execute(text(SAME_END), {"id": lease.rollout_id})
 
 
 async def is_group(stage: Stage, group_id: int, state: str) -> bool:
-    return (await group_state(stage.flow.engine, group_id))[0] == state
+    return (await group_state(stage.context.engine, group_id))[0] == state
 
 
 async def test_the_reaper_takes_back_other_leases_while_a_group_is_rewarded(
     stage: Stage, slow: Slow, database_url: str
 ) -> None:
-    first = await running(stage.flow.engine, stage.run, 3)
-    second = await running(stage.flow.engine, stage.run, 2, "another")
+    first = await running(stage.context.engine, stage.run, 3)
+    second = await running(stage.context.engine, stage.run, 2, "another")
     for n, lease in enumerate(first[:2]):
-        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
-        await verify(stage.flow, lease.rollout_id, float(n))
+        assert await report(stage.context, ended(stage.run.name, lease, [], digest=""))
+        await verify(stage.context, lease.rollout_id, float(n))
     slow.group_id = first[0].group_id
     for lease in (first[2], *second):
         await run_out(stage, lease)
     async with impatiently(stage, database_url, reaper.reaper):
         await stage.reaches(2, "rollouts", group_id=second[0].group_id, state="lost")
-        assert (await rollout_row(stage.flow.engine, first[2].rollout_id)).state == "running"
+        assert (await rollout_row(stage.context.engine, first[2].rollout_id)).state == "running"
         slow.go.set()
         await until(partial(is_group, stage, slow.group_id, "ready"))
     assert slow.times == 1 and await stage.count("rewards") == 2
-    assert (await rollout_row(stage.flow.engine, first[2].rollout_id)).state == "lost"
+    assert (await rollout_row(stage.context.engine, first[2].rollout_id)).state == "lost"
 
 
 async def test_a_verdict_whose_group_takes_long_to_reward_is_kept_and_rewarded_once(
     stage: Stage, slow: Slow, database_url: str
 ) -> None:
-    held = await running(stage.flow.engine, stage.run, 2)
+    held = await running(stage.context.engine, stage.run, 2)
     slow.group_id = held[0].group_id
     slow.go.set()
     for lease in held:
-        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+        assert await report(stage.context, ended(stage.run.name, lease, [], digest=""))
     async with impatiently(stage, database_url, ingest_verdicts):
         await judge(stage, held)
         await until(partial(is_group, stage, slow.group_id, "ready"))
@@ -138,11 +138,11 @@ async def test_a_verdict_whose_group_takes_long_to_reward_is_kept_and_rewarded_o
 async def test_the_last_verdicts_of_a_group_in_one_transaction_reward_it_once(
     stage: Stage, slow: Slow, database_url: str
 ) -> None:
-    held = await running(stage.flow.engine, stage.run, 2)
+    held = await running(stage.context.engine, stage.run, 2)
     slow.group_id = held[0].group_id
     slow.go.set()
     for lease in held:
-        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+        assert await report(stage.context, ended(stage.run.name, lease, [], digest=""))
     await judge(stage, held)
     async with impatiently(stage, database_url, ingest_verdicts):
         await until(partial(is_group, stage, slow.group_id, "ready"))
@@ -162,11 +162,11 @@ async def test_a_reapers_pass_waits_a_moment_for_all_slow_groups_together(
         return reward_group(group, *rest, **named)
 
     monkeypatch.setattr(conclude, "reward_group", compute)
-    groups = [await running(stage.flow.engine, stage.run, 3, f"t{n}") for n in range(3)]
+    groups = [await running(stage.context.engine, stage.run, 3, f"t{n}") for n in range(3)]
     for leases_of in groups:
         for n, lease in enumerate(leases_of[:2]):
-            assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
-            await verify(stage.flow, lease.rollout_id, float(n))
+            assert await report(stage.context, ended(stage.run.name, lease, [], digest=""))
+            await verify(stage.context, lease.rollout_id, float(n))
         await run_out(stage, leases_of[2])
     waited: list[float] = []
     wait = rewarding._Computation.wait
@@ -177,8 +177,8 @@ async def test_a_reapers_pass_waits_a_moment_for_all_slow_groups_together(
 
     monkeypatch.setattr(rewarding._Computation, "wait", noted)
     with use(Timeouts(pool_idle_s=4.0)):
-        async with stage.flow.engine.begin() as connection:
-            await reaper.reap(connection, stage.flow)
+        async with stage.context.engine.begin() as connection:
+            await reaper.reap(connection, stage.context)
     assert times == 3 and sum(waited) <= 4.0 * rewarding.MOMENT + 1e-6 and waited[-1] <= 0.0
     go.set()
 
@@ -186,11 +186,11 @@ async def test_a_reapers_pass_waits_a_moment_for_all_slow_groups_together(
 async def judge(stage: Stage, held: list[Lease]) -> None:
     """Lease the verifications of these rollouts, and send their verdicts: 0, 1, …"""
     for n, lease in enumerate(held):
-        row = await rollout_row(stage.flow.engine, lease.rollout_id)
-        async with stage.flow.engine.begin() as connection:
+        row = await rollout_row(stage.context.engine, lease.rollout_id)
+        async with stage.context.engine.begin() as connection:
             verification = await leases.lease(
                 connection,
-                stage.flow.run_id,
+                stage.context.run_id,
                 lease.rollout_id,
                 row.lease_epoch,
                 OWNER,
@@ -212,11 +212,11 @@ async def judge(stage: Stage, held: list[Lease]) -> None:
 async def test_verdicts_of_other_groups_pass_one_whose_group_is_rewarded_slowly(
     stage: Stage, slow: Slow, database_url: str
 ) -> None:
-    first = await running(stage.flow.engine, stage.run, 2)
-    others = [await running(stage.flow.engine, stage.run, 2, f"t{n}") for n in range(3)]
+    first = await running(stage.context.engine, stage.run, 2)
+    others = [await running(stage.context.engine, stage.run, 2, f"t{n}") for n in range(3)]
     slow.group_id = first[0].group_id
     for lease in chain(first, *others):
-        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+        assert await report(stage.context, ended(stage.run.name, lease, [], digest=""))
     async with impatiently(stage, database_url, ingest_verdicts):
         await judge(stage, first)
         await eventually(lambda: slow.times == 1)
@@ -248,9 +248,9 @@ async def test_more_slow_groups_than_are_rewarded_at_once_are_rewarded_once_each
         return reward_group(group, *rest, **named)
 
     monkeypatch.setattr(conclude, "reward_group", compute)
-    groups = [await running(stage.flow.engine, stage.run, 2, f"t{n}") for n in range(6)]
+    groups = [await running(stage.context.engine, stage.run, 2, f"t{n}") for n in range(6)]
     for lease in chain(*groups):
-        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+        assert await report(stage.context, ended(stage.run.name, lease, [], digest=""))
     for group in groups:
         await judge(stage, group)
     async with impatiently(stage, database_url, ingest_verdicts):
@@ -273,11 +273,11 @@ async def test_a_consumer_that_holds_as_many_messages_as_it_may_takes_no_other_u
         hold(*given)
 
     monkeypatch.setattr(consume._Consuming, "_hold", noted)
-    first = await running(stage.flow.engine, stage.run, 2)
-    second = await running(stage.flow.engine, stage.run, 2, "another")
+    first = await running(stage.context.engine, stage.run, 2)
+    second = await running(stage.context.engine, stage.run, 2, "another")
     slow.group_id = first[0].group_id
     for lease in (*first, *second):
-        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+        assert await report(stage.context, ended(stage.run.name, lease, [], digest=""))
     async with impatiently(stage, database_url, ingest_verdicts):
         await judge(stage, first)
         await eventually(lambda: holds == 1)
@@ -315,10 +315,10 @@ async def test_a_verdict_that_waits_for_its_rewards_is_in_work_and_one_that_come
     monkeypatch.setattr(consume._Consuming, "_hold", noted)
     if not in_work:
         monkeypatch.setattr(NatsDelivery, "in_progress", nothing)
-    held = await running(stage.flow.engine, stage.run, 2)
+    held = await running(stage.context.engine, stage.run, 2)
     slow.group_id = held[0].group_id
     for lease in held:
-        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+        assert await report(stage.context, ended(stage.run.name, lease, [], digest=""))
     async with impatiently(stage, database_url, ingest_verdicts, bus_ack_wait_s=1.0):
         await judge(stage, held)
         await eventually(lambda: slow.times == 1)
@@ -336,17 +336,17 @@ async def test_a_verdict_that_waits_for_its_rewards_is_in_work_and_one_that_come
 async def test_a_group_whose_rewards_never_come_is_dead_and_the_next_one_is_rewarded(
     stage: Stage, slow: Slow, database_url: str
 ) -> None:
-    first = await running(stage.flow.engine, stage.run, 2)
-    second = await running(stage.flow.engine, stage.run, 2, "another")
+    first = await running(stage.context.engine, stage.run, 2)
+    second = await running(stage.context.engine, stage.run, 2, "another")
     slow.group_id = first[0].group_id
     for lease in (*first, *second):
-        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
+        assert await report(stage.context, ended(stage.run.name, lease, [], digest=""))
     async with impatiently(stage, database_url, ingest_verdicts, rewards_s=0.5):
         await judge(stage, [*first, *second])
         await until(partial(is_group, stage, second[0].group_id, "ready"))
         await stage.emptied("RESULTS")
     slow.go.set()
-    state, reason = await group_state(stage.flow.engine, slow.group_id)
+    state, reason = await group_state(stage.context.engine, slow.group_id)
     longer = (
         "its rewards could not be computed: TimeoutError: they take longer than {} s (timeouts.rewards_s)"
     )
@@ -356,24 +356,24 @@ async def test_a_group_whose_rewards_never_come_is_dead_and_the_next_one_is_rewa
 async def test_a_lease_at_which_postgres_ends_the_reapers_transactions_ends_only_its_own_group(
     stage: Stage, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = await running(stage.flow.engine, stage.run, 2)
-    second = await running(stage.flow.engine, stage.run, 2, "another")
+    first = await running(stage.context.engine, stage.run, 2)
+    second = await running(stage.context.engine, stage.run, 2, "another")
     take_back = reaper._take_back
     tries = 0
 
-    async def take(connection: AsyncConnection, flow: OrchestratorContext, lease: Expired) -> None:
+    async def take(connection: AsyncConnection, context: OrchestratorContext, lease: Expired) -> None:
         nonlocal tries
         if lease.rollout_id == first[0].rollout_id:
             tries += 1
             time.sleep(0.5)  # noqa: TID251, ASYNC251
-        await take_back(connection, flow, lease)
+        await take_back(connection, context, lease)
 
     monkeypatch.setattr(reaper, "_take_back", take)
     for lease in (first[0], *second):
         await run_out(stage, lease)
     async with impatiently(stage, database_url, reaper.reaper):
         await stage.reaches(2, "rollouts", group_id=second[0].group_id, state="lost")
-    state, reason = await group_state(stage.flow.engine, first[0].group_id)
+    state, reason = await group_state(stage.context.engine, first[0].group_id)
     assert state == "dead" and tries == 2 * TRIES
     assert reason == (
         "its lease could not be taken back: TransactionEnded: PostgreSQL ended its transactions, because nothing was sent for 0.2 s"

@@ -58,7 +58,7 @@ async def stage(engine: AsyncEngine, nats_server: EmbeddedNats) -> AsyncIterator
 
 
 async def newest(stage: Stage) -> float | None:
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         return await speed_noise.newest(connection, stage.run.run_id, "shell")
 
 
@@ -78,7 +78,7 @@ async def test_a_success_is_replayed_eight_times_and_the_spread_of_their_times_i
         .join(tables.tasks, tables.tasks.c.task_id == tables.groups.c.task_id)
         .join(tables.speed_noise, tables.speed_noise.c.group_id == tables.groups.c.group_id)
     )
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         row = (await connection.execute(query)).one()
     assert (row.size, row.purpose, row.replays) == (8, "record", 8)
     assert row.seconds == pytest.approx(math.exp(sum(map(math.log, TIMES)) / 8), rel=1e-6)
@@ -97,7 +97,9 @@ async def test_replays_that_fail_give_no_result_and_are_tried_three_times_within
             await stage.submit(f"s{n}")
             await stage.reaches(1, "groups", submission=f"s{n}", state="ready")
             await stage.reaches(min(n + 1, 3), "groups", label=LABEL, done=True)
-            async with stage.flow.engine.begin() as connection:  # the trainer takes it: there is room again
+            async with (
+                stage.context.engine.begin() as connection
+            ):  # the trainer takes it: there is room again
                 await connection.execute(
                     update(tables.groups)
                     .where(tables.groups.c.submission == f"s{n}")
@@ -135,7 +137,7 @@ async def test_a_group_of_equal_performance_trains_on_its_times_where_they_diffe
             .where(tables.groups.c.submission == submission)
             .distinct()
         )
-        async with stage.flow.engine.connect() as connection:
+        async with stage.context.engine.connect() as connection:
             silent: str | None = (await connection.scalars(query)).one()
             return silent
 
@@ -154,15 +156,15 @@ async def test_a_group_of_equal_performance_trains_on_its_times_where_they_diffe
 
 async def test_a_measurement_that_cannot_begin_loses_only_itself(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, pool_rig.small())
-    flow, author = pool_rig.flow_of(engine, run), builders.Author(turns=1)
-    reward = flow.config.reward.model_copy(update={"noise_replays": 100_000})  # of an older release
-    flow = replace(flow, config=flow.config.model_copy(update={"reward": reward}))
+    context, author = pool_rig.context_of(engine, run), builders.Author(turns=1)
+    reward = context.config.reward.model_copy(update={"noise_replays": 100_000})  # of an older release
+    context = replace(context, config=context.config.model_copy(update={"reward": reward}))
     leases = await pool_rig.running(engine, run)
     for lease, performance in zip(leases, (1.0, 0.0), strict=True):
         written = author.trajectory(lease, run.name, author.ids(8, 9))
         await pool_rig.record(engine, run, written)
-        assert await pool_rig.report(flow, pool_rig.ended(run.name, lease, written))
-        await pool_rig.verify(flow, lease.rollout_id, performance)
+        assert await pool_rig.report(context, pool_rig.ended(run.name, lease, written))
+        await pool_rig.verify(context, lease.rollout_id, performance)
     assert await pool_rig.group_state(engine, leases[0].group_id) == ("ready", None)
     assert await pool_rig.counter(engine, run, "measurements_failed") == 1
     async with engine.connect() as connection:

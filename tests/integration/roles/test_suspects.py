@@ -53,7 +53,7 @@ class Breaking:
         return {}
 
     async def run(self, stage: Stage) -> None:
-        await consume(stage.flow, subjects.consume_tasks(), self.handle, at="tests")
+        await consume(stage.context, subjects.consume_tasks(), self.handle, at="tests")
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ async def test_a_client_that_breaks_and_works_again_costs_a_repetition_alone(sta
             )
         return int(await connection.scalar(text("SELECT 7")) or 0)
 
-    assert await transact(stage.flow.engine, work, at="tests") == 7
+    assert await transact(stage.context.engine, work, at="tests") == 7
     with pytest.raises(asyncpg.InternalClientError):
-        await transact(stage.flow.engine, work, at="tests")
+        await transact(stage.context.engine, work, at="tests")
 
 
 async def test_a_value_too_long_for_an_index_ends_only_its_own_message(stage: Stage) -> None:
@@ -117,7 +117,7 @@ async def test_a_value_too_long_for_an_index_ends_only_its_own_message(stage: St
             return {}
 
         await stage.submit("a", "poison", "b")
-        async with playing([lambda: consume(stage.flow, subjects.consume_tasks(), handle, at="tests")]):
+        async with playing([lambda: consume(stage.context, subjects.consume_tasks(), handle, at="tests")]):
             await stage.reaches(1, "dead_letters")
             await stage.emptied("TASKS")
     assert not [line for line in logs if line["event"] == "message.failed"]
@@ -145,7 +145,7 @@ async def test_a_message_whose_handling_postgres_ends_for_its_silence_is_buried_
         answered.append(reason)
 
     await stage.submit("a", "poison", "b")
-    role = partial(consume, stage.flow, subjects.consume_tasks(), handle, refused=refused, at="tests")
+    role = partial(consume, stage.context, subjects.consume_tasks(), handle, refused=refused, at="tests")
     with use(Timeouts(pool_idle_s=0.2)):
         async with playing([role]):
             await stage.reaches(1, "dead_letters", run_id=stage.run.run_id)
@@ -160,7 +160,7 @@ async def test_a_message_whose_handling_postgres_ends_for_its_silence_is_buried_
 
 
 async def _is_gone(stage: Stage, pid: int) -> bool:
-    async with stage.flow.engine.connect() as connection:
+    async with stage.context.engine.connect() as connection:
         query = text("SELECT count(*) FROM pg_stat_activity WHERE pid = :pid")
         return bool(await connection.scalar(query, {"pid": pid}) == 0)
 
@@ -178,7 +178,7 @@ async def test_the_sender_of_a_task_that_our_code_cannot_handle_gets_an_answer(
     monkeypatch.setattr(intake, "check_stage", check)
     async with (
         stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
-        playing([Intake(stage.flow, ["shell"]).run]),
+        playing([Intake(stage.context, ["shell"]).run]),
     ):
         await stage.submit("bad", domain="poison")
         await stage.submit("good")
@@ -196,8 +196,8 @@ async def test_the_sender_of_a_task_that_our_code_cannot_handle_gets_an_answer(
 async def test_a_group_whose_rewards_cannot_be_computed_is_dead_and_the_next_one_is_rewarded(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = await running(stage.flow.engine, stage.run, 2)
-    second = await running(stage.flow.engine, stage.run, 2, "another")
+    first = await running(stage.context.engine, stage.run, 2)
+    second = await running(stage.context.engine, stage.run, 2, "another")
     compute, poison = reward_group, first[0].group_id
 
     def reward(group: Any, *rest: Any, **named: Any) -> Any:
@@ -207,10 +207,10 @@ async def test_a_group_whose_rewards_cannot_be_computed_is_dead_and_the_next_one
 
     monkeypatch.setattr(conclude, "reward_group", reward)
     for n, lease in enumerate((*first, *second)):
-        assert await report(stage.flow, ended(stage.run.name, lease, [], digest=""))
-        await verify(stage.flow, lease.rollout_id, float(n % 2))
+        assert await report(stage.context, ended(stage.run.name, lease, [], digest=""))
+        await verify(stage.context, lease.rollout_id, float(n % 2))
     assert await stage.count("groups", state="ready") == 1
-    state, reason = await group_state(stage.flow.engine, poison)
+    state, reason = await group_state(stage.context.engine, poison)
     assert (state, reason) == (
         "dead",
         "its rewards could not be computed: ZeroDivisionError: division by zero",
@@ -228,30 +228,30 @@ DAMAGED = "DO $$ BEGIN RAISE EXCEPTION 'invalid page in block 7' USING ERRCODE =
 async def test_a_lease_that_our_code_cannot_take_back_ends_only_its_own_group(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, fault: str, error: str
 ) -> None:
-    first = await running(stage.flow.engine, stage.run, 2)
-    second = await running(stage.flow.engine, stage.run, 2, "another")
+    first = await running(stage.context.engine, stage.run, 2)
+    second = await running(stage.context.engine, stage.run, 2, "another")
     take_back = reaper._take_back
 
-    async def take(connection: AsyncConnection, flow: OrchestratorContext, lease: Expired) -> None:
+    async def take(connection: AsyncConnection, context: OrchestratorContext, lease: Expired) -> None:
         if lease.rollout_id == first[0].rollout_id:
             if fault == "page":
                 await connection.exec_driver_sql(DAMAGED)
             raise KeyError("a fault of ours")
-        await take_back(connection, flow, lease)
+        await take_back(connection, context, lease)
 
     monkeypatch.setattr(reaper, "_take_back", take)
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await connection.exec_driver_sql(
             "UPDATE rollouts SET lease_until = clock_timestamp() - interval '1 hour'"
         )
     failures: reaper.Failures = reaper.Failures()
     for n in range(TRIES):
-        async with stage.flow.engine.begin() as connection:
+        async with stage.context.engine.begin() as connection:
             if n == 1:  # no other lease is there to be taken back
-                left = await leases.expired(connection, stage.flow.run_id)
+                left = await leases.expired(connection, stage.context.run_id)
                 assert [lease.rollout_id for lease in left] == [first[0].rollout_id]
-            await reaper.reap(connection, stage.flow, failures=failures)
-    state, reason = await group_state(stage.flow.engine, first[0].group_id)
+            await reaper.reap(connection, stage.context, failures=failures)
+    state, reason = await group_state(stage.context.engine, first[0].group_id)
     assert (state, reason) == ("dead", f"its lease could not be taken back: {error}")
     assert await stage.count("rollouts", group_id=first[0].group_id, state="lost") == 2
     assert await stage.count("rollouts", group_id=second[0].group_id, state="queued") == 2
@@ -260,22 +260,22 @@ async def test_a_lease_that_our_code_cannot_take_back_ends_only_its_own_group(
 async def test_an_error_of_postgres_that_meets_every_lease_is_the_platforms_and_ends_no_group(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await running(stage.flow.engine, stage.run, 2)
-    await running(stage.flow.engine, stage.run, 2, "another")
+    await running(stage.context.engine, stage.run, 2)
+    await running(stage.context.engine, stage.run, 2, "another")
 
-    async def take(connection: AsyncConnection, flow: OrchestratorContext, lease: Expired) -> None:
+    async def take(connection: AsyncConnection, context: OrchestratorContext, lease: Expired) -> None:
         await connection.exec_driver_sql("SELECT * FROM renamed_by_an_operator")
 
     monkeypatch.setattr(reaper, "_take_back", take)
-    async with stage.flow.engine.begin() as connection:
+    async with stage.context.engine.begin() as connection:
         await connection.exec_driver_sql(
             "UPDATE rollouts SET lease_until = clock_timestamp() - interval '1 hour'"
         )
     failures = reaper.Failures()
     for _ in range(2 * TRIES):
         with pytest.raises(ProgrammingError, match="renamed_by_an_operator"):
-            async with stage.flow.engine.begin() as connection:
-                await reaper.reap(connection, stage.flow, failures=failures)
+            async with stage.context.engine.begin() as connection:
+                await reaper.reap(connection, stage.context, failures=failures)
     assert await stage.count("groups", state="dispatched") == 2
     assert await stage.count("rollouts", state="running") == 4
 

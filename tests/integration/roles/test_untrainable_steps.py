@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")
 
 async def evaluated(stage: Stage) -> Lease:
     """A leased rollout of an evaluation."""
-    engine, run = stage.flow.engine, stage.run
+    engine, run = stage.context.engine, stage.run
     [group_id] = await builders.accepted(engine, run, ["greedy"], size=1, purpose=Purpose.EVAL)
     async with engine.begin() as connection:
         await dispatch_other(connection, run.run_id, 8)
@@ -56,11 +56,11 @@ async def test_a_greedy_step_is_refused_in_a_training_group_and_stored_in_an_eva
     stage: Stage, temperature: float
 ) -> None:
     await stage.serves(3)
-    held, _ = await running(stage.flow.engine, stage.run, 2)
+    held, _ = await running(stage.context.engine, stage.run, 2)
     greedy: dict[str, Any] = {"sampling": {"temperature": temperature}}
     await send(stage, held, greedy, {}, {"sampling": {"scripted": True}})
     await send(stage, await evaluated(stage), greedy)
-    async with playing([partial(ingest_steps, stage.flow)]):
+    async with playing([partial(ingest_steps, stage.context)]):
         await stage.reaches(3, "steps")
         await stage.reaches(1, "dead_letters")
     (reason,) = await stage.reasons()
@@ -75,9 +75,9 @@ async def test_a_run_that_is_greedy_itself_stores_its_steps(
 ) -> None:
     async with staged(engine, nats_server.url, sampling={"temperature": 0.0}) as stage:
         await stage.serves(3)
-        held, _ = await running(stage.flow.engine, stage.run, 2)
+        held, _ = await running(stage.context.engine, stage.run, 2)
         await send(stage, held, {"sampling": {"temperature": 0.0}})
-        async with playing([partial(ingest_steps, stage.flow)]):
+        async with playing([partial(ingest_steps, stage.context)]):
             await stage.reaches(1, "steps")
 
 
@@ -88,9 +88,9 @@ async def test_a_step_with_an_id_outside_the_vocabulary_of_the_policy_is_refused
     (tmp_path / "config.json").write_text(json.dumps(config))
     async with staged(engine, nats_server.url, policy={"model": str(tmp_path)}) as stage:
         await stage.serves(3)
-        held, _ = await running(stage.flow.engine, stage.run, 2)
+        held, _ = await running(stage.context.engine, stage.run, 2)
         await send(stage, held, with_ids(99, 99), with_ids(100, 6), with_ids(4, 2**31 - 1))
-        async with playing([partial(ingest_steps, stage.flow)]):
+        async with playing([partial(ingest_steps, stage.context)]):
             await stage.reaches(1, "steps")
             await stage.reaches(2, "dead_letters")
         key = held.rollout_id, 1
@@ -108,7 +108,7 @@ async def test_ids_pass_where_the_vocabulary_cannot_be_read(
         (tmp_path / "config.json").write_text(content)
     async with staged(engine, nats_server.url, policy={"model": str(tmp_path)}) as stage:
         await stage.serves(3)
-        held, _ = await running(stage.flow.engine, stage.run, 2)
+        held, _ = await running(stage.context.engine, stage.run, 2)
         await send(stage, held, with_ids(4, 2**31 - 1))
-        async with playing([partial(ingest_steps, stage.flow)]):
+        async with playing([partial(ingest_steps, stage.context)]):
             await stage.reaches(1, "steps")

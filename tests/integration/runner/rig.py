@@ -69,7 +69,7 @@ def says(content: str) -> dict[str, Any]:
 class Rig:
     """A run with its orchestrator. Runners are started by the tests."""
 
-    flow: OrchestratorContext
+    context: OrchestratorContext
     settings: RunnerSettings
     tasks: anyio.abc.TaskGroup
     gateway: GatewaySettings
@@ -101,8 +101,8 @@ class Rig:
 
     def start_ingest(self) -> None:
         """Results and verdicts go into Postgres from now on."""
-        self.tasks.start_soon(ingest_results, self.flow)
-        self.tasks.start_soon(ingest_verdicts, self.flow)
+        self.tasks.start_soon(ingest_results, self.context)
+        self.tasks.start_soon(ingest_verdicts, self.context)
 
     async def submit(
         self,
@@ -127,17 +127,17 @@ class Rig:
             seed=7,
             pool=pool,
         )
-        async with self.flow.engine.begin() as connection:
-            await accept(connection, self.flow.run_id, new)
+        async with self.context.engine.begin() as connection:
+            await accept(connection, self.context.run_id, new)
             found = await connection.scalar(
                 text("SELECT rollout_id FROM rollouts JOIN groups USING (group_id) WHERE submission = :name"),
                 {"name": name},
             )
-        self.flow.signals.work.set()
+        self.context.signals.work.set()
         return int(found)
 
     async def rows(self, query: str, **parameters: Any) -> Sequence[Any]:
-        async with self.flow.engine.connect() as connection:
+        async with self.context.engine.connect() as connection:
             return (await connection.execute(text(query), parameters)).all()
 
     async def until(self, query: str, wanted: Callable[[Any], bool], **parameters: Any) -> Any:
@@ -165,7 +165,7 @@ class Rig:
 
     async def lease_runs_out(self, rollout: int) -> None:
         """As if its holder had been silent for the lease's time to live."""
-        async with self.flow.engine.begin() as connection:
+        async with self.context.engine.begin() as connection:
             await connection.execute(
                 text("UPDATE rollouts SET lease_until = now() - interval '1 second' WHERE rollout_id = :id"),
                 {"id": rollout},
@@ -187,13 +187,13 @@ class Rig:
 
     async def publish(self, checkpoint: Checkpoint) -> None:
         """Version 0 is the version that the rollout servers must serve."""
-        async with self.flow.engine.begin() as connection:
+        async with self.context.engine.begin() as connection:
             await connection.execute(
                 text(
                     "INSERT INTO policy_versions (run_id, version, path, manifest_sha) VALUES (:run, 0, :path, :sha)"
                 ),
                 {
-                    "run": self.flow.run_id,
+                    "run": self.context.run_id,
                     "path": str(checkpoint.path),
                     "sha": checkpoint.manifest_sha,
                 },
@@ -278,10 +278,10 @@ async def open_rig(
         }
     )
     async with AsyncExitStack() as stack:
-        flow = await stack.enter_async_context(open_context(config))
-        await flow.bus.ensure_streams()
+        context = await stack.enter_async_context(open_context(config))
+        await context.bus.ensure_streams()
         # The session's server remembers message ids for two minutes, and ids start again in every test's database.
-        async with flow.engine.begin() as connection:
+        async with context.engine.begin() as connection:
             await connection.execute(
                 text("SELECT setval('rollouts_rollout_id_seq', :n)"), {"n": secrets.randbelow(1 << 40) + 1}
             )
@@ -293,7 +293,7 @@ async def open_rig(
             reaper,
         ]
         for role in roles:
-            tasks.start_soon(role, flow)
+            tasks.start_soon(role, context)
         gateway = GatewaySettings(
             run=run,
             config=config,
@@ -309,7 +309,9 @@ async def open_rig(
         url = ""
         if not gateway_apart:
             own = await stack.enter_async_context(open_engine(database_url, Role.GATEWAY))
-            url = (await stack.enter_async_context(Gateway.open(gateway, own, flow.bus, flow.run_id))).url
+            url = (
+                await stack.enter_async_context(Gateway.open(gateway, own, context.bus, context.run_id))
+            ).url
         worker = WorkerSettings(
             run=run,
             database_url=database_url,
@@ -325,7 +327,7 @@ async def open_rig(
             gateway_secret=gateway.admin_secret_file,
             gateway_socket=gateway.socket_path,
         )
-        rig = Rig(flow=flow, settings=settings, tasks=tasks, gateway=gateway)
+        rig = Rig(context=context, settings=settings, tasks=tasks, gateway=gateway)
         if ingest:
             rig.start_ingest()
         yield rig

@@ -90,7 +90,7 @@ async def test_no_other_scaffold_is_given_a_solution_and_no_lease_carries_one(op
     async with opens_at_work() as rig:
         reward, attempt = await evaluated(rig, task, f"{__name__}:Curious")
         assert (reward, attempt.answer.strip()) == (0.0, "None")
-        async with rig.flow.engine.connect() as connection:
+        async with rig.context.engine.connect() as connection:
             (leased,) = await connection.scalars(select(WITHOUT_SOLUTION).select_from(tasks))
             (whole,) = await connection.scalars(select(tasks.c.body))
     assert "solution/blob" in whole["files_b64"] and "solution/solve.sh" in whole["files"]

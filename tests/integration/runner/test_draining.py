@@ -38,7 +38,7 @@ async def as_process(name: str, work: Callable[[], Awaitable[None]]) -> None:
 
 
 async def ordered(rig: Rig, kind: DrainKind, name: str, *, undo: bool = False) -> Drainable:
-    return await order(rig.flow.engine, rig.flow.run_id, kind, name, undo=undo)
+    return await order(rig.context.engine, rig.context.run_id, kind, name, undo=undo)
 
 
 async def order(
@@ -84,7 +84,7 @@ async def test_a_drained_runner_has_finished_what_it_had_and_killed_then_it_caus
     opens: Opens,
 ) -> None:
     async with opens() as rig, rig.runner_process(no_progress_s=WATCHDOG.no_progress_s) as process:
-        engine, run_id = rig.flow.engine, rig.flow.run_id
+        engine, run_id = rig.context.engine, rig.context.run_id
         await until_state(engine, run_id, DrainKind.RUNNER, "working")
         running = await rig.submit(SLOW)
         await rig.state(running, "running")
@@ -113,7 +113,7 @@ async def test_a_runner_that_died_while_it_drained_takes_nothing_when_it_comes_b
     opens: Opens,
 ) -> None:
     async with opens() as rig:
-        engine, run_id = rig.flow.engine, rig.flow.run_id
+        engine, run_id = rig.context.engine, rig.context.run_id
         async with rig.runner_process(no_progress_s=WATCHDOG.no_progress_s) as process:
             await until_state(engine, run_id, DrainKind.RUNNER, "working")
             await ordered(rig, DrainKind.RUNNER, "runner")
@@ -146,7 +146,7 @@ async def test_while_every_runner_drains_no_process_is_blamed_and_one_whose_drai
     opens: Opens,
 ) -> None:
     async with opens() as rig:
-        engine, run_id = rig.flow.engine, rig.flow.run_id
+        engine, run_id = rig.context.engine, rig.context.run_id
         rig.tasks.start_soon(as_process, "runner", partial(serve_rollouts, rig.settings))
         await until_state(engine, run_id, DrainKind.RUNNER, "working")
         await ordered(rig, DrainKind.RUNNER, "runner")
@@ -159,7 +159,7 @@ async def test_while_every_runner_drains_no_process_is_blamed_and_one_whose_drai
         async with engine.connect() as connection:
             # Heartbeat of now: with this limit it would otherwise be blamed for its silence between two heartbeats.
             processes = [replace(one, silent_s=0.0) for one in await present(connection, run_id)]
-            found = await stages(connection, run_id, rig.flow.config, QueueSettings.of(rig.flow.config))
+            found = await stages(connection, run_id, rig.context.config, QueueSettings.of(rig.context.config))
         lenient = eased(found, processes)
         assert stall_causes(lenient, processes, 0.1).get("lease") is None
         (lease,) = [stage for stage in lenient if stage.name == "lease"]
@@ -177,7 +177,7 @@ async def test_a_draining_gateway_lets_its_sessions_end_and_its_runner_begins_no
 ) -> None:
     with watching("gateway", WATCHDOG):
         async with opens() as rig:
-            engine, run_id = rig.flow.engine, rig.flow.run_id
+            engine, run_id = rig.context.engine, rig.context.run_id
             rig.tasks.start_soon(as_process, "runner", partial(serve_rollouts, rig.settings))
             running = await rig.submit(SLOW)
             await rig.state(running, "running")
@@ -199,7 +199,7 @@ async def test_a_draining_gateway_lets_its_sessions_end_and_its_runner_begins_no
             async with GatewayAdmin(rig.settings.gateway_url, secret) as admin:
                 with pytest.raises(GatewayDrains, match="opens no new session"):
                     await admin.open_session(
-                        run=rig.flow.run,
+                        run=rig.context.run,
                         rollout=later,
                         attempt=1,
                         epoch=1,
@@ -231,10 +231,10 @@ async def test_who_is_not_known_is_refused_with_those_who_are(opens: Opens) -> N
     async with opens() as rig:
         with pytest.raises(ConfigurationError, match=r"this run has no gateway 'gateway'; known: none"):
             await ordered(rig, DrainKind.GATEWAY, "gateway")
-        async with rig.flow.engine.begin() as connection:
+        async with rig.context.engine.begin() as connection:
             for host in ("a", "b"):
                 await connection.exec_driver_sql(
-                    f"INSERT INTO processes (run_id, host, process, pid, loops) VALUES ({rig.flow.run_id}, '{host}', 'runner-2', 7, '[]')"
+                    f"INSERT INTO processes (run_id, host, process, pid, loops) VALUES ({rig.context.run_id}, '{host}', 'runner-2', 7, '[]')"
                 )
         with pytest.raises(ConfigurationError, match=r"no runner 'runner-3'; known: runner-2@a, runner-2@b"):
             await ordered(rig, DrainKind.RUNNER, "runner-3")

@@ -15,7 +15,7 @@ from orchestrator.runner import assignments
 from orchestrator.tasks.validate_results import check_assignment
 from tests import builders
 from tests.contract.bus_rig import letters_of
-from tests.integration.pool.rig import ended, flow_of, report, running, small
+from tests.integration.pool.rig import context_of, ended, report, running, small
 from tests.integration.runner.rig import a_task, open_rig, runs, says
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
@@ -27,7 +27,7 @@ async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_do
     database_url: str, nats_server: EmbeddedNats, directory: Path, model: Path
 ) -> None:
     async with open_rig(database_url, nats_server.url, directory, model, lease_ttl_s=15.0) as rig:
-        run = rig.flow.run
+        run = rig.context.run
         forged: list[bytes] = [b"", b"\xff\xfe", b"[]", b"null", DEEP]
         for kind in (RolloutAssigned, VerifyAssigned):
             for values in (
@@ -42,11 +42,11 @@ async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_do
         for subject, schema in work:
             for body in forged:
                 where = subject(run, subjects.POOL_DEFAULT)
-                await rig.flow.bus.publish(
+                await rig.context.bus.publish(
                     Outgoing(subject=where, msg_id=secrets.token_hex(8), schema=schema, body=body)
                 )
         for body in (b"", b"\xff", DEEP, b'{"version": -1}', b'{"run": 7}'):
-            await rig.flow.bus.publish(
+            await rig.context.bus.publish(
                 Outgoing(
                     subject=subjects.policy(run),
                     msg_id=secrets.token_hex(8),
@@ -54,13 +54,13 @@ async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_do
                     body=body,
                 )
             )
-        rig.tasks.start_soon(store_dead_letters, rig.flow)
+        rig.tasks.start_soon(store_dead_letters, rig.context)
         rig.start_runner()
         rig.start_verifier()
         rollout = await rig.submit(a_task(runs("echo done > out"), says("done")), pool="default")
         assert await rig.verdict(rollout) == 1.0
         refused: list[Delivery] = []
-        async with rig.flow.bus.subscribe(letters_of("WORK")) as arriving:
+        async with rig.context.bus.subscribe(letters_of("WORK")) as arriving:
             with anyio.fail_after(60):
                 while len(refused) < 2 * len(forged):
                     found = await arriving.take(8)
@@ -80,7 +80,7 @@ async def test_work_that_cannot_be_is_refused_with_its_reason_and_the_rest_is_do
         await rig.until(
             "SELECT count(*) AS n FROM dead_letters WHERE run_id = :run AND stream = 'WORK'",
             lambda row: row.n == 2 * len(forged),
-            run=rig.flow.run_id,
+            run=rig.context.run_id,
         )
         await rig.counted("work_refused")
         (counted,) = await rig.rows("SELECT count(*) AS n FROM attempts")
@@ -91,10 +91,10 @@ async def test_work_that_names_a_rollout_of_another_run_is_stale_and_changes_not
     database_url: str, nats_server: EmbeddedNats, directory: Path, model: Path
 ) -> None:
     async with open_rig(database_url, nats_server.url, directory, model, lease_ttl_s=15.0) as rig:
-        run, engine = rig.flow.run, rig.flow.engine
+        run, engine = rig.context.run, rig.context.engine
         theirs = await builders.make_run(engine, small("theirs"))
         [reported, _] = await running(engine, theirs, name="to verify")
-        assert await report(flow_of(engine, theirs), ended("theirs", reported, [], digest=""))
+        assert await report(context_of(engine, theirs), ended("theirs", reported, [], digest=""))
         [group] = await builders.accepted(engine, theirs, ["to run"], size=1)
         await builders.dispatch(engine, theirs)
         state = "SELECT r::text FROM rollouts r WHERE run_id = :run ORDER BY rollout_id"
@@ -110,7 +110,7 @@ async def test_work_that_names_a_rollout_of_another_run_is_stale_and_changes_not
                 VerifyAssigned(run=run, rollout=reported.rollout_id, attempt=1, epoch=2),
             ),
         ):
-            await rig.flow.bus.publish(
+            await rig.context.bus.publish(
                 Outgoing(
                     subject=where, msg_id=secrets.token_hex(8), schema=event.schema(), body=encode(event)
                 )
@@ -120,7 +120,7 @@ async def test_work_that_names_a_rollout_of_another_run_is_stale_and_changes_not
         await rig.until(
             "SELECT coalesce(sum(value), 0) AS n FROM counters WHERE run_id = :run AND name = 'assignments_stale'",
             lambda row: row.n == 2,
-            run=rig.flow.run_id,
+            run=rig.context.run_id,
         )
         assert await rig.rows(state, run=theirs.run_id) == before
 
@@ -133,7 +133,7 @@ async def test_work_whose_dead_letter_barely_fits_or_that_our_code_cannot_handle
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with open_rig(database_url, nats_server.url, directory, model, lease_ttl_s=15.0) as rig:
-        run, bus = rig.flow.run, rig.flow.bus
+        run, bus = rig.context.run, rig.context.bus
 
         def refuses_seven(event: RolloutAssigned | VerifyAssigned, of: str) -> None:
             if event.rollout == 7:
@@ -152,7 +152,7 @@ async def test_work_whose_dead_letter_barely_fits_or_that_our_code_cannot_handle
                     subject=subjects.work_rollout(run), msg_id=secrets.token_hex(8), schema=schema, body=body
                 )
             )
-        rig.tasks.start_soon(store_dead_letters, rig.flow)
+        rig.tasks.start_soon(store_dead_letters, rig.context)
         rig.start_runner()
         rig.start_verifier()
         for _ in range(2):
@@ -161,7 +161,7 @@ async def test_work_whose_dead_letter_barely_fits_or_that_our_code_cannot_handle
         await rig.until(
             "SELECT count(*) AS n FROM dead_letters WHERE run_id = :run AND stream = 'WORK'",
             lambda row: row.n == len(bodies),
-            run=rig.flow.run_id,
+            run=rig.context.run_id,
         )
         letters = await rig.rows("SELECT reason, schema FROM dead_letters ORDER BY length(body)")
     assert "the last time with KeyError" in letters[0].reason

@@ -57,9 +57,9 @@ async def rig(
     async with open_rig(database_url, nats_server.url, directory, model) as rig:
         rig.start_runner()
         rig.start_verifier()
-        rig.tasks.start_soon(Intake(rig.flow, SCAFFOLDS).run)
-        rig.tasks.start_soon(store_blobs, rig.flow)
-        rig.tasks.start_soon(answer_missing, rig.flow)
+        rig.tasks.start_soon(Intake(rig.context, SCAFFOLDS).run)
+        rig.tasks.start_soon(store_blobs, rig.context)
+        rig.tasks.start_soon(answer_missing, rig.context)
         yield rig
 
 
@@ -79,12 +79,12 @@ async def test_imported_tasks_of_every_form_pay_the_solution_and_nothing_else(
     shutil.rmtree(suite / "with-image")
     assert penstock("tasks", "check", str(suite)).exit_code == 0
 
-    tasks, problems = admissible(each([suite]), rig.flow.config.sandbox)
+    tasks, problems = admissible(each([suite]), rig.context.config.sandbox)
     assert problems == []
     for scaffold in SCAFFOLDS:
         options = PublishOptions(purpose=Purpose.EVAL, scaffold=scaffold, label=scaffold)
         events = [options.event(task) for task in tasks]
-        answers = await publish_tasks(rig.flow.bus, rig.flow.run, events, 60.0, blobs=blobs_of(tasks))
+        answers = await publish_tasks(rig.context.bus, rig.context.run, events, 60.0, blobs=blobs_of(tasks))
         assert list(answers.values()) == [(SubmissionStatus.ACCEPTED, None)] * len(NAMES)
     await rig.until("SELECT count(*) AS n FROM verdicts", lambda row: row.n == 2 * len(NAMES))
     found = {(row.task, row.scaffold): row.reward for row in await rig.rows(VERDICTS)}

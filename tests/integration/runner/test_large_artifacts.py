@@ -42,14 +42,16 @@ async def test_the_tests_and_people_see_large_files_and_many_files(opens: Opens)
         assert len(left["numbers"].parts) == -(-len(NUMBERS) // 900_000)
         assert (left["gone"].body, left["gone"].parts) == (None, None)
         assert left["f7"].body == b"" and left["/logs/artifacts/log"].parts
-        async with rig.flow.engine.connect() as connection:
-            key = connection, rig.flow.run_id, rollout, 1
+        async with rig.context.engine.connect() as connection:
+            key = connection, rig.context.run_id, rollout, 1
             shown = {file.path: file for file in await files.files(*key)}
             assert shown["/logs/artifacts/log"].bytes == left["/logs/artifacts/log"].size
             assert await files.file_body(*key, "numbers") == NUMBERS
             named = await blobs.named(connection)
             assert named >= {part.hex() for row in rows for part in row.parts or ()}
-        await no_violations(rig.flow.engine, rig.flow.run, only=["blobs of tasks and attempts are stored"])
+        await no_violations(
+            rig.context.engine, rig.context.run, only=["blobs of tasks and attempts are stored"]
+        )
 
 
 async def test_equal_files_of_two_attempts_are_the_same_blobs(opens: Opens) -> None:
@@ -63,8 +65,8 @@ async def test_equal_files_of_two_attempts_are_the_same_blobs(opens: Opens) -> N
         second = await rig.submit(task)
         assert await rig.verdict(second) == 1.0
         assert (await rig.rows(BLOBS))[0].n == before > 0
-        async with rig.flow.engine.connect() as connection:
-            found = await differences(connection, rig.flow.run_id, first, second)
+        async with rig.context.engine.connect() as connection:
+            found = await differences(connection, rig.context.run_id, first, second)
         assert [(each.path, each.change) for each in found] == [("numbers", "same")]
 
 

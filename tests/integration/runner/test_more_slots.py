@@ -28,14 +28,14 @@ async def test_a_restarted_orchestrator_dispatches_into_more_slots_by_the_rules_
     database_url: str, nats_server: EmbeddedNats
 ) -> None:
     async def dispatched(slots: int, capacity: int) -> int:
-        async with open_context(a_config(database_url, nats_server.url, slots, capacity)) as flow:
+        async with open_context(a_config(database_url, nats_server.url, slots, capacity)) as context:
             if slots == 1:
-                async with flow.engine.connect() as connection:
-                    run = await get_run(connection, flow.run)
-                await accepted(flow.engine, run, [f"group {n}" for n in range(8)], size=2)
-            assert QueueSettings.of(flow.config).capacity == 8  # as the run started
-            async with flow.engine.begin() as connection:
-                return await dispatch(connection, flow)
+                async with context.engine.connect() as connection:
+                    run = await get_run(connection, context.run)
+                await accepted(context.engine, run, [f"group {n}" for n in range(8)], size=2)
+            assert QueueSettings.of(context.config).capacity == 8  # as the run started
+            async with context.engine.begin() as connection:
+                return await dispatch(connection, context)
 
     assert await dispatched(1, 8) == 2  # 1 slot, and one rollout that waits ready
     assert await dispatched(7, 4) == 6  # 7 slots and one, less the 2 from before

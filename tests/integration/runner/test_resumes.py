@@ -62,7 +62,7 @@ def opens(
         ):
             await rig.publish(policies.versions[0])
             yield rig, proxy
-            await no_violations(rig.flow.engine, rig.flow.run)
+            await no_violations(rig.context.engine, rig.context.run)
 
     return opened
 

@@ -82,8 +82,8 @@ async def test_the_named_numbers_of_a_task_are_kept_and_a_setting_names_the_one_
             "SELECT reward, components FROM verdicts WHERE rollout_id = :id", id=rollout
         )
         assert (verdict.reward, verdict.components) == (0.25, {"tests": 0.25, "style": 3.0})
-        async with rig.flow.engine.connect() as connection:
-            found = await rollout_of(connection, rig.flow.run_id, rollout)
+        async with rig.context.engine.connect() as connection:
+            found = await rollout_of(connection, rig.context.run_id, rollout)
         assert "  components: style 3, tests 0.25" in list(rollout_head(found))
         unnamed = await rig.submit(a_task(says("done"), check=numbers))
         await rig.state(unnamed, "lost")

@@ -436,9 +436,9 @@ async def test_a_stale_assignment_is_acked_counted_and_ignored(opens: Opens) -> 
         rig.start_runner()
         rollout = await rig.submit(a_task(runs("sleep 0.5; echo done > out"), says("done")))
         await rig.state(rollout, "running")
-        stale = RolloutAssigned(run=rig.flow.run, rollout=rollout, attempt=1, epoch=1)
-        subject = subjects.work_rollout(rig.flow.run, subjects.POOL_EVAL)
-        await rig.flow.bus.publish(
+        stale = RolloutAssigned(run=rig.context.run, rollout=rollout, attempt=1, epoch=1)
+        subject = subjects.work_rollout(rig.context.run, subjects.POOL_EVAL)
+        await rig.context.bus.publish(
             Outgoing(subject=subject, msg_id="again", schema=RolloutAssigned.schema(), body=encode(stale))
         )
         await rig.counted("assignments_stale")
@@ -454,7 +454,7 @@ async def test_a_lost_lease_stops_the_work_and_reports_nothing(
         rollout = await rig.submit(a_task(runs("sleep 60"), says("done")))
         await rig.state(rollout, "running")
         await program_running()
-        async with rig.flow.engine.begin() as connection:
+        async with rig.context.engine.begin() as connection:
             await connection.execute(
                 text(
                     "UPDATE rollouts SET lease_epoch = 9, lease_owner = 'another', lease_until = now() + interval '1 hour'"

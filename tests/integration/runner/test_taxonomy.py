@@ -20,8 +20,8 @@ from tests import builders
 from tests.integration.pool.attempts import expire, fail, reaped, requeue, started
 from tests.integration.pool.rig import (
     OWNER,
+    context_of,
     ended,
-    flow_of,
     group_state,
     record,
     report,
@@ -50,22 +50,22 @@ async def leased_to_verify(engine: AsyncEngine, rollout_id: int) -> Lease:
 async def test_a_verification_that_a_stopping_verifier_runner_gives_back_does_not_count_as_a_try(
     engine: AsyncEngine,
 ) -> None:
-    run, flow, [lease, _] = await started(engine, max_attempts=2)
+    run, context, [lease, _] = await started(engine, max_attempts=2)
     steps = AUTHOR.trajectory(lease, run.name, AUTHOR.ids(5, 5))
     await record(engine, run, steps)
-    assert await report(flow, ended(run.name, lease, steps))
+    assert await report(context, ended(run.name, lease, steps))
     for _ in range(3):  # however often it is stopped
         held = await leased_to_verify(engine, lease.rollout_id)
         async with engine.begin() as connection:
             assert await leases.give_back(connection, run.run_id, OWNER, {held.rollout_id: held.epoch}) == 1
-        await reaped(flow)
+        await reaped(context)
         row = await rollout_row(engine, lease.rollout_id)
         assert (row.state, row.verify_tries, row.lease_epoch) == ("finished", 0, held.epoch + 1)
         assert row.not_before <= row.changed, "giving it back needs no pause"
     for tries in (1, 2):  # but a death counts
         await leased_to_verify(engine, lease.rollout_id)
         await expire(engine, lease.rollout_id)
-        await reaped(flow)
+        await reaped(context)
         assert (await rollout_row(engine, lease.rollout_id)).verify_tries == tries
     row = await rollout_row(engine, lease.rollout_id)
     assert (row.state, row.failure_class) == ("lost", FailureClass.VERIFIER_FAILURE)
@@ -75,7 +75,7 @@ async def test_a_verification_that_a_stopping_verifier_runner_gives_back_does_no
 async def test_a_retry_is_counted_once_however_often_its_transaction_is_repeated(
     engine: AsyncEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    _, flow, [lease, _] = await started(engine, max_attempts=4)
+    _, context, [lease, _] = await started(engine, max_attempts=4)
     monkeypatch.setattr(failpoints, "directory", tmp_path)
     (tmp_path / point).write_text("raise")
     tried = 0
@@ -84,7 +84,7 @@ async def test_a_retry_is_counted_once_however_often_its_transaction_is_repeated
         nonlocal tried
         tried += 1
         await run_again(
-            connection, flow, lease.rollout_id, lease.epoch, RolloutState.RUNNING, "its sandbox died"
+            connection, context, lease.rollout_id, lease.epoch, RolloutState.RUNNING, "its sandbox died"
         )
 
     with measuring() as process, structlog.testing.capture_logs() as lines:
@@ -100,16 +100,16 @@ async def test_retries_wait_twice_as_long_each_time_and_keep_their_position_in_t
     engine: AsyncEngine,
 ) -> None:
     run = await builders.make_run(engine, small(max_attempts=4))
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     held = (await running(engine, run, name="first"))[0]
     await running(engine, run, name="second")
     waits = []
     for _ in range(3):
-        await fail(flow, held)
+        await fail(context, held)
         row = await rollout_row(engine, held.rollout_id)
         waits.append((row.not_before - row.changed).total_seconds())
-        held = await requeue(flow, held.rollout_id)
-    first = flow.config.rollout.retry_delay_s
+        held = await requeue(context, held.rollout_id)
+    first = context.config.rollout.retry_delay_s
     assert waits == pytest.approx([first, 2 * first, 4 * first], abs=0.2)
     async with engine.connect() as connection:
         query = select(tables.groups.c.submission, tables.groups.c.seq, tables.groups.c.state)
@@ -120,7 +120,7 @@ async def test_retries_wait_twice_as_long_each_time_and_keep_their_position_in_t
 
 async def test_a_run_ends_once_what_it_accepted_to_evaluate_is_evaluated(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, small())
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     [trained] = await builders.accepted(engine, run, ["t"], size=2)
     [evaluated] = await builders.accepted(engine, run, ["e"], size=1, purpose=Purpose.EVAL)
     async with engine.begin() as connection:
@@ -135,10 +135,10 @@ async def test_a_run_ends_once_what_it_accepted_to_evaluate_is_evaluated(engine:
     assert lease is not None
     steps = AUTHOR.trajectory(lease, run.name, AUTHOR.ids(5, 5))
     await record(engine, run, steps)
-    assert await report(flow, ended(run.name, lease, steps))
+    assert await report(context, ended(run.name, lease, steps))
     async with engine.begin() as connection:
         assert not await finish_end(connection, run.run_id)
-    await verify(flow, rollout_id, 1.0)
+    await verify(context, rollout_id, 1.0)
     assert (await group_state(engine, evaluated))[0] is GroupState.SCORED
     async with engine.begin() as connection:
         assert await finish_end(connection, run.run_id)

@@ -101,7 +101,7 @@ async def held_by(rig: Rig, rollout: int, owner: str) -> None:
 
 async def audited(rig: Rig) -> None:
     async with open_engine(rig.settings.worker.database_url, Role.READER) as reader:
-        report = await audit(reader, rig.flow.run)
+        report = await audit(reader, rig.context.run)
         # Scripted replies are of no published version: I6 violations for that reason are expected.
         await nothing_found(
             reader, report, names=[each.name for each in report.checks if each.invariant != "I6"]

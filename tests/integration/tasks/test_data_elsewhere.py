@@ -220,7 +220,7 @@ async def test_a_run_keeps_what_an_attempt_left_there_and_its_verifier_sees_it(
                     WHERE rollout_id = :id"""
         (found,) = await rig.rows(query, id=rollout)
         assert found.reward == 1.0
-        async with rig.flow.engine.connect() as connection:
+        async with rig.context.engine.connect() as connection:
             shown = await left_files(connection, found.run_id, rollout, found.attempt)
         kinds = {file.path: (file.kind, file.bytes) for file in shown if not file.path.startswith("/root")}
         assert kinds == {

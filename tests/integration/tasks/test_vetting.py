@@ -291,7 +291,7 @@ async def test_intake_takes_a_task_whose_message_brings_the_level_and_no_other(s
     answers: dict[str, SubmissionAnswered] = {}
     async with (
         stage.bus.listen(subjects.every_answer(stage.run.name)) as notices,
-        playing([Intake(stage.flow, ["shell"]).run]),
+        playing([Intake(stage.context, ["shell"]).run]),
     ):
         for name, each in sent.items():
             await stage.send(subjects.tasks(stage.run.name, "general"), each)

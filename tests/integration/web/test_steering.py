@@ -30,7 +30,7 @@ from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from tests import builders
 from tests.integration.audit.audited import no_violations
-from tests.integration.pool.rig import OWNER, flow_of, group_state, rollout_row, running, small
+from tests.integration.pool.rig import OWNER, context_of, group_state, rollout_row, running, small
 from tests.integration.web.rig import Dashboard, configured, dashboard
 from tests.waiting import eventually
 
@@ -52,7 +52,7 @@ async def test_paused_admission_dispatches_nothing_until_it_is_resumed(
     engine: AsyncEngine, database_url: str, tmp_path: Path
 ) -> None:
     run = await builders.make_run(engine, small())
-    flow = flow_of(engine, run)
+    context = context_of(engine, run)
     await builders.accepted(engine, run, ["a"], size=2)
     async with dashboard(configured("run", database_url), tmp_path) as web:
         status, answer = await web.post("/api/steer/pause", {"reason": "the disk is full"})
@@ -65,14 +65,14 @@ async def test_paused_admission_dispatches_nothing_until_it_is_resumed(
             "reason": "the disk is full",
         }
         async with engine.begin() as connection:
-            assert await dispatch(connection, flow) == 0
+            assert await dispatch(connection, context) == 0
         why = (await web.get("/api/queue"))[1]["standing"]["why"]
         assert why.startswith("Admission is paused by ") and "the disk is full" in why
         assert (await web.post("/api/steer/pause"))[0] == 409  # a second person learns of the first
         assert (await web.post("/api/steer/resume", {"reason": "room again"}))[0] == 200
         assert (await last_action(web))["what"] == "resume"
         async with engine.begin() as connection:
-            assert await dispatch(connection, flow) == 2
+            assert await dispatch(connection, context) == 2
         status, answer = await web.post("/api/steer/pause")
         assert answer == {"done": "Admission is paused; 2 rollouts run to their end."}
 
@@ -184,7 +184,7 @@ async def test_new_weights_hold_for_what_is_dispatched_next_and_go_with_their_st
             "after": {"stage": "first", "domains": {"coding": 3, "general": 1}},
         }
         async with engine.begin() as connection:
-            assert await dispatch(connection, flow_of(engine, run)) == 16
+            assert await dispatch(connection, context_of(engine, run)) == 16
         assert await served(engine, run) == {"coding": 6, "general": 2}
         shown = {one["domain"]: one["share"] for one in (await web.get("/api/queue"))[1]["mix"]}
         assert shown == {"coding": 0.75, "general": 0.25}

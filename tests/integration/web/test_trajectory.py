@@ -22,7 +22,7 @@ from orchestrator.queries.texts import visible
 from orchestrator.web.files import STATIC
 from orchestrator.web.standalone_page import STYLE, standalone_page
 from tests import builders
-from tests.integration.pool.rig import a_row_in_every_table, ended, flow_of, record, report, running, small
+from tests.integration.pool.rig import a_row_in_every_table, context_of, ended, record, report, running, small
 from tests.integration.web.rig import configured, dashboard
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("look")]
@@ -144,7 +144,7 @@ async def _hostile(engine: AsyncEngine) -> tuple[StoredRun, int]:
         tool_calls=tools,
         reason=HOSTILE,
     )
-    assert await report(flow_of(engine, run), result)
+    assert await report(context_of(engine, run), result)
     return run, lease.rollout_id
 
 

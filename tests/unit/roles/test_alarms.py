@@ -71,8 +71,8 @@ def is_stopped(now: float, beat: float) -> tuple[BacklogStage, list[ProcessRepor
 
 def rings(seen: Seen, first_beat: float, first_look: float) -> float:
     """When the alarm rings, with heartbeats and looks that start then."""
-    flow: Any = SimpleNamespace(config=Config())
-    alarms, beat, look = StallDetector(flow), first_beat, first_look
+    context: Any = SimpleNamespace(config=Config())
+    alarms, beat, look = StallDetector(context), first_beat, first_look
     while True:
         while beat + LIMIT_S / BEATS + ITSELF_S <= look:
             beat += LIMIT_S / BEATS + ITSELF_S

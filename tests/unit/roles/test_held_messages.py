@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 async def test_a_consumer_that_is_full_is_busy_and_not_stuck_until_a_message_is_handled() -> None:
     nothing: Any = None
     work = _Consuming(
-        flow=nothing,
+        context=nothing,
         consumer=nothing,
         handle=nothing,
         before=None,

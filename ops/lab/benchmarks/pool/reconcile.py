@@ -38,7 +38,7 @@ async def measure(rig: Rig, items: int, table: Report) -> list[BenchmarkTarget]:
             )
     await rig.alone("ANALYZE")
     async with NatsBus.connect(rig.nats.url, name="bench") as bus, anyio.create_task_group() as tasks:
-        flow = OrchestratorContext(
+        context = OrchestratorContext(
             run_id=run.run_id,
             run=run.name,
             config=Config.from_json(config.to_json()),
@@ -51,12 +51,12 @@ async def measure(rig: Rig, items: int, table: Report) -> list[BenchmarkTarget]:
 
         async def rebuild_stream(stream: str) -> None:
             before = time.perf_counter()
-            await rebuild(flow, stream)
+            await rebuild(context, stream)
             if stream == "WORK":
                 rebuild_s.append(time.perf_counter() - before)
 
         bus.on_stream_new(rebuild_stream)
-        tasks.start_soon(relay, flow)
+        tasks.start_soon(relay, context)
         await rig.wipe_nats()
         started, cpu = time.perf_counter(), time.process_time()
         while not rebuild_s or await rig.value(

@@ -74,18 +74,18 @@ async def measure(rig: Rig, starts: int, table: Report) -> list[BenchmarkTarget]
             open_worker(settings, "penstock-bench-runner") as worker,
             anyio.create_task_group() as tasks,
         ):
-            flow = OrchestratorContext(
+            context = OrchestratorContext(
                 run_id=run.run_id, run=run.name, config=config, engine=rig.engine, bus=bus
             )
             await bus.ensure_streams()
             for role in (dispatcher, relay, ingest_results):
-                tasks.start_soon(partial(role, flow))
+                tasks.start_soon(partial(role, context))
             assignments = Assignments(worker, RolloutAssigned, work)
             tasks.start_soon(assignments.serve, [subjects.consume_work_rollout(run.name)])
             for number in range(starts):
                 new = _group(number)
                 await transact(rig.engine, lambda c, new=new: accept(c, run.run_id, new), at="intake.commit")  # type: ignore[misc]
-                flow.signals.work.set()
+                context.signals.work.set()
                 await anyio.sleep(APART_S)
             rows = await _all_started(rig, run.run_id, starts)
             tasks.cancel_scope.cancel()
