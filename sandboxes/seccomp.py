@@ -4,8 +4,10 @@ Namespaces and missing capabilities refuse most of these already. The filter als
 closes resources that namespaces do not cover: the host's keyrings, vsock (a virtual machine's line to its host), performance counters, io_uring,
 input pushed into a terminal, namespaces within the sandbox, and inspection of processes of the same user.
 
-A refused call fails with EPERM, or with ENOSYS where programs then fall back to an older call (`clone3`, io_uring). Calls of another
-architecture (32-bit programs on a 64-bit kernel) fail with ENOSYS: the same number means another call there. Classic BPF over
+A refused call fails with EPERM, or with ENOSYS where programs then fall back to an older call (`clone3`, io_uring). Space cannot be
+preallocated: that takes gigabytes in milliseconds, and the use of disks is measured from time to time. It fails with EOPNOTSUPP, as on file systems
+that cannot do it, and programs write zeros then (`posix_fallocate`). Calls of another architecture (32-bit programs on a 64-bit kernel) fail with
+ENOSYS: the same number means another call there. Classic BPF over
 `struct seccomp_data`: number at 0, architecture at 4, the low half of argument n at 16 + 8n (little-endian machines only).
 """
 
@@ -50,20 +52,29 @@ ABSENT: Mapping[str, tuple[int, int]] = {
         435,
     ),  # its flags are behind a pointer, which no filter can follow; libraries fall back to clone
 }
-CHECKED: Mapping[str, tuple[int, int]] = {"clone": (56, 220), "socket": (41, 198), "ioctl": (16, 29)}
-"""Refused depending on their arguments: namespaces, address families, input into a terminal."""
+CHECKED: Mapping[str, tuple[int, int]] = {
+    "clone": (56, 220),
+    "socket": (41, 198),
+    "ioctl": (16, 29),
+    "fallocate": (285, 47),
+}
+"""Refused depending on their arguments: namespaces, address families, input into a terminal, preallocated space."""
 NEW_NAMESPACES = 0x7E02_0000
 """CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}."""
 FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: all families that programs without a network need. Not vsock, packet, alg, bluetooth …"""
 TERMINAL = (0x5412, 0x541C)
 """TIOCSTI, TIOCLINUX: input pushed into a terminal."""
+PREALLOCATING = (0x4030_5828, 0x4030_582A, 0x4030_5839)
+"""FS_IOC_RESVSP, FS_IOC_RESVSP64, FS_IOC_ZERO_RANGE: `fallocate` by other names."""
+FREEING = 0x0A
+"""FALLOC_FL_PUNCH_HOLE, FALLOC_FL_COLLAPSE_RANGE: the modes of `fallocate` that only give space back."""
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 _X32 = 0x4000_0000
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
-_EPERM, _ENOSYS = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
+_EPERM, _ENOSYS, _EOPNOTSUPP = (_ERRNO | number for number in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP))
 
 
 @functools.cache
@@ -106,14 +117,19 @@ def program(machine: str | None = None) -> bytes | None:
         last = len(call_numbers) - 1
         code += [_op(_EQUAL, number, yes=last - i, no=i == last) for i, number in enumerate(call_numbers)]
         code.append(_op(_RETURN, error_number))
-    clone, socket, ioctl = (CHECKED[name][column] for name in ("clone", "socket", "ioctl"))
+    clone, socket, ioctl, fallocate = (call[column] for call in CHECKED.values())
     code += [_op(_EQUAL, clone, no=4), _op(_LOAD, 16), _op(_ANY_BIT, NEW_NAMESPACES, no=1)]
     code += [_op(_RETURN, _EPERM), _op(_RETURN, _ALLOW)]
     code += [_op(_EQUAL, socket, no=2 + len(FAMILIES) + 1), _op(_LOAD, 16)]
     code += [_op(_EQUAL, family, yes=len(FAMILIES) - i) for i, family in enumerate(FAMILIES)]
     code += [_op(_RETURN, _EPERM), _op(_RETURN, _ALLOW)]
-    code += [_op(_EQUAL, ioctl, no=4), _op(_LOAD, 24), _op(_EQUAL, TERMINAL[0], yes=1)]
-    code += [_op(_EQUAL, TERMINAL[1], no=1), _op(_RETURN, _EPERM), _op(_RETURN, _ALLOW)]
+    code += [_op(_EQUAL, fallocate, no=4), _op(_LOAD, 24), _op(_ANY_BIT, FREEING, no=1)]
+    code += [_op(_RETURN, _ALLOW), _op(_RETURN, _EOPNOTSUPP)]
+    refused = len(TERMINAL) + len(PREALLOCATING)
+    code += [_op(_EQUAL, ioctl, no=1 + refused), _op(_LOAD, 24)]
+    code += [_op(_EQUAL, request, yes=refused - i) for i, request in enumerate(TERMINAL)]
+    code += [_op(_EQUAL, request, yes=len(PREALLOCATING) + 1 - i) for i, request in enumerate(PREALLOCATING)]
+    code += [_op(_RETURN, _ALLOW), _op(_RETURN, _EPERM), _op(_RETURN, _EOPNOTSUPP)]
     return b"".join(code)
 
 

@@ -6,6 +6,7 @@ command line, which other users can read. They are in a file that only the conta
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import resource
@@ -330,24 +331,27 @@ def profile() -> dict[str, Any] | None:
     ]
     namespace_bits = [1 << bit for bit in range(32) if seccomp.NEW_NAMESPACES >> bit & 1]
     low = 0xFFFF_FFFF
+    masked = "SCMP_CMP_MASKED_EQ"
     checked = [
-        *(("clone", 0, "SCMP_CMP_MASKED_EQ", bit, bit) for bit in namespace_bits),
+        *(("clone", errno.EPERM, 0, masked, bit, bit) for bit in namespace_bits),
         *(
-            ("socket", 0, "SCMP_CMP_MASKED_EQ", low, each)
+            ("socket", errno.EPERM, 0, masked, low, each)
             for each in range(max(seccomp.FAMILIES))
             if each not in seccomp.FAMILIES
         ),
-        ("socket", 0, "SCMP_CMP_GT", max(seccomp.FAMILIES), 0),
-        *(("ioctl", 1, "SCMP_CMP_MASKED_EQ", low, request) for request in seccomp.TERMINAL),
+        ("socket", errno.EPERM, 0, "SCMP_CMP_GT", max(seccomp.FAMILIES), 0),
+        *(("ioctl", errno.EPERM, 1, masked, low, request) for request in seccomp.TERMINAL),
+        *(("ioctl", errno.EOPNOTSUPP, 1, masked, low, request) for request in seccomp.PREALLOCATING),
+        ("fallocate", errno.EOPNOTSUPP, 1, masked, seccomp.FREEING, 0),
     ]
     arguments = [
         {
             "names": [name],
             "action": "SCMP_ACT_ERRNO",
-            "errnoRet": 1,
+            "errnoRet": number,
             "args": [{"index": index, "op": op, "value": value, "valueTwo": second_value}],
         }
-        for name, index, op, value, second_value in checked
+        for name, number, index, op, value, second_value in checked
     ]
     return {"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [*refused, *arguments]}
 

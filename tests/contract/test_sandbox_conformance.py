@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sandboxes.base import File, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 from sandboxes.conformance import (
     CHECKS,
@@ -26,6 +27,7 @@ from sandboxes.effective import observe
 from sandboxes.local import LocalProvider
 from sandboxes.reap import default_root, reap
 from tests.contract.of_checks import each_of
+from tests.preallocating import PREALLOCATED, PREALLOCATES
 from tests.violations import promise_kept
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("sandboxes")]
@@ -86,6 +88,15 @@ async def test_bubblewrap_keeps_every_promise(check: ConformanceCheck) -> None:
 async def test_bubblewrap_keeps_every_promise_without_control_groups(check: ConformanceCheck) -> None:
     result = await run_check(BubblewrapProvider(use_cgroups=False), check)
     promise_kept(result)
+
+
+async def test_space_cannot_be_preallocated_and_programs_that_want_it_write_zeros() -> None:
+    """Gigabytes would be there within milliseconds, long before the disk's use is measured again."""
+    async with BubblewrapProvider().open(
+        SandboxSpec(files={"/app/prog.py": File(PREALLOCATES.encode())})
+    ) as sandbox:
+        ended = await sandbox.exec(["python3", "prog.py"])
+    assert ended.stdout.decode().split() == PREALLOCATED, ended
 
 
 async def test_a_machine_that_cannot_limit_cores_is_named() -> None:

@@ -36,8 +36,14 @@ SCOPED_SIGNALS = 6
 _SCOPES = 0b11
 
 _PDEATHSIG, _DUMPABLE, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 4, 22, 36, 38
-_ALLOW, _EPERM, _ENOSPC, _ENOSYS = 0x7FFF_0000, 0x0005_0001, 0x0005_001C, 0x0005_0026
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_ALLOW, _EPERM, _ENOSPC, _ENOSYS, _EOPNOTSUPP = (
+    0x7FFF_0000,
+    0x0005_0001,
+    0x0005_001C,
+    0x0005_0026,
+    0x0005_005F,
+)
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ARCHITECTURES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 _X32 = 0x4000_0000
 # Name → numbers on x86_64 and aarch64. They create memory that process statistics do not show.
@@ -45,6 +51,10 @@ ABSENT = {"memfd_create": (319, 279), "memfd_secret": (447, 447)}
 # Landlock restricts no watches: they tell the names of the judge's files in any directory. The answer is that of a machine without free watches,
 # on which some programs look from time to time instead and others end.
 WATCHES = {"inotify_add_watch": (254, 27), "fanotify_init": (300, 262), "fanotify_mark": (301, 263)}
+# Preallocated space fills a disk between two measurements of its use. Modes with one of these bits give space back. The same by `ioctl`:
+# FS_IOC_RESVSP, FS_IOC_RESVSP64, FS_IOC_ZERO_RANGE.
+FALLOCATE, FREEING = (285, 47), 0x0A
+IOCTL, PREALLOCATING = (16, 29), (0x4030_5828, 0x4030_582A, 0x4030_5839)
 # System V objects outlive their creators: refused if they cannot be distinguished from those of others.
 SHARED_OBJECTS = {"shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186)}
 # Before its third version, Landlock does not restrict truncation of a file by its path.
@@ -179,7 +189,12 @@ def calls(machine: str, private: bool, version: int = TRUNCATES) -> bytes | None
     for *numbers, user in OF_OTHERS.values():
         code += [_op(_EQUAL, numbers[column], no=6), _op(_LOAD, 16), _op(_AT_LEAST, user, yes=3)]
         code += [_op(_LOAD, 24), _op(_EQUAL, 0, no=1), _op(_RETURN, _ALLOW), _op(_RETURN, _EPERM)]
-    code.append(_op(_RETURN, _ALLOW))
+    code += [_op(_EQUAL, FALLOCATE[column], no=4), _op(_LOAD, 24), _op(_ANY_BIT, FREEING, no=1)]
+    code += [_op(_RETURN, _ALLOW), _op(_RETURN, _EOPNOTSUPP)]
+    last = len(PREALLOCATING)
+    code += [_op(_EQUAL, IOCTL[column], no=1 + last), _op(_LOAD, 24)]
+    code += [_op(_EQUAL, request, yes=last - i) for i, request in enumerate(PREALLOCATING)]
+    code += [_op(_RETURN, _ALLOW), _op(_RETURN, _EOPNOTSUPP)]
     return b"".join(code)
 
 

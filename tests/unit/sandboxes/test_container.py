@@ -1,5 +1,6 @@
 """The commands that the provider `container` sends to engines, and its reports of them; ./ops/test --tier containers runs it over a real one."""
 
+import errno
 import json
 import shutil
 import subprocess
@@ -209,6 +210,11 @@ def test_the_filter_is_that_of_bubblewrap_call_by_call() -> None:
         if rule["names"] == ["socket"] and rule["args"][0]["op"] == "SCMP_CMP_MASKED_EQ"
     }
     assert families | set(seccomp.FAMILIES) == set(range(max(seccomp.FAMILIES) + 1))
+    unsupported = [rule for rule in found["syscalls"] if rule["errnoRet"] == errno.EOPNOTSUPP]
+    (space,) = (rule["args"] for rule in unsupported if rule["names"] == ["fallocate"])
+    assert space == [{"index": 1, "op": "SCMP_CMP_MASKED_EQ", "value": seccomp.FREEING, "valueTwo": 0}]
+    requests = {rule["args"][0]["valueTwo"] for rule in unsupported if rule["names"] == ["ioctl"]}
+    assert requests == set(seccomp.PREALLOCATING)
 
 
 def test_an_engine_that_is_neither_is_refused_by_name() -> None:

@@ -11,7 +11,8 @@ import pytest
 from sandboxes import seccomp
 
 ARCHITECTURES = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7}
-ALLOW, EPERM, ENOSYS = 0x7FFF_0000, 0x5_0000 | errno.EPERM, 0x5_0000 | errno.ENOSYS
+ALLOW = 0x7FFF_0000
+EPERM, ENOSYS, EOPNOTSUPP = (0x5_0000 | number for number in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP))
 machines = pytest.mark.parametrize("machine", ARCHITECTURES)
 
 
@@ -64,6 +65,18 @@ def test_namespaces_families_and_terminal_input_are_refused_by_their_arguments(m
     assert families == [1, 2, 10, 16], "AF_UNIX, AF_INET, AF_INET6, AF_NETLINK"
     refused = [request for request in range(0x5400, 0x5500) if answer(machine, ioctl, 0, request) == EPERM]
     assert refused == [0x5412, 0x541C], "TIOCSTI, TIOCLINUX"
+
+
+@machines
+def test_space_can_be_given_back_and_not_preallocated(machine: str) -> None:
+    fallocate, ioctl = (seccomp.numbers(machine)[name] for name in ("fallocate", "ioctl"))
+    allowed = [mode for mode in range(0x100) if answer(machine, fallocate, 3, mode, 0, 1 << 30) == ALLOW]
+    assert {0x03, 0x08} <= set(allowed) and all(mode & 0x0A for mode in allowed)
+    assert answer(machine, fallocate, 3, 0, 0, 1 << 30) == EOPNOTSUPP
+    refused = [
+        number for number in range(256) if answer(machine, ioctl, 3, 0x4030_5800 | number) == EOPNOTSUPP
+    ]
+    assert refused == [40, 42, 57], "FS_IOC_RESVSP, FS_IOC_RESVSP64, FS_IOC_ZERO_RANGE"
 
 
 @machines

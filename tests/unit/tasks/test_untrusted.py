@@ -11,6 +11,7 @@ from orchestrator.tasks.verdict import UNTRUSTED_FILE, UNTRUSTED_LIMITS
 from sandboxes.artifacts import stays
 from sandboxes.base import ExecResult, File, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
+from tests.preallocating import PREALLOCATED, PREALLOCATES
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("probes")]
 
@@ -467,6 +468,11 @@ async def test_shared_memory_works_for_a_program_and_holds_nothing_of_it_afterwa
     )
     ended = await limited('{"private": 1}', "python3", "-c", script, after="ls -A /dev/shm")
     assert ended.stdout == b"4711\ncode 0\n", ended
+
+
+async def test_a_program_preallocates_no_space() -> None:
+    ended = await limited('{"private": 1}', "python3", "-c", PREALLOCATES)
+    assert ended.stdout.decode().split() == [*PREALLOCATED, "code", "0"], ended
 
 
 async def test_what_a_judge_keeps_in_shared_memory_closes_it_to_the_program() -> None:
