@@ -197,8 +197,8 @@ def missed(step: TaskStep, numbers: Mapping[str, float]) -> bool:
 
 def together(task: Task, numbers: Sequence[Mapping[str, float]]) -> Scores:
     """The reward of a task, from the numbers of its graded steps in order: by name their mean, a missing number counts as 0, or those of the last
-    step. A step without numbers, or after the last of `numbers`, did not run and counts as 0. The components also hold the numbers of each step, as
-    `<name>/reward`. ValueError if they do not say which is the reward."""
+    step. A step without numbers, or after the last of `numbers`, did not run and counts as 0; if only such a step would name the reward, that is 0. The
+    components also hold the numbers of each step, as `<name>/reward`. ValueError if all steps ran and do not say which is the reward."""
     numbers = [*numbers, *({} for _ in task.settings.steps[len(numbers) :])]
     names = dict.fromkeys(name for each in numbers for name in each) or {
         task.settings.verifier.performance or REWARD: None
@@ -209,6 +209,9 @@ def together(task: Task, numbers: Sequence[Mapping[str, float]]) -> Scores:
         total = {name: _mean([each.get(name, 0.0) for each in numbers]) for name in names}
     wanted = task.settings.verifier.performance
     chosen = wanted or (next(iter(total)) if len(total) == 1 else REWARD)
+    if chosen not in total and not all(numbers):
+        # An error would take the member out of its group: ending early would pay.
+        total[chosen] = 0.0
     if chosen not in total:
         named = ", ".join(repr(name) for name in total)[:300] or "none"
         raise ValueError(

@@ -3,6 +3,8 @@
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import combinations
 
 import pytest
 
@@ -128,6 +130,10 @@ def test_the_image_of_a_steps_tests_is_its_own_before_that_of_the_task() -> None
         ("mean", "", [{}, {}], 0.0),
         ("mean", "a", [{"reward": 1.0, "a": 0.5}, {"reward": 1.0}], 0.25),
         ("mean", "", [{"a": 0.5}, {"a": 1.0}], 0.75),
+        # Only the second step, which did not run, would have named the reward.
+        ("mean", "", [{"a": 1.0, "b": 1.0}], 0.0),
+        ("mean", "reward", [{"tests": 1.0}], 0.0),
+        ("final", "accuracy", [{"reward": 1.0}, {}], 0.0),
         ("mean", "a", [{"a": 0.2 + 0.4 + 0.3 + 0.1, "b": 2.0}, {"a": 1.0 + 2e-16, "b": 2.0}], 1.0),
     ],
 )
@@ -137,6 +143,23 @@ def test_rewards_of_all_steps_make_the_reward_of_the_task(
     named = f'[verifier]\nperformance = "{performance}"\n' if performance else ""
     toml = f'multi_step_reward_strategy = "{strategy}"\n{named}{TWO}'
     assert together(task(toml), numbers).reward == reward
+
+
+@pytest.mark.parametrize("strategy", ["mean", "final"])
+@pytest.mark.parametrize("performance", ["", "reward", "a", "other"])
+def test_where_every_step_can_be_graded_the_first_one_alone_can_be_graded_too(
+    strategy: str, performance: str
+) -> None:
+    """A member without a verdict would leave its group: ending early would pay."""
+    named = f'[verifier]\nperformance = "{performance}"\n' if performance else ""
+    whole = task(f'multi_step_reward_strategy = "{strategy}"\n{named}{TWO}')
+    names = ("reward", "a", "b")
+    choices = [dict.fromkeys(some, 1.0) for n in range(1, 4) for some in combinations(names, n)]
+    for first in choices:
+        for second in choices:
+            with suppress(ValueError):
+                best = together(whole, [first, second]).reward
+                assert together(whole, [first, {}]).reward <= best
 
 
 def test_each_steps_numbers_are_components_and_the_most_important_fit_into_a_verdict() -> None:
