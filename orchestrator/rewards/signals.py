@@ -9,7 +9,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, lru_cache
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.marks import ParseStatus
@@ -138,10 +139,10 @@ LOOKED_BACK = 8  # steps: later, the same command may be right again
 def repeated_calls(step: RecordedStep, before: Sequence[RecordedStep]) -> float:
     """Minus the share of the step's calls that the same agent made within its last eight steps, with the same answer.
 
-    Same call: name and arguments, except for white space. Same answer: exit code and size of the output, if the tools are visible. If they
-    are not, only the agent's previous step counts; a step with a result that is not recorded counts as new. So a test that is run again after a
-    change, with another answer, costs nothing.
-    Gamed by: a comment or a number that changes at each repetition.
+    An earlier call of the same reply counts, too. Same call: name and arguments, as JSON values, white space apart. Same answer: exit code and
+    size of the output, if the tools are visible. If they are not, only the agent's previous step counts; a step with a result that is not
+    recorded counts as new. So a test that is run again after a change, with another answer, costs nothing.
+    Gamed by: a comment or a number that changes at each repetition, an argument that the tool ignores.
 
     >>> from orchestrator.rewards.actions import ParsedAction, RecordedStep, ToolCall, ToolResult
     >>> ls = RecordedStep(ParsedAction(tool_calls=(ToolCall("bash", '{"command": "ls"}'),)), (ToolResult(name="bash", exit_code=0, bytes=12),))
@@ -155,8 +156,8 @@ def repeated_calls(step: RecordedStep, before: Sequence[RecordedStep]) -> float:
     earlier_calls = {call for earlier in past if earlier.results for call in _calls(earlier)}
     if past and not past[-1].results:
         earlier_calls.update(_calls(past[-1]))
-    repeated = sum(call in earlier_calls for call in own)
-    return -repeated / len(own) if repeated else 0.0
+    fresh = len(set(own) - earlier_calls)
+    return (fresh - len(own)) / len(own) if fresh < len(own) else 0.0
 
 
 def _calls(step: RecordedStep) -> list[tuple[str, str, int | None, int | None]]:
@@ -166,12 +167,19 @@ def _calls(step: RecordedStep) -> list[tuple[str, str, int | None, int | None]]:
     return [
         (
             call.name,
-            " ".join(call.arguments.split()),
+            _canonical(call.arguments),
             result.exit_code if result else None,
             result.bytes if result else None,
         )
         for call, result in zip(step.action.tool_calls, results, strict=True)
     ]
+
+
+def _canonical(arguments: str) -> str:
+    """The same text for arguments that are the same JSON values, or differ in white space alone."""
+    with suppress(ValueError, RecursionError):
+        arguments = json.dumps(json.loads(arguments), sort_keys=True)
+    return " ".join(arguments.split())
 
 
 ANSWERS = frozenset({0, 1})  # 1 is an answer of grep, diff, test and of most test runners
@@ -193,13 +201,13 @@ def tool_errors(step: RecordedStep, before: Sequence[RecordedStep]) -> float:
 
 
 MIN_REASONED = 8  # units (words, or characters of Han and kana) of a thought
-OWN_SHARE = 0.5  # share of the runs of four units that occur once
+OWN_SHARE = 0.5  # share of the runs of four units that occur once, and in no earlier thought
 REMEMBERED = 64  # steps
 
 
 def structured_reasoning(step: RecordedStep, before: Sequence[RecordedStep]) -> float:
-    """1 for a step that thinks before it acts; otherwise 0. It needs at least eight words of thinking, closed, not going in circles, not copied
-    from an earlier step, and followed by an answer or by calls that could be parsed.
+    """1 for a step that thinks before it acts; otherwise 0. It needs at least eight words of thinking, closed, at least half of it neither
+    repeated nor copied from an earlier step, and followed by an answer or by calls that could be parsed.
 
     `reasoning_structure` and `ill_formed_tool_call` define well-formed. Longer thinking earns no more, and by default neither do more steps.
     Gamed by: fluent filler. Nothing here reads the meaning of a thought, so the signal stays small compared with performance (0.02 of a rollout).
@@ -214,19 +222,24 @@ def structured_reasoning(step: RecordedStep, before: Sequence[RecordedStep]) -> 
     0.0
     """
     action = step.action
-    thought = action.reasoning.strip()
-    if not thought or not (action.content.strip() or action.tool_calls):
+    if not (action.content.strip() or action.tool_calls):
         return 0.0
-    units = [match.group().lower() for match in SCRIPTS.finditer(CODE.sub(" ", thought))]
-    if len(units) < MIN_REASONED:
+    count, own = _runs(action.reasoning)
+    if count < MIN_REASONED - 3:
         return 0.0
     if ill_formed_tool_call(step, ()) < 0 or reasoning_structure(step, ()) < 0:
         return 0.0
-    runs = [tuple(units[i : i + 4]) for i in range(len(units) - 3)]
-    if len(set(runs)) < OWN_SHARE * len(runs):
-        return 0.0
-    copied = any(earlier.action.reasoning.strip() == thought for earlier in before[-REMEMBERED:])
-    return 0.0 if copied else 1.0
+    for earlier in before[-REMEMBERED:]:
+        own = own - _runs(earlier.action.reasoning)[1]
+    return 1.0 if len(own) >= OWN_SHARE * count else 0.0
+
+
+@lru_cache(maxsize=4 * REMEMBERED)
+def _runs(thought: str) -> tuple[int, frozenset[int]]:
+    """The number of runs of four units in a thought, and the different ones, as hashes: they are compared with those of many thoughts."""
+    units = [match.group().lower() for match in SCRIPTS.finditer(CODE.sub(" ", thought))]
+    runs = list(zip(units, units[1:], units[2:], units[3:], strict=False))
+    return len(runs), frozenset(map(hash, runs))
 
 
 SIGNALS: Mapping[str, Signal] = {

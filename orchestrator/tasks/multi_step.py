@@ -197,8 +197,8 @@ def missed(step: TaskStep, numbers: Mapping[str, float]) -> bool:
 
 def together(task: Task, numbers: Sequence[Mapping[str, float]]) -> Scores:
     """The reward of a task, from the numbers of its graded steps in order: by name their mean, a missing number counts as 0, or those of the last
-    step. A step without numbers, or after the last of `numbers`, did not run and counts as 0; if only such a step would name the reward, that is 0. The
-    components also hold the numbers of each step, as `<name>/reward`. ValueError if all steps ran and do not say which is the reward."""
+    step. A step without numbers, or after the last of `numbers`, did not run and counts as 0; if only such a step would name the reward, that is 0.
+    The components also hold the numbers of each step, as `<name>/reward`. ValueError if all steps ran and do not say which is the reward."""
     numbers = [*numbers, *({} for _ in task.settings.steps[len(numbers) :])]
     names = dict.fromkeys(name for each in numbers for name in each) or {
         task.settings.verifier.performance or REWARD: None

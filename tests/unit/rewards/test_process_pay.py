@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -18,9 +19,10 @@ from orchestrator.settings.reward import ProcessSignal
 
 GOOD = RecordedStep(ParsedAction(content="7"))
 BAD = RecordedStep(ParsedAction(content="<call", parse=ParseStatus.ILL_FORMED))
+NAMES = ["".join(letters) for letters in product("abcdefghij", repeat=3)]
 THOUGHTS = [
-    f"First the file number {n} is read, then its lines are counted, because the sum needs every line once."
-    for n in range(1000)
+    f"First {name} is read, then lines of {name} are counted, because the sum {name} needs each of {name} once."
+    for name in NAMES
 ]
 
 
@@ -65,7 +67,23 @@ def test_a_call_that_is_repeated_costs_unless_its_answer_is_new_or_another_agent
     assert repeated_calls(ran("ls", exit_code=2), [ls]) == 0
     assert repeated_calls(ls, [ran("ls", agent="scout")]) == 0
     assert repeated_calls(ran("ls  -l"), [ran("ls -l")]) == -1, "white space apart"
+    for spelling in ('{"command":"ls" }', '{"command": "\\u006cs"}', '{ "command" : "ls" }'):
+        call = ToolCall("bash", spelling)
+        assert repeated_calls(replace(ls, action=ParsedAction(tool_calls=(call,))), [ls]) == -1, spelling
     assert repeated_calls(ls, [ls, *(ran(f"cat {n}") for n in range(8))]) == 0, "eight steps are looked back"
+
+
+def test_a_call_that_a_reply_makes_many_times_costs_all_times_but_the_first() -> None:
+    ls = ran("ls")
+    often = RecordedStep(ParsedAction(tool_calls=ls.action.tool_calls * 50), ls.results * 50)
+    assert repeated_calls(often, []) == -0.98 and repeated_calls(often, [ls]) == -1
+
+
+def test_a_thought_of_an_earlier_step_in_another_form_earns_nothing() -> None:
+    thought = THOUGHTS[0]
+    for copied in (thought + " 1", thought.upper(), thought.replace(" ", "  "), f"Hm. {thought}"):
+        assert structured_reasoning(thinking(copied), [thinking(thought)]) == 0, copied
+    assert structured_reasoning(thinking(f"{thought} {THOUGHTS[1]} {THOUGHTS[2]}"), [thinking(thought)]) == 1
 
 
 def test_where_tools_are_not_seen_only_the_step_before_counts() -> None:
