@@ -38,7 +38,6 @@ EXEMPT = {
     "orchestrator/deploy/cluster/wait.py:POLL_INTERVAL_S": POLL,
     "agents/scaffolds/mini_swe/inside/penstock_model.py:MAX_PAUSE_S": "an agent program of others: its own patience",
     "agents/scaffolds/mini_swe/inside/penstock_model.py:PATIENCE_S": "an agent program of others: its own patience",
-    "agents/scaffolds/mini_swe/inside/penstock_model.py:REPLY_S": "an agent program of others: its own patience",
     "orchestrator/audit/i5_leases.py:SLACK_S": "what an audit forgives a clock that it reads later",
     "orchestrator/queries/differences.py:EACH_S": "work, not patience: what a page may cost",
     "orchestrator/queries/differences.py:ALL_S": "work, not patience: what a page may cost",

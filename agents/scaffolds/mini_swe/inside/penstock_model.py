@@ -30,7 +30,6 @@ from minisweagent.models.utils.actions_toolcall import (  # type: ignore[import-
 from pydantic import BaseModel
 
 PATIENCE_S: Final = 60.0
-REPLY_S: Final = 600.0  # a completion may be held through an update of the weights
 MAX_PAUSE_S: Final = 2.0
 BUDGET: Final = ("budget_exhausted", "context_length_exceeded")
 
@@ -152,13 +151,13 @@ def _exchange(data: bytes, retries: int) -> tuple[int, dict[str, Any]]:
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTP over a Unix socket."""
+    """HTTP over a Unix socket, without a time limit: the platform may hold a call, and a call that is given up is generated again from its
+    beginning. The attempt's own clocks end it."""
 
     def __init__(self, path: str) -> None:
-        super().__init__("gateway", timeout=REPLY_S)
+        super().__init__("gateway")
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
