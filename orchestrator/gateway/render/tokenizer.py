@@ -3,10 +3,10 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer
@@ -20,8 +20,25 @@ LONG, KEPT = 4096, 1 << 18  # characters: encoded without the interpreter lock; 
 SLICE = 1 << 15  # characters
 # The library's own threads would take every core, and leave none for the event loop.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+P = ParamSpec("P")
+R = TypeVar("R")
 _GUARDS = re.compile(f"{BREAK}({KEEP}?)")
 _MARKER = re.compile(r"[<\[\]{|]\S*[>\[\]}|]")
+
+
+def _as_error(function: Callable[P, R]) -> Callable[P, R]:
+    """The function with panics of the library as RuntimeError: as they are, no `except Exception` holds them, and one text would end the process."""
+
+    @wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as panic:
+            if type(panic).__name__ != "PanicException":
+                raise
+            raise RuntimeError(f"the tokenizer panics at this text: {panic}"[:500]) from None
+
+    return guarded
 
 
 class TokenizerAdapter:
@@ -96,12 +113,14 @@ class TokenizerAdapter:
                     return found
         return found
 
+    @_as_error
     def _whole(self, text: str) -> Sequence[int]:
         if len(text) < LONG:
             return tuple(self._inner.encode(text, add_special_tokens=False).ids)
         ids = self._long(text) if len(text) <= KEPT else self._apart(text)
         return list(ids.tolist())
 
+    @_as_error
     def _apart(self, text: str) -> np.ndarray[Any, np.dtype[np.int32]]:
         """int32[n]. `encode_batch_fast` is the only function of the library that releases the interpreter lock."""
         (encoding,) = self._inner.encode_batch_fast([text], add_special_tokens=False)
@@ -116,6 +135,7 @@ class TokenizerAdapter:
             best = max(best, len(json.dumps(self._decoded(number))) - 2)
         return best
 
+    @_as_error
     def _text(self, guarded: str) -> list[int]:
         """Ids of a piece between two special tokens, with its guards removed."""
         if not guarded:
@@ -126,6 +146,7 @@ class TokenizerAdapter:
             return list(encoding.ids)
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
+    @_as_error
     def decode(self, ids: Sequence[int], **_: object) -> str:
         return (
             self._one(ids[0])

@@ -1,7 +1,9 @@
 """The parser: well-formed text becomes a message; everything else is text and is marked as such."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from orchestrator.gateway.messages.requests import CallRule
 from orchestrator.gateway.messages.turns import CanonicalCall, Turn, canonical_json
 from orchestrator.gateway.render import TokenizerAdapter, load_renderer
 from orchestrator.gateway.render.qwen3 import QwenRenderer
+from orchestrator.gateway.render.tokenizer import BREAK
 from tests.unit.gateway.dialect_rig import ANTHROPIC, CHAT, RESPONSES, Wire, reply_of
 from trainer.policy.init import make_policy
 
@@ -207,3 +210,27 @@ def test_what_the_policy_would_sample_for_a_message_parses_to_that_message(
     parsed = parse_action(renderer, renderer.action(turn), [BASH])
     assert parsed.status == "ok"
     assert parsed.turn.same(turn) and parsed.turn.reasoning == turn.reasoning
+
+
+def test_a_panic_of_the_library_is_an_error_that_a_call_can_fail_with(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = TokenizerAdapter(directory)
+
+    class PanicException(BaseException):
+        """As pyo3 raises it."""
+
+    def panics(*_: object, **__: object) -> None:
+        raise PanicException("index out of bounds")
+
+    inner = SimpleNamespace(encode=panics, encode_batch_fast=panics, decode=panics)
+    monkeypatch.setattr(tokens, "_inner", inner)
+    monkeypatch.setattr(tokens, "_plain", inner)
+    long = "a" * 5000
+    calls: list[Callable[[], object]] = [
+        partial(tokens.encode, text) for text in ("ab", "a" * 99, long, f"{BREAK}<", f"{BREAK}{long}")
+    ]
+    calls += [partial(tokens.decode, [1, 2]), partial(tokens.measured, ["ab"], 9)]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="panics at this text: index out of bounds"):
+            call()
