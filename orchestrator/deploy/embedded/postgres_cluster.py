@@ -28,6 +28,7 @@ from orchestrator.deploy.embedded.postgres_init import (
     ROLE,
     initialise,
 )
+from orchestrator.deploy.embedded.postgres_place import place_of
 from orchestrator.deploy.embedded.postgres_remains import (
     cluster_name,
     disarm_lock_file,
@@ -180,13 +181,14 @@ def prepare_cluster(
     data_dir.mkdir(parents=True, exist_ok=True)
     pgdata = data_dir / "pgdata"
     user = service_user(pgdata if (pgdata / "PG_VERSION").exists() else None)
+    pgdata = place_of(pgdata, user)
     new = not (pgdata / "PG_VERSION").exists()
     major = None if new else int((pgdata / "PG_VERSION").read_text().split(".")[0])
     binaries = reachable_binaries(find_binaries(major=major), user)
     password = _password(data_dir / "password", new=new)
     if new:
         initialise(pgdata, binaries, user, password, durable=durable)
-    pgdata = pgdata.resolve()
+    pgdata = (data_dir / "pgdata").resolve()
     endpoint = _endpoint(data_dir / "server.json", pgdata, port)
     return PostgresCluster(
         data_dir=data_dir,

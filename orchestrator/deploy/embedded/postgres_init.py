@@ -1,17 +1,14 @@
 """Creating a new PostgreSQL data directory."""
 
-import hashlib
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import tempfile
 from pathlib import Path
 
 from orchestrator.deploy.embedded.postgres_binaries import PostgresBinaries
-from orchestrator.deploy.embedded.postgres_remains import kill_orphans, running_server
-from orchestrator.deploy.embedded.service_user import neutral_root, own, reachable
+from orchestrator.deploy.embedded.service_user import own
 from orchestrator.runtime.failpoints import boundary_sync
 
 ROLE = DATABASE = "penstock"
@@ -22,9 +19,7 @@ def initialise(
     pgdata: Path, binaries: PostgresBinaries, user: str | None, password: str, *, durable: bool
 ) -> None:
     """initdb and the database `penstock`, under another name, renamed when complete: a kill leaves nothing that looks finished."""
-    home = _neutral_home(pgdata) if not reachable(pgdata.parent, user) else pgdata.parent
-    complete = home / "pgdata"
-    partial = home / "pgdata.partial"
+    partial = pgdata.with_name("pgdata.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)
     own(partial, user)
@@ -52,29 +47,7 @@ def initialise(
         "postgres",
     ]
     _run_as(user, single, stdin=f"CREATE DATABASE {DATABASE};\n")
-    boundary_sync("cluster.rename", lambda: partial.rename(complete))
-    if complete != pgdata:
-        pgdata.unlink(missing_ok=True)
-        pgdata.symlink_to(complete)
-
-
-def _neutral_home(pgdata: Path) -> Path:
-    """A directory for data that the service user could not reach in its original place. The file `origin` in it names that place.
-
-    Called only if the link in `pgdata`'s place is missing. Data found here belonged to a deleted run directory, and is removed,
-    too, with its server.
-    """
-    home = neutral_root() / f"data-{hashlib.sha256(os.fsencode(pgdata)).hexdigest()[:16]}"
-    if (home / "pgdata").exists():
-        if (server := running_server(home / "pgdata")) is not None:
-            server.send(signal.SIGKILL)
-        kill_orphans(home / "pgdata")
-        shutil.rmtree(home)
-    home.mkdir(mode=0o711, exist_ok=True)
-    home.chmod(0o711)
-    (home / "origin").touch(mode=0o600)
-    (home / "origin").write_text(f"{pgdata}\n")
-    return home
+    boundary_sync("cluster.rename", lambda: partial.rename(pgdata))
 
 
 def _run_as(user: str | None, argv: list[str], *, stdin: str = "") -> None:

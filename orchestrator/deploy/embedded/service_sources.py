@@ -126,7 +126,7 @@ async def _of_postgres(url: str) -> Path | None:
     found = Path(data_directory)
     origin = found.parent / "origin"  # data that root keeps where the server's user can reach it
     try:
-        return _of_a_run(Path(origin.read_text(encoding="utf-8").strip()) if origin.exists() else found)
+        return _of_a_run(Path(os.fsdecode(origin.read_bytes()).strip()) if origin.exists() else found)
     except OSError:
         return _of_a_run(found)
 

@@ -268,13 +268,60 @@ async def test_root_keeps_the_data_where_the_service_user_can_go(private_dir: Pa
         assert (private_dir / "pgdata").is_symlink() and reachable(server.cluster.pgdata.parent, user)
         assert (home / "origin").read_text() == f"{private_dir / 'pgdata'}\n"
         await query(server.url, "create table old ()")
-    shutil.rmtree(private_dir)
+    before = private_dir.rename(private_dir.with_name("before"))
     async with EmbeddedPostgres(private_dir, durable=False) as server:
-        assert await query(server.url, "select to_regclass('old') is null"), (
-            "a deleted run directory starts afresh"
-        )
-    discard_cluster(private_dir)
+        assert await query(server.url, "select to_regclass('old') is null"), "another run of the same name"
+        assert server.cluster.pgdata.parent != home
+    async with EmbeddedPostgres(before, durable=False) as server:
+        assert await query(server.url, "select to_regclass('old') is not null"), "moved, and not deleted"
+        assert (home / "origin").read_text() == f"{before / 'pgdata'}\n"
+    discard_cluster(before)
     assert not home.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")
+async def test_a_copy_with_its_files_is_a_database_of_its_own_and_one_without_them_is_refused(
+    private_dir: Path, tmp_path: Path
+) -> None:
+    async with EmbeddedPostgres(private_dir, durable=False) as server:
+        await query(server.url, "create table old ()")
+        home = server.cluster.pgdata.parent
+    await anyio.run_process(["cp", "-a", private_dir, tmp_path / "link"])
+    with pytest.raises(
+        ValueError, match=r"link is a copy of .*postgres, and its link leads to the same database"
+    ):
+        prepare_cluster(tmp_path / "link", durable=False)
+    archive = tmp_path / "copy.tar"
+    await anyio.run_process(["tar", "-chf", archive, "-C", tmp_path, private_dir.name])
+    async with EmbeddedPostgres(private_dir, durable=False) as server:
+        await query(server.url, "create table later ()")
+    before = private_dir.rename(private_dir.with_name("before"))
+    await anyio.run_process(["tar", "-xf", archive, "-C", tmp_path])
+    found = "select to_regclass('old') is not null and to_regclass('later') is null"
+    async with EmbeddedPostgres(private_dir, durable=False) as server:
+        assert await query(server.url, found), "as it was copied"
+        assert (private_dir / "pgdata").is_symlink() and server.cluster.pgdata.parent != home
+    discard_cluster(before)
+    discard_cluster(tmp_path / "link")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")
+async def test_a_database_that_is_gone_is_named_and_no_empty_one_takes_its_place(private_dir: Path) -> None:
+    cluster = prepare_cluster(private_dir, durable=False)
+    shutil.rmtree(cluster.pgdata.parent)
+    with pytest.raises(
+        ValueError, match=r"the database of .* is gone: .*pgdata is missing \(it leads to .*Restore it"
+    ):
+        prepare_cluster(private_dir, durable=False)
+
+
+async def test_the_same_where_the_data_lies_in_the_runs_directory(services_directory: Path) -> None:
+    directory = services_directory / "emptied"
+    shutil.rmtree(prepare_cluster(directory, durable=False).pgdata)
+    with pytest.raises(
+        ValueError, match=r"the database of .*emptied is gone: .*pgdata is missing\. Restore it"
+    ):
+        prepare_cluster(directory, durable=False)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")

@@ -1,0 +1,86 @@
+"""Where the data of a cluster lie if the server's user cannot reach the run's directory, as below root's /root.
+
+`<data_dir>/pgdata` is then a link to `data-<random>/pgdata` below `neutral_root()`, and the file `origin` next to the data names the link. Data there
+is never removed because a link is missing: the run's directory may have been moved, and not deleted.
+"""
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from orchestrator.deploy.embedded.postgres_remains import running_server
+from orchestrator.deploy.embedded.service_user import neutral_root, own, reachable
+
+
+def place_of(pgdata: Path, user: str | None) -> Path:
+    """The directory of the data, with `pgdata` as a link to it if it has to be one; made, if it is not there yet.
+
+    Data that came as files to a place that `user` cannot reach, as an unpacked backup does, moves. Raises ValueError if data was there and is
+    gone, or belongs to another directory.
+    """
+    aside = pgdata.with_name("pgdata.moved")
+    if aside.exists() and not os.path.lexists(pgdata):
+        aside.rename(pgdata)  # a kill in the middle of the move
+    if not pgdata.is_symlink():
+        if not pgdata.exists():
+            _check_new(pgdata)
+        if reachable(pgdata.parent, user) or running_server(pgdata) is not None:
+            return pgdata
+        home = _neutral_home()
+        if pgdata.exists():
+            _move(pgdata, home / "pgdata", user)
+            pgdata.rename(aside)
+        pgdata.symlink_to(home / "pgdata")
+        shutil.rmtree(aside, ignore_errors=True)
+    place = Path(os.readlink(pgdata))
+    if not place.exists():
+        _check_new(pgdata, is_begun=place.parent.is_dir())
+    _check_owner(place.parent / "origin", pgdata)
+    return place
+
+
+def _check_new(pgdata: Path, *, is_begun: bool = True) -> None:
+    """Raises ValueError if a server has served this directory before: an empty database would take the place of what it held."""
+    data_dir = pgdata.parent
+    if (data_dir / "server.json").exists() or not is_begun:
+        leads = f" (it leads to {os.readlink(pgdata)})" if pgdata.is_symlink() else ""
+        raise ValueError(
+            f"the database of {data_dir} is gone: {pgdata} is missing{leads}. Restore it from a backup, or remove {data_dir} to begin "
+            "with an empty one"
+        )
+
+
+def _check_owner(origin: Path, pgdata: Path) -> None:
+    """Record that the data is that of `pgdata`. Raises ValueError if another directory still has it: one of the two is a copy."""
+    named = Path(os.fsdecode(origin.read_bytes()).removesuffix("\n")) if origin.exists() else pgdata
+    if (
+        named.is_symlink()
+        and named.resolve() == pgdata.resolve()
+        and not named.parent.samefile(pgdata.parent)
+    ):
+        raise ValueError(
+            f"{pgdata.parent} is a copy of {named.parent}, and its link leads to the same database: copy with `cp -aL` or `tar -h`, which "
+            "take its files along"
+        )
+    origin.touch(mode=0o600)
+    origin.write_bytes(os.fsencode(pgdata) + b"\n")
+
+
+def _neutral_home() -> Path:
+    home = neutral_root() / f"data-{secrets.token_hex(8)}"
+    home.mkdir(mode=0o711)
+    home.chmod(0o711)
+    return home
+
+
+def _move(data: Path, to: Path, user: str | None) -> None:
+    """Copy a data directory to `to`, as the service user's. A kill leaves it incomplete under another name."""
+    partial = to.with_name("pgdata.partial")
+    shutil.copytree(data, partial, symlinks=True)
+    for directory, _, files in os.walk(partial):
+        own(Path(directory), user)
+        for name in files:
+            own(Path(directory, name), user)
+    os.sync()
+    partial.rename(to)
