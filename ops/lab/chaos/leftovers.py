@@ -5,6 +5,7 @@ from pathlib import Path
 
 import anyio
 
+from ops.lab import run_directory
 from ops.lab.chaos import disk
 from ops.lab.chaos.links import socket_directory
 from orchestrator.contracts.errors import PenstockError
@@ -39,7 +40,7 @@ def remove(directory: Path) -> None:
         raise PenstockError(f"a chaos run (pid {driver.pid}) is at work in {directory}; end it first")
     if (directory / FILE).exists():
         disk.unmount(Home.at(directory).policies)
-    shutil.rmtree(directory, ignore_errors=True)
+    run_directory.remove(directory)
 
 
 def prune(root: Path) -> None:

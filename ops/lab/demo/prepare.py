@@ -1,10 +1,10 @@
 """The configuration of the demo's run, written as a user writes it."""
 
-import shutil
 import time
 from pathlib import Path
 
 from ops.lab.demo.keep import is_kept
+from ops.lab.run_directory import remove
 from orchestrator.settings.config import FILE
 
 KEEP_RUNS = 3
@@ -103,4 +103,4 @@ def prune(root: Path) -> None:
     """Remove the runs below `root`, except the newest few and those whose dashboard still runs."""
     for old in sorted(path for path in root.iterdir() if path.is_dir())[:-KEEP_RUNS]:
         if not is_kept(old):
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)

@@ -15,6 +15,7 @@ import pytest
 from orchestrator.deploy.embedded.layout import RunLayout
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.embedded.postgres import EmbeddedPostgres
+from orchestrator.deploy.embedded.postgres_cluster import discard_cluster
 from orchestrator.deploy.home import write_template
 
 pytestmark = [pytest.mark.services, pytest.mark.tier("look")]
@@ -84,6 +85,7 @@ def test_the_sentence_names_what_names_the_address(
         place = stopped(with_postgres)
         advice = f"it is the embedded one of {run}; start the run: `penstock up -c {run}`"
     sentence = penstock(run, "sql", "select 1", environment=environment)
+    discard_cluster(RunLayout(run / ".penstock").postgres)
     assert sentence == f"penstock: PostgreSQL at {place} cannot be used (nothing listens there): {advice}"
 
 

@@ -8,7 +8,6 @@ run is drained and audited.
 
 import argparse
 import json
-import shutil
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from ops.lab.benchmarks.targets import BenchmarkTarget, Report, show
 from ops.lab.chaos.prepare import make_policy
 from ops.lab.chaos.scenario import leaves
 from ops.lab.demo.main import running_stack
+from ops.lab.run_directory import remove
 from orchestrator.bus.base import BusError
 from orchestrator.contracts.choices import LogLevel
 from orchestrator.contracts.errors import PenstockError
@@ -99,7 +99,7 @@ def measure(minutes: float, table: Report) -> tuple[list[BenchmarkTarget], dict[
     bars = bars_of(found, restarts=done.samples[-1].restarts, syncs=done.syncs, violations=done.violations)
     if all(bar.holds for bar in bars):
         for old in sorted(path for path in ROOT.iterdir() if path.is_dir())[:-KEEP_RUNS]:
-            shutil.rmtree(old, ignore_errors=True)
+            remove(old)
     else:
         table.add_row("the run's directory, with its logs", str(directory), "")
     return bars, figures_of(found, done)
