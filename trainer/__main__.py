@@ -21,11 +21,12 @@ import anyio
 
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.numbers import INT4, INT8, option, real, whole
+from orchestrator.runtime.ending import ended_by_signal
 from orchestrator.runtime.exception_groups import first_error
 from orchestrator.runtime.gc_tuning import collect_infrequently, keep_loaded
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.metrics import Target, measuring, served
-from orchestrator.runtime.streams import ending_signals, guard
+from orchestrator.runtime.streams import guard
 from orchestrator.runtime.unreachable import named_url
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
 from orchestrator.settings.timeouts import from_argument
@@ -190,17 +191,12 @@ async def run_until_signal(
 
     watchdog = WatchdogSettings(arguments.no_progress_s, arguments.lag_s, arguments.metrics)
     stopped = False
-    async with anyio.create_task_group() as tasks:
 
-        async def stop_on_signal() -> None:
-            nonlocal stopped
-            with anyio.open_signal_receiver(*ending_signals()) as signals:
-                async for _ in signals:
-                    stopped = True
-                    tasks.cancel_scope.cancel()
-                    return
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
 
-        tasks.start_soon(stop_on_signal)
+    async with ended_by_signal(stop) as tasks:
         if followers is not None:
             tasks.start_soon(followers.watch)
         with (
@@ -219,7 +215,6 @@ async def run_until_signal(
                 )
                 stack.enter_context(served(measures.registry, target))
             await run_trainer(settings)
-        tasks.cancel_scope.cancel()
     return stopped
 
 

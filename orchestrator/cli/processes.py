@@ -14,9 +14,9 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.http_urls import check_http_urls
 from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.ending import ended_by_signal
 from orchestrator.runtime.log import configure
 from orchestrator.runtime.metrics import measuring, served
-from orchestrator.runtime.streams import ending_signals
 from orchestrator.runtime.unreachable import AddressOrigin, of_directory, remember
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
 from orchestrator.settings.config import Config
@@ -37,20 +37,11 @@ def _serve(process: str, home: Home, work: Callable[[], Awaitable[None]]) -> Non
     watchdog = WatchdogSettings(section.no_progress_s, section.lag_s, home.metrics(process))
 
     async def until_signalled() -> None:
-        async with anyio.create_task_group() as tasks:
-
-            async def cancel_on_signal() -> None:
-                with anyio.open_signal_receiver(*ending_signals()) as signals:
-                    async for _ in signals:
-                        tasks.cancel_scope.cancel()
-                        return
-
-            tasks.start_soon(cancel_on_signal)
+        async with ended_by_signal():
             with measuring() as process_metrics, watching(process, watchdog) as process_watch:
                 process_metrics.registry.register(process_watch.registry)
                 with served(process_metrics.registry, target):
                     await work()
-            tasks.cancel_scope.cancel()
 
     anyio.run(until_signalled, backend_options={"use_uvloop": True})
 

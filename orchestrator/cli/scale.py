@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from stat import S_IMODE
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
@@ -10,6 +11,7 @@ import typer
 
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.deploy.embedded.identity import write_atomically
 from orchestrator.deploy.home import Home
 from sandboxes.text_files import read_toml, toml_text
 
@@ -86,7 +88,8 @@ def scale(
         )
     if write:
         try:
-            topology.write_text(written, encoding="utf-8")
+            file = topology.resolve()
+            write_atomically(file, written.encode(), mode=S_IMODE(file.stat().st_mode), sync=True)
         except OSError as error:
             raise ConfigurationError(f"{topology}: {error.strerror}; the new counts are not in it") from None
     if as_json:

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.contracts.errors import ConfigurationError
@@ -15,19 +16,27 @@ def write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def shared_secret(path: Path) -> str:
-    """The secret in `path`, created (mode 0600) when the file is absent. Raises ConfigurationError when it is empty."""
+def kept_secret(path: Path) -> str:
+    """The text of `path`, which only its user reads; a new secret, if the file is absent. Raises OSError, and then leaves no part of a file.
+
+    Several processes may call it at the same moment, and all get the same secret.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        secret = path.read_text(encoding="ascii").strip()
-        if not secret:
-            raise ConfigurationError(
-                f"the secret file {path} is empty: remove it, and a new one is made"
-            ) from None
-        return secret
-    with os.fdopen(descriptor, "w") as file:
+    if not path.exists():
         secret = secrets.token_urlsafe(32)
-        file.write(secret + "\n")
+        partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            write_private(partial, secret + "\n")
+            with suppress(FileExistsError):  # another process was faster
+                path.hardlink_to(partial)
+        finally:
+            partial.unlink(missing_ok=True)
+    return path.read_text(encoding="ascii").strip()
+
+
+def shared_secret(path: Path) -> str:
+    """The same for processes of one run. Raises ConfigurationError when the file is empty."""
+    secret = kept_secret(path)
+    if not secret:
+        raise ConfigurationError(f"the secret file {path} is empty: remove it, and a new one is made")
     return secret

@@ -15,7 +15,6 @@ import errno
 import io
 import os
 import select
-import signal
 import sys
 from typing import Any, TextIO
 
@@ -120,10 +119,3 @@ def check_reader() -> None:
     if any(events & (select.POLLERR | select.POLLHUP) for _, events in waiting.poll(0)):
         _to_nowhere(_stdout.fileno())
         raise ReaderGone("the reader of standard output has gone away")
-
-
-def ending_signals() -> tuple[signal.Signals, ...]:
-    """The signals that request an orderly end: SIGINT, SIGTERM, and SIGHUP of a closing terminal, unless the process was started
-    with SIGHUP ignored (`nohup`)."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    return signals if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (*signals, signal.SIGHUP)

@@ -6,11 +6,10 @@ a page of another site, which can read neither, cannot make a browser steer.
 
 import hashlib
 import hmac
-import os
-import secrets
 from pathlib import Path
 
 from orchestrator.contracts.errors import ConfigurationError, ServiceError
+from orchestrator.runtime.secret_file import kept_secret
 
 
 class Keys:
@@ -44,20 +43,13 @@ def kept_token(file: Path) -> str:
     """The token in `file`, created (mode 0600) if absent. Raises ConfigurationError if the file is empty, ServiceError if it cannot be
     written."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        token = file.read_text(encoding="ascii").strip()
-        if len(token) < 16:
-            raise ConfigurationError(
-                f"the dashboard's token in {file} is missing or too short: remove the file, and a new one is made"
-            ) from None
-        return token
+        token = kept_secret(file)
     except OSError as error:
         raise ServiceError(
             f"the dashboard cannot keep its token in {file}: {error}; make room there"
         ) from error
-    with os.fdopen(descriptor, "w") as opened:
-        token = secrets.token_urlsafe(32)
-        opened.write(token + "\n")
+    if len(token) < 16:
+        raise ConfigurationError(
+            f"the dashboard's token in {file} is missing or too short: remove the file, and a new one is made"
+        )
     return token

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from orchestrator.runtime.ending import ending_signals
 from orchestrator.runtime.gc_tuning import collect_infrequently, keep_loaded
 from orchestrator.runtime.inherited import inherited
 from orchestrator.runtime.log import configure as configure_log
 from orchestrator.runtime.metrics import measuring
-from orchestrator.runtime.streams import ending_signals, guard
+from orchestrator.runtime.streams import guard
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
 from trainer.model_directory import ModelDirectory, inspect_directory, load_tokenizer
 from trainer.serving.settings import ServerSettings, parse_arguments

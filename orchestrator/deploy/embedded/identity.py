@@ -101,9 +101,13 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o600, sync: boo
     power cut too."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     handle = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-        if sync:
-            file.flush()
-            boundary_sync("file.sync", lambda: os.fsync(file.fileno()))
-    boundary_sync("file.rename", lambda: partial.replace(path))
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            if sync:
+                file.flush()
+                boundary_sync("file.sync", lambda: os.fsync(file.fileno()))
+        boundary_sync("file.rename", lambda: partial.replace(path))
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -39,13 +39,14 @@ from orchestrator.deploy.embedded.process_spec import (
 )
 from orchestrator.deploy.embedded.spawn import MAX_LOG_BYTES, shorten_log
 from orchestrator.deploy.embedded.supervised import SupervisedProcess
+from orchestrator.runtime.ending import ending_signals
 from orchestrator.runtime.log import get
 from orchestrator.runtime.run_option import FILE, run_option
-from orchestrator.runtime.streams import ending_signals
 
 log = get(__name__)
 
 POLL_INTERVAL_S = 1.0
+LOCK_INTERVAL_S = 0.1
 
 
 class Supervisor:
@@ -287,19 +288,31 @@ def read_status(layout: RunLayout) -> SupervisorStatus | None:
         return None
 
 
+async def _ended(supervisor: ProcessId, timeout_s: float) -> bool:
+    """Ends a supervisor; False if it is dead. Raises ValueError if it does not end in time."""
+    if not supervisor.send(signal.SIGTERM):
+        return False
+    if not await supervisor.gone(timeout_s):
+        raise ValueError(f"the supervisor (pid {supervisor.pid}) did not end within {timeout_s:g} s")
+    return True
+
+
 async def stop_running(layout: RunLayout, *, timeout_s: float = 120.0) -> bool:
     """Ends the supervisor of a run directory or, if it is dead already, its leftovers. False if nothing had to be ended. Raises
     ValueError if it does not end in time."""
     layout.create()
     status = read_status(layout)
-    if status is not None and status.supervisor.send(signal.SIGTERM):
-        if not await status.supervisor.gone(timeout_s):
-            raise ValueError(
-                f"the supervisor (pid {status.supervisor.pid}) did not end within {timeout_s:g} s"
-            )
+    if status is not None and await _ended(status.supervisor, timeout_s):
         return True
-    if (lock := try_lock(layout.lock)) is None:
-        return False
+    with anyio.move_on_after(timeout_s):
+        while (lock := try_lock(layout.lock)) is None:
+            # One that starts: it has the lock, and writes its status later.
+            starting = ProcessId.read(layout.lock)
+            if starting is not None and await _ended(starting, timeout_s):
+                return True
+            await anyio.sleep(LOCK_INTERVAL_S)
+    if lock is None:
+        raise ValueError(f"another process holds {layout.lock} for more than {timeout_s:g} s")
     try:
         return await end_leftovers(layout) > 0
     finally:

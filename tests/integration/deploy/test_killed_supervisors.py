@@ -143,3 +143,28 @@ async def test_a_run_directory_can_be_stopped_from_outside(layout: RunLayout) ->
         # The supervisor is this test's child, so it stays a zombie until it is waited for; a zombie is gone.
     assert program.wait(60) == 0
     assert await stop_running(layout) is False
+
+
+STARTS = """
+import os, sys, time
+from pathlib import Path
+import msgspec
+from orchestrator.deploy.embedded.file_lock import try_lock
+from orchestrator.deploy.embedded.identity import ProcessId
+lock = try_lock(Path(sys.argv[1]))
+os.pwrite(lock, msgspec.json.encode(ProcessId.mine()), 0)
+print("starts", flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_a_supervisor_that_still_starts_is_ended_too(layout: RunLayout) -> None:
+    """It holds the lock, and has written no status yet."""
+    layout.create()
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTS, layout.lock], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
+    ) as program:
+        assert program.stdout is not None and program.stdout.readline() == "starts\n"
+        assert await stop_running(layout) is True
+        assert program.wait(60) == -signal.SIGTERM
+    assert await stop_running(layout) is False

@@ -1,9 +1,11 @@
 """penstock scale: refused before anything is written, or one script that drains each departing process before it ends, and changes nothing else."""
 
+import errno
 import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tomllib
 from collections.abc import Sequence
@@ -97,6 +99,29 @@ def test_the_file_has_the_new_counts_and_all_else_as_it_was_written(tmp_path: Pa
     found = load(file)
     assert (found.runners[0].replicas, found.runners[0].max_replicas) == (1, 3)
     assert (found.gateways.replicas, found.verifiers[0].replicas) == (1, 2)
+
+
+def test_a_disk_that_is_full_leaves_the_topology_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "topology.toml"
+    shutil.copy(CLUSTER / "topology.toml", file)
+    file.chmod(0o644)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("orchestrator.deploy.embedded.identity.boundary_sync", full)
+        result = CliRunner().invoke(app, ["scale", str(file), "verifiers=2", "--write"])
+    assert "No space left on device; the new counts are not in it" in str(result.exception)
+    assert file.read_bytes() == (CLUSTER / "topology.toml").read_bytes()
+    assert list(tmp_path.iterdir()) == [file]
+    link = tmp_path / "link.toml"
+    link.symlink_to(file)
+    assert CliRunner().invoke(app, ["scale", str(link), "verifiers=2", "--write"]).exit_code == 0
+    assert link.is_symlink() and load(file).verifiers[0].replicas == 2
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,14 @@
 """Secrets that processes share in a file."""
 
+import errno
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.runtime import secret_file
 from orchestrator.runtime.secret_file import shared_secret, write_private
 
 
@@ -25,3 +28,22 @@ def test_a_private_file_is_its_owners_alone_whatever_was_there_before(tmp_path: 
     write_private(file, "api-key: word\n")
     assert file.read_text() == "api-key: word\n" and stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["key.yaml"]
+
+
+def test_a_disk_that_is_full_leaves_no_empty_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(secret_file, "write_private", full)
+    with pytest.raises(OSError, match="No space"):
+        shared_secret(tmp_path / "secret")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    assert len(shared_secret(tmp_path / "secret")) == 43
+
+
+def test_processes_that_make_a_secret_at_the_same_moment_have_the_same(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(shared_secret, [tmp_path / "secret"] * 64))
+    assert len(set(found)) == 1 and [path.name for path in tmp_path.iterdir()] == ["secret"]
