@@ -158,12 +158,15 @@ time.sleep(1000)
 """
 
 
+def starting(layout: RunLayout) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", STARTS, str(layout.lock)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
+
+
 async def test_a_supervisor_that_still_starts_is_ended_too(layout: RunLayout) -> None:
     """It holds the lock, and has written no status yet."""
     layout.create()
-    with subprocess.Popen(
-        [sys.executable, "-c", STARTS, layout.lock], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
-    ) as program:
+    with starting(layout) as program:
         assert program.stdout is not None and program.stdout.readline() == "starts\n"
         assert await stop_running(layout) is True
         assert program.wait(60) == -signal.SIGTERM

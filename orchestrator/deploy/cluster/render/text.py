@@ -11,9 +11,9 @@ class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # yaml has no types
         """Always true: two equal values are written twice."""
         return True
 
-    def increase_indent(self, context: bool = False, indentless: bool = False) -> None:
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Indent lists below their key."""
-        super().increase_indent(context, False)
+        super().increase_indent(flow, False)
 
 
 class PlaceholderNumber(int):
