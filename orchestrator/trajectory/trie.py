@@ -16,6 +16,7 @@ import numpy as np
 
 from orchestrator.contracts.ids import Ids
 from orchestrator.trajectory.branch import Branch
+from orchestrator.trajectory.common_prefix import common_prefix
 from orchestrator.trajectory.routes import Routes, unrecorded
 
 Key = tuple[int, bytes]  # a token and its routes; no bytes if none of the branches has routes
@@ -157,13 +158,5 @@ def _key(ids: Ids, routes: Routes | None, at: int) -> Key:
 def _agree(a: Routes, b: Routes, n: int) -> int:
     """The number of leading tokens, of the first `n`, whose routes are the same."""
     differs = (a[:n] != b[:n]).any((1, 2))
-    first = int(differs.argmax()) if n else 0
-    return first if n and differs[first] else n
-
-
-def common_prefix(a: Ids, b: Ids) -> int:
-    """The number of leading tokens that a and b share."""
-    n = min(len(a), len(b))
-    differs = a[:n] != b[:n]
     first = int(differs.argmax()) if n else 0
     return first if n and differs[first] else n

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.trajectory.branch import Branch
-from orchestrator.trajectory.trie import Trie, common_prefix
+from orchestrator.trajectory.common_prefix import common_prefix
+from orchestrator.trajectory.trie import Trie
 from trainer.samples import Ids
 from trainer.tree.plan import FlatTree, TreePlan
 
