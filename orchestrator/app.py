@@ -11,8 +11,11 @@ One event loop, one task group, one role per file in `orchestrator.roles`:
 
     intake          tasks.*            → groups, rollouts, submissions      (pool.submissions)
     blobs           blobs.*            → parts of large tasks               (pool.blobs)
+    missing_blobs   names of blobs     → the names that the pool lacks      (pool.blobs)
     dispatcher      accepted groups    → seq, assignments                   (scheduling.admission, pool.dispatch)
-    ingest          steps.*, results.* → steps, results, verdicts           (pool.ingest, pool.results)
+    steps           steps.*            → steps                              (roles.ingest, pool.ingest)
+    results         results of runners → results of attempts                (roles.ingest, pool.results)
+    verdicts        verdicts           → verdicts of attempts               (roles.ingest, pool.results)
     relay           outbox             → bus
     dead_letters    dead.*             → dead letters of processes that may not write to the pool
     reaper          expired leases     → new attempts
@@ -21,8 +24,9 @@ One event loop, one task group, one role per file in `orchestrator.roles`:
     rebuild         missing streams    → work.*, policy.* again, from Postgres
     stall_detector  unfinished work    → alarms that name the blocking process (pool.backlog, pool.stall_causes)
 
-`ingest` and `reaper` call `complete` when a rollout ends: groups that are ready, scored or filtered (scheduling.completion); `complete` calls
-`reward` for a group's rewards (formulas: rewards).
+`roles.complete` advances a reported attempt; the consumers of `roles.ingest` and the reaper call it. Once each rollout of a group has ended,
+`roles.conclude` makes the group ready, scored, filtered or dead (scheduling.completion); `complete`, `ingest` and `retry_policy` call it.
+It gets the group's rewards from `roles.rewarding` (threads), which calls `roles.reward` (formulas: rewards).
 
 The other processes: `orchestrator.gateway.server` (gateway; it records steps in a journal), `orchestrator.runner.rollout_runner` and
 `.verify_runner` (runners), `trainer.loop` (trainer), `trainer.serving` (embedded rollout server). They meet only at the bus and the data pool. Each

@@ -53,6 +53,20 @@ def test_a_package_lists_all_its_modules_once(package: str) -> None:
     assert sorted(listed((folder / "__init__.py").read_text(encoding="utf-8"))) == sorted(modules)
 
 
+def test_the_map_of_processes_has_a_line_for_each_role() -> None:
+    tree = ast.parse((REPOSITORY / "orchestrator/app.py").read_text(encoding="utf-8"))
+    roles = next(
+        node.value.keys
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign)
+        and ast.unparse(node.target) == "roles"
+        and isinstance(node.value, ast.Dict)
+    )
+    names = {key.value for key in roles if isinstance(key, ast.Constant)}
+    lines = re.findall(r"^    ([a-z_]+) {2,}\S.*→", ast.get_docstring(tree) or "", re.MULTILINE)
+    assert len(names) == len(roles) and names <= set(lines)
+
+
 def test_the_paths_through_the_code_name_files_and_their_functions() -> None:
     text = (REPOSITORY / "AGENTS.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (?:a|an) .*\|$", text.partition("## Map")[2], re.MULTILINE)
