@@ -100,7 +100,7 @@ class Trainer:
         self._engine = engine
         self._subject = subject
         queue = self.config.queue
-        self._policy = queue_policy(queue.policy, queue.capacity, queue.window_fraction)
+        self._queue_policy = queue_policy(queue.policy, queue.capacity, queue.window_fraction)
         self._learners = learners or Learners()
         self._learner: Learner | None = None
         self._trained: list[TrainedStep] = []  # of the last trained batch
@@ -170,7 +170,7 @@ class Trainer:
             if reached is not None:
                 return await pool_batches.closed_batch(connection, self.run_id) or NoBatch.RUN_ENDED
             batch = await pool_batches.take(
-                connection, self.run_id, self._policy, queue.batch_groups, queue.short_batch, stage
+                connection, self.run_id, self._queue_policy, queue.batch_groups, queue.short_batch, stage
             )
             if batch is None:
                 return NoBatch.RUN_ENDED
