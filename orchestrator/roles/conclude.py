@@ -42,8 +42,8 @@ async def conclude_group(connection: AsyncConnection, context: OrchestratorConte
         return
     members = [Member(m.member, m.state, m.failure) for m in group.members]
     # An evaluation counts every verdict: without the timeouts the policy would look better than it is.
-    timeouts = context.config.rollout.train_timeouts or group.purpose is not Purpose.TRAIN
-    decided = conclude(members, zero_signal=False, purpose=group.purpose, train_timeouts=timeouts)
+    trains_timeouts = context.config.rollout.train_timeouts or group.purpose is not Purpose.TRAIN
+    decided = conclude(members, zero_signal=False, purpose=group.purpose, train_timeouts=trains_timeouts)
     state, reason = decided.state, decided.reason
     if state in (GroupState.READY, GroupState.SCORED):
         rewarded = await _rewarded(connection, context, group, decided.members)
