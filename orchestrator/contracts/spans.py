@@ -5,6 +5,7 @@ The table `steps` stores them flat: version, start, end of the first span, then 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -22,7 +23,19 @@ class VersionSpan(msgspec.Struct, frozen=True):
         return iter((self.version, self.start, self.end))
 
 
-def not_tiling(spans: Iterable[VersionSpan], tokens: int) -> str | None:
+class Range(Protocol):
+    """Half-open run [start, end) of action tokens."""
+
+    @property
+    def start(self) -> int:
+        """The position of the first token in the action."""
+
+    @property
+    def end(self) -> int:
+        """One more than the position of the last token."""
+
+
+def not_tiling(spans: Iterable[Range], tokens: int) -> str | None:
     """Why ``spans`` do not tile an action of ``tokens`` tokens, as one clause; None if they tile it.
 
     >>> not_tiling([VersionSpan(3, 0, 2), VersionSpan(4, 2, 5)], 5)
@@ -45,6 +58,19 @@ def not_tiling(spans: Iterable[VersionSpan], tokens: int) -> str | None:
     )
 
 
+def cut(spans: Iterable[VersionSpan], tokens: int) -> list[VersionSpan]:
+    """The spans of the first ``tokens`` tokens of an action.
+
+    >>> cut([VersionSpan(3, 0, 2), VersionSpan(4, 2, 5), VersionSpan(5, 5, 6)], 3)
+    [VersionSpan(version=3, start=0, end=2), VersionSpan(version=4, start=2, end=3)]
+    >>> cut([VersionSpan(3, 0, 2), VersionSpan(4, 2, 5)], 2)
+    [VersionSpan(version=3, start=0, end=2)]
+    """
+    return [
+        VersionSpan(span.version, span.start, min(span.end, tokens)) for span in spans if span.start < tokens
+    ]
+
+
 def flat(spans: Iterable[VersionSpan]) -> list[int]:
     """
     >>> flat([VersionSpan(3, 0, 2), VersionSpan(4, 2, 5)])
@@ -62,6 +88,15 @@ def from_flat(numbers: Sequence[int]) -> tuple[VersionSpan, ...]:
     if len(numbers) % 3:
         raise ValueError(f"{len(numbers)} numbers are not three to a version span")
     return tuple(map(VersionSpan, numbers[::3], numbers[1::3], numbers[2::3]))
+
+
+def versions_in_flat(numbers: Sequence[int]) -> frozenset[int]:
+    """The policy versions of spans that are stored flat.
+
+    >>> sorted(versions_in_flat([3, 0, 2, 4, 2, 5]))
+    [3, 4]
+    """
+    return frozenset(numbers[::3])
 
 
 def versions_per_token(spans: Iterable[VersionSpan]) -> npt.NDArray[np.int32]:

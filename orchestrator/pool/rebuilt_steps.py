@@ -8,6 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.spans import versions_in_flat
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.rows import from_wide_row
 from orchestrator.pool.tables import messages, prompts, step_marks, steps
@@ -76,7 +77,7 @@ def _from_row(row: Any, marks: Sequence[str]) -> RebuiltStep:
         root=row.root_idx,
         prompt=row.prompt_ids or b"",
         chain=row.chain_sha,
-        versions=tuple(sorted(set(row.spans[::3]))),
+        versions=tuple(sorted(versions_in_flat(row.spans))),
         finish=Finish(row.finish),
         digest=row.request_digest.hex() if row.request_digest else None,
         generation_s=row.t_gen or 0.0,

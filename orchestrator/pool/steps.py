@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
 from orchestrator.contracts.limits import MAX_TOOL_CALLS
 from orchestrator.contracts.marks import MAIN_AGENT, Finish, ParseStatus
-from orchestrator.contracts.spans import VersionSpan, from_flat
+from orchestrator.contracts.spans import VersionSpan, from_flat, versions_in_flat
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.routes import Key as StepKey
 from orchestrator.pool.routes import RecordedRoutes, recorded_routes, routed_branch
@@ -231,7 +231,7 @@ async def readings(
         parent = (row.rollout_id, row.attempt, row.parent_idx)
         # A step that continues has its parent's tools; of a very large request nothing is recorded.
         shows[key] = shows.get(parent, True) if row.kind == StepKind.CONTINUES else not row.without_tools
-        versions = frozenset(row.spans[::3])
+        versions = versions_in_flat(row.spans)
         result.setdefault(row.rollout_id, []).append(
             StepReading(
                 idx=row.idx,

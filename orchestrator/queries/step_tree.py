@@ -10,6 +10,7 @@ from sqlalchemy import Row, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.spans import from_flat
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.rows import from_wide_row
 from orchestrator.queries.timeline import seconds_of
@@ -122,10 +123,7 @@ async def step_tree(
             parent=row.parent_idx,
             added=row.state_len - row.keep_len,
             action=row.full_len - row.state_len,
-            spans=[
-                TokenSpan(*span)
-                for span in zip(row.spans[::3], row.spans[1::3], row.spans[2::3], strict=True)
-            ],
+            spans=[TokenSpan(*span) for span in from_flat(row.spans)],
             marks=marks.get(row.idx, []),
             tools=[name or "" for name in row.tools],
             tool_runs=runs.get(row.idx, []),

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import NotFoundError
 from orchestrator.contracts.ids import ids_from_bytes, logprobs_from_bytes
+from orchestrator.contracts.spans import from_flat, versions_per_token
 from orchestrator.pool.rows import from_wide_row
 from orchestrator.queries.latest_reward import reward_of
 from orchestrator.queries.token_text import Detokenizer
@@ -208,17 +209,12 @@ async def action_tokens(
     found: dict[int, ActionTokens] = {}
     for row in await connection.execute(_ACTIONS, key):
         ids = ids_from_bytes(bytes(row.action)).tolist()
-        versions = [
-            version
-            for version, start, end in zip(row.spans[::3], row.spans[1::3], row.spans[2::3], strict=True)
-            for _ in range(end - start)
-        ]
         texts = detokenizer.texts(ids) if detokenizer is not None else [f"{id} " for id in ids]
         found[row.idx] = ActionTokens(
             idx=row.idx,
             texts=texts,
             logprobs=logprobs_from_bytes(bytes(row.logprobs)).tolist(),
-            versions=versions,
+            versions=versions_per_token(from_flat(row.spans)).tolist(),
         )
     return found
 
@@ -238,10 +234,10 @@ def _segments(path: list[_StepRow]) -> list[Segment]:
     found: list[Segment] = []
     end = path[0].full_len
     for at, row in enumerate(path):
-        for first, version in _spans(row):
-            start = row.state_len + first
+        for span in reversed(from_flat(row.spans)):
+            start = row.state_len + span.start
             if start < end:
-                found.append(Segment(start=start, end=end, step=row.idx, part="action", version=version))
+                found.append(Segment(start=start, end=end, step=row.idx, part="action", version=span.version))
                 end = start
         if row.keep_len < end:
             found.append(Segment(start=row.keep_len, end=end, step=row.idx, part="delta", version=None))
@@ -249,11 +245,6 @@ def _segments(path: list[_StepRow]) -> list[Segment]:
         if at == len(path) - 1 and end:
             found.append(Segment(start=0, end=end, step=row.idx, part="prompt", version=None))
     return found[::-1]
-
-
-def _spans(row: _StepRow) -> list[tuple[int, int]]:
-    """(first action token, version) of each version span, last first."""
-    return list(zip(row.spans[1::3], row.spans[::3], strict=True))[::-1]
 
 
 async def _scored(

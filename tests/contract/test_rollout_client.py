@@ -75,8 +75,11 @@ def _score(reply: dict[str, Any], logprob: float | None) -> None:
     [
         (lambda reply: reply["output_ids"].pop(), "ids of their logprobs differ"),
         (lambda reply: reply["meta_info"].update(completion_tokens=7), "completion_tokens = 7"),
-        (lambda reply: reply["meta_info"]["weight_versions"].clear(), "cover 0 of 8"),
-        (lambda reply: reply["meta_info"]["weight_versions"][0].update(start=1), "not adjacent"),
+        (lambda reply: reply["meta_info"]["weight_versions"].clear(), "they end after 0 of 8 tokens"),
+        (
+            lambda reply: reply["meta_info"]["weight_versions"][0].update(start=1),
+            "do not tile the action: one starts at 1 after 0 tokens",
+        ),
         (
             lambda reply: reply["meta_info"].update(finish_reason={"type": "tired"}),
             "Invalid enum value 'tired'",

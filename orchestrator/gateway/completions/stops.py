@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from orchestrator.contracts.marks import Finish
-from orchestrator.contracts.spans import VersionSpan
+from orchestrator.contracts.spans import cut
 from orchestrator.gateway.servers.segmented import Generated
 
 
@@ -36,11 +36,7 @@ def cut_at_stop(
         generated,
         ids=generated.ids[:low],
         logprobs=generated.logprobs[:low],
-        spans=tuple(
-            VersionSpan(span.version, span.start, min(span.end, low))
-            for span in generated.spans
-            if span.start < low
-        ),
+        spans=tuple(cut(generated.spans, low)),
         finish=Finish.STOP,
         stop=found(low),
         repeats=False,  # it ended before the repetition

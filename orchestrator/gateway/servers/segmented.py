@@ -24,7 +24,7 @@ from orchestrator.contracts.events import StepTimings
 from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.marks import Finish
 from orchestrator.contracts.numbers import INT4
-from orchestrator.contracts.spans import VersionSpan
+from orchestrator.contracts.spans import VersionSpan, cut
 from orchestrator.gateway.servers.client import FinishReason, Generation, SamplingParams
 from orchestrator.gateway.servers.repetition import Repetition, RepetitionDetector
 from orchestrator.runtime.backoff import doubled
@@ -123,11 +123,7 @@ class Segments:
         """Drop the tokens after the first `length`."""
         over = len(self.ids) - length
         self.ids, self.logprobs = self.ids[:length], self.logprobs[:length]
-        self.spans = [
-            VersionSpan(span.version, span.start, min(span.end, length))
-            for span in self.spans
-            if span.start < length
-        ]
+        self.spans = cut(self.spans, length)
         self.seen = self.seen[: len(self.seen) - over]
 
     def _span(self, version: int, start: int, end: int) -> None:

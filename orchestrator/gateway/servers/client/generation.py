@@ -10,6 +10,7 @@ import numpy as np
 from orchestrator.contracts.ids import Ids
 from orchestrator.contracts.marks import Finish
 from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.spans import not_tiling
 from orchestrator.gateway.servers.client.errors import shown
 from orchestrator.gateway.servers.client.replies import MAX_BYTES, TOKEN_BYTES, Completion, decoded
 from orchestrator.trajectory.routes import Experts, Routes
@@ -190,13 +191,8 @@ def _check_tokens(generation: Generation, requested: Requested) -> None:
         raise ValueError(
             f"output id {largest} is outside the vocabulary (0 … {requested.vocabulary - 1}): the server has another model"
         )
-    at = 0
-    for span in generation.spans:
-        if span.start != at or span.end <= span.start:
-            raise ValueError(f"version spans are not adjacent: {quoted(generation.spans)}")
-        at = span.end
-    if at != len(ids):
-        raise ValueError(f"version spans cover {at} of {len(ids)} tokens")
+    if fault := not_tiling(generation.spans, len(ids)):
+        raise ValueError(fault)
     if not ids:
         return
     if generation.prompt_tokens not in (None, requested.prompt):
