@@ -253,7 +253,7 @@ def _abandoned(directory: Path) -> bool:
     owner = re.fullmatch(rf"{_PROBE}(\d+)-(\d+)-(\d+)-[0-9a-f]+(?:{_SESSION})?", directory.name)
     if owner is not None and int(owner[1]) == _namespace():
         found = procfs.stat(int(owner[2]))
-        return found is None or found.start != int(owner[3]) or found.state in "ZX"
+        return found is None or found.start != int(owner[3]) or found.gone
     with contextlib.suppress(OSError):
         return time.time() - directory.stat().st_mtime > _PROBE_S
     return False

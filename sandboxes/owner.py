@@ -119,7 +119,7 @@ class Owner:
         if self.elsewhere:
             return False
         found = procfs.stat(self.pid)
-        return found is None or found.start != self.start or found.state in "ZX"
+        return found is None or found.start != self.start or found.gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

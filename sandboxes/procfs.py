@@ -28,6 +28,11 @@ class Stat:
     start: int
     resident_bytes: int
 
+    @property
+    def gone(self) -> bool:
+        """Whether it is a zombie, or dead and about to vanish: nothing of it runs any more."""
+        return self.state in "ZX"
+
 
 def stat(pid: int) -> Stat | None:
     """None when the process is gone."""
@@ -49,7 +54,7 @@ def stat(pid: int) -> Stat | None:
 def ended(pid: int) -> bool:
     """Whether it is gone or a zombie."""
     found = stat(pid)
-    return found is None or found.state in "ZX"
+    return found is None or found.gone
 
 
 def dying(pid: int) -> bool:
@@ -91,7 +96,7 @@ def owned_by(uid: int, users: int = 1) -> Iterator[int]:
         if name.isdigit():
             with contextlib.suppress(OSError):
                 found = stat(int(name)) if 0 <= os.stat(f"/proc/{name}").st_uid - uid < users else None
-                if found is not None and found.state not in "ZX":
+                if found is not None and not found.gone:
                     yield int(name)
 
 
@@ -119,7 +124,7 @@ def kill(pids: Iterable[int]) -> int:
     count = 0
     for pid in pids:
         found = stat(pid)
-        if found is None or found.state in "ZX":
+        if found is None or found.gone:
             continue
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

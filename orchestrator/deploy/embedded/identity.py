@@ -46,12 +46,7 @@ class ProcessId:
     def alive(self) -> bool:
         """True while this exact process runs. A zombie is dead: it holds no resource but its pid."""
         found = procfs.stat(self.pid)
-        return (
-            found is not None
-            and found.state not in "ZX"
-            and found.start == self.started
-            and _boot() == self.boot
-        )
+        return found is not None and not found.gone and found.start == self.started and _boot() == self.boot
 
     def send(self, number: signal.Signals) -> bool:
         """Sends a signal to this exact process. False if it is dead."""
