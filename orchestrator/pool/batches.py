@@ -43,7 +43,7 @@ from orchestrator.pool.tables import (
 )
 from orchestrator.pool.trainer_logprobs import TrainedStep, write_trainer_logprobs
 from orchestrator.scheduling.batching import BatchAction, batch_action
-from orchestrator.scheduling.queue_policies import Policy
+from orchestrator.scheduling.queue_policies import QueuePolicy
 from orchestrator.scheduling.window import QueueRow, floor_after
 from orchestrator.settings.curriculum import StageSection
 
@@ -102,7 +102,7 @@ async def _live(connection: AsyncConnection, run_id: int) -> LiveBatch | None:
 async def take(
     connection: AsyncConnection,
     run_id: int,
-    policy: Policy,
+    policy: QueuePolicy,
     batch_groups: int,
     short_batch: int,
     stages: StageSection | None = None,

@@ -16,7 +16,7 @@ from orchestrator.runtime import plugins
 from orchestrator.scheduling.window import QueueRow, rows_needed, takeable
 
 
-class Policy(Protocol):
+class QueuePolicy(Protocol):
     """Decides which ready groups enter the open batch."""
 
     def rows_needed(self, wanted: int) -> int | None:
@@ -26,7 +26,7 @@ class Policy(Protocol):
         """Positions that may be taken now, in the order in which to take them, at most `wanted`; only ready rows of `open_rows`."""
 
 
-PolicyFactory = Callable[[int, float], Policy]  # (N, window fraction) → policy
+QueuePolicyFactory = Callable[[int, float], QueuePolicy]  # (N, window fraction) → policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +56,25 @@ class Greedy:
         return [row.seq for row in open_rows if row.state == GroupState.READY][:wanted]
 
 
-def fifo(capacity: int, fraction: float) -> Policy:
+def fifo(capacity: int, fraction: float) -> QueuePolicy:
     """Strict dispatch order."""
     return Windowed(window_of(FIFO, capacity, fraction))
 
 
-def windowed(capacity: int, fraction: float) -> Policy:
+def windowed(capacity: int, fraction: float) -> QueuePolicy:
     """The default: W = max(1, ⌊f·N⌋)."""
     return Windowed(window_of(WINDOWED, capacity, fraction))
 
 
-def greedy(capacity: int, fraction: float) -> Policy:
+def greedy(capacity: int, fraction: float) -> QueuePolicy:
     """Completion order."""
     return Greedy()
 
 
-BUILT_IN: Mapping[str, PolicyFactory] = {FIFO: fifo, WINDOWED: windowed, GREEDY: greedy}
+BUILT_IN: Mapping[str, QueuePolicyFactory] = {FIFO: fifo, WINDOWED: windowed, GREEDY: greedy}
 
 
-def queue_policy(name: str, capacity: int, fraction: float) -> Policy:
+def queue_policy(name: str, capacity: int, fraction: float) -> QueuePolicy:
     """The policy called `name`, for N = `capacity` groups and window fraction `fraction`.
 
     Raises ConfigurationError with the list of known names.
@@ -85,5 +85,5 @@ def queue_policy(name: str, capacity: int, fraction: float) -> Policy:
     if name not in registered:
         available = ", ".join(sorted({*BUILT_IN, *registered}))
         raise ConfigurationError(f"queue policy {quoted(name)} is unknown; known: {available}")
-    factory: PolicyFactory = plugins.load("policies", name)
+    factory: QueuePolicyFactory = plugins.load("policies", name)
     return factory(capacity, fraction)

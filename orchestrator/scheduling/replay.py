@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from orchestrator.contracts.states import GroupState
-from orchestrator.scheduling.queue_policies import Policy
+from orchestrator.scheduling.queue_policies import QueuePolicy
 from orchestrator.scheduling.window import UNTAKEN, QueueRow
 
 
@@ -36,7 +36,7 @@ class Claim:
         return self.recorded == self.derived
 
 
-def replay(transitions: Iterable[Transition], policy: Policy) -> list[Claim]:
+def replay(transitions: Iterable[Transition], policy: QueuePolicy) -> list[Claim]:
     """Derive every claim again. Each claim is judged against the recorded state before it, so a bad claim does not affect later ones.
 
     Consecutive takes are one claim: their number is read from the history, their positions are not. A rewind (trained or taken →
@@ -45,7 +45,7 @@ def replay(transitions: Iterable[Transition], policy: Policy) -> list[Claim]:
     return list(_claims(sorted(transitions, key=lambda t: t.order), policy))
 
 
-def _claims(history: list[Transition], policy: Policy) -> Iterator[Claim]:
+def _claims(history: list[Transition], policy: QueuePolicy) -> Iterator[Claim]:
     untaken: dict[int, QueueRow] = {}
     for takes, run in groupby(history, key=lambda t: t.state == GroupState.TAKEN):
         events = list(run)

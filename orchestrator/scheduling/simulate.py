@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from orchestrator.contracts.states import BatchState, GroupState, check
 from orchestrator.scheduling.admission import QueueCounts, QueueSettings, dispatchable
 from orchestrator.scheduling.batching import BatchAction, batch_action
-from orchestrator.scheduling.queue_policies import Policy, queue_policy
+from orchestrator.scheduling.queue_policies import QueuePolicy, queue_policy
 from orchestrator.scheduling.replay import Transition
 from orchestrator.scheduling.window import QueueRow
 
@@ -48,7 +48,7 @@ class SimulatedQueue:
     history: list[Transition] = field(default_factory=list)
 
     @property
-    def policy(self) -> Policy:
+    def policy(self) -> QueuePolicy:
         return queue_policy(self.settings.policy, self.settings.capacity, self.settings.window_fraction)
 
     def in_state(self, *states: GroupState) -> list[int]:

@@ -20,7 +20,7 @@ from orchestrator.pool.quarantine import quarantine, quarantined_in_a_row
 from orchestrator.pool.runs import StoredRun, begin_end, close_intake, finish_end, state_of
 from orchestrator.pool.tables import batch_items, groups, outbox, policy_versions, train_steps, transitions
 from orchestrator.pool.tables import batches as batch_rows
-from orchestrator.scheduling.queue_policies import Policy, Windowed
+from orchestrator.scheduling.queue_policies import QueuePolicy, Windowed
 from orchestrator.scheduling.replay import Transition, replay
 from tests import builders
 from tests.integration.pool.rig import group_state, small
@@ -45,7 +45,7 @@ async def finish(engine: AsyncEngine, run: StoredRun, ids: Sequence[int]) -> Non
 
 
 async def take(
-    engine: AsyncEngine, run: StoredRun, p: int = 2, policy: Policy = TWO, p_min: int = 1
+    engine: AsyncEngine, run: StoredRun, p: int = 2, policy: QueuePolicy = TWO, p_min: int = 1
 ) -> LiveBatch | None:
     async with engine.begin() as connection:
         return await batches.take(connection, run.run_id, policy, p, p_min)
