@@ -33,12 +33,15 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
 WORK = "/app"
+"""The work directory of a task that names no other."""
 HOME = "/home/agent"
+"""The home directory of programs."""
 WRITABLE = (WORK, "/tmp", "/logs", HOME)
 """Directories that programs may write. All other places are read-only or absent."""
 PLACED = ("/tests", "/solution")
 """Directories that only the caller may write, through `files` or `put`."""
 GATEWAY_SOCKET = "/run/penstock/gateway.sock"
+"""The path of the gateway's Unix socket inside a sandbox."""
 DEFAULT_ENV: Mapping[str, str] = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "HOME": HOME,
@@ -151,6 +154,7 @@ class File:
 
     @property
     def size(self) -> int:
+        """Bytes."""
         return len(self.data)
 
     @cached_property
@@ -190,6 +194,7 @@ class StoredFile:
 
 
 AnyFile = File | StoredFile
+"""A file, with its bytes in memory or on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +212,7 @@ class Folder:
 
 
 BuildEntry = AnyFile | Link | Folder
+"""An entry of the directory from which an image is built."""
 
 
 def digest_of(file: AnyFile) -> bytes:
@@ -403,10 +409,12 @@ class ExecResult:
 
     @property
     def timed_out(self) -> bool:
+        """Whether the time limit ended it."""
         return self.killed_by is KilledBy.TIMEOUT
 
     @property
     def ok(self) -> bool:
+        """Whether it ended by itself, with exit code 0."""
         return self.exit_code == 0 and self.killed_by is KilledBy.NONE
 
 
@@ -468,10 +476,14 @@ class Sandbox(Protocol):
     """An open sandbox. Leaving the provider's context manager closes it."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The id of this sandbox, unique on this machine."""
+        ...
 
     @property
-    def limits(self) -> Limits: ...
+    def limits(self) -> Limits:
+        """The limits with which it was opened."""
+        ...
 
     def path(self, inside: str) -> str:
         """The path by which a program reaches `inside`. If the provider isolates, it is the same string, unless `inside` is in a place where the

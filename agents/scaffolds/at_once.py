@@ -12,7 +12,8 @@ import anyio
 
 T = TypeVar("T")
 
-MAX_CALLS: Final = 8  # calls of one reply that run at the same time; the others wait their turn
+MAX_CALLS: Final = 8
+"""Calls of one reply that run at the same time; the others wait their turn."""
 
 
 async def at_once(calls: Sequence[Callable[[], Awaitable[T]]], *, most: int = MAX_CALLS) -> list[T]:

@@ -37,7 +37,9 @@ class ScaffoldKind(StrEnum):
 
 
 Conversations = Literal["one", "many"]
+"""Whether all requests of a program start with the same system prompt and first question (`Manifest`)."""
 Wire = Literal["native", "chat", "responses", "anthropic"]
+"""The protocol that a scaffold speaks with the gateway."""
 
 
 MAX_VERSION = 128
@@ -169,28 +171,53 @@ class ToolCall(Protocol):
     """A parsed tool call. `id` must be replayed as `tool_call_id`; the policy generates the mapping `arguments`."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The id of the call, to replay as `tool_call_id`."""
+        ...
+
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name of the tool."""
+        ...
+
     @property
-    def arguments(self) -> dict[str, Any]: ...
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that the policy generated, by name."""
+        ...
 
 
 class Completion(Protocol):
     """One recorded step. `finish`: stop | length | tool_calls; `parse`: ok | ill_formed; `step`: its index in the attempt."""
 
     @property
-    def content(self) -> str: ...
+    def content(self) -> str:
+        """The text of the reply, without reasoning and calls."""
+        ...
+
     @property
-    def reasoning(self) -> str | None: ...
+    def reasoning(self) -> str | None:
+        """The reasoning, where the chat format separates it; None without any."""
+        ...
+
     @property
-    def tool_calls(self) -> Sequence[ToolCall]: ...
+    def tool_calls(self) -> Sequence[ToolCall]:
+        """The parsed tool calls, in their order in the reply."""
+        ...
+
     @property
-    def finish(self) -> str: ...
+    def finish(self) -> str:
+        """The end of the action: stop | length | tool_calls."""
+        ...
+
     @property
-    def parse(self) -> str: ...
+    def parse(self) -> str:
+        """Whether the reply has the form of the chat format: ok | ill_formed."""
+        ...
+
     @property
-    def step(self) -> int: ...
+    def step(self) -> int:
+        """The index of the step in the attempt."""
+        ...
 
     def message(self) -> Message:
         """The assistant message to append to the history, reasoning included."""
@@ -233,7 +260,9 @@ class Context(Protocol):
         ...
 
     @property
-    def limits(self) -> AgentLimits: ...
+    def limits(self) -> AgentLimits:
+        """The budgets of the attempt."""
+        ...
 
     def replace(self, messages: Sequence[Message], reason: str) -> list[Message]:
         """Context management: set the history to `messages`, because of `reason`. Returns it as a new list.
@@ -344,19 +373,24 @@ class BlackBoxDefaults:
     """Defaults for most programs: no files or installation, stdout's last line as the answer, exit 0 as success."""
 
     def files(self, task: TaskView, gateway: Endpoint, limits: AgentLimits) -> Mapping[str, File]:
+        """No files."""
         return {}
 
     def binds(self) -> Mapping[Path, str]:
+        """Nothing of the host."""
         return {}
 
     def install(self) -> Launch | None:
+        """No installation."""
         return None
 
     async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
+        """The last line that the program printed; None if it printed nothing."""
         lines = ended.stdout.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else None
 
     def classify(self, ended: ExecResult, answer: str | None) -> Fault | None:
+        """No fault after exit code 0; `timeout` if the program's own time ended, else `infra`."""
         if ended.timed_out:
             return Fault("timeout", "the scaffold's own time limit ended")
         if ended.killed_by is not KilledBy.NONE:
@@ -364,6 +398,7 @@ class BlackBoxDefaults:
         return None if ended.ok else Fault("infra", f"the program ended with exit code {ended.exit_code}")
 
     async def on_abort(self, sandbox: Sandbox) -> None:
+        """Nothing to do: the sandbox ends all processes."""
         return None
 
 

@@ -30,6 +30,7 @@ from scaffolds.base import (
 )
 
 ATTRIBUTE = "__scaffold__"
+"""The attribute of a class that holds its declaration as a `Scaffold`."""
 # `orchestrator.contracts.ids.NAME`, which this package cannot import
 _NAME = re.compile(r"[a-z0-9_-]{1,32}")
 
@@ -111,6 +112,7 @@ def source_sha(root: Path) -> str:
 
 
 def checked_name(name: str) -> str:
+    """The name itself. Raises ValueError unless it is valid as the name of a scaffold."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(
             f"scaffold {name!r:.80} is not a valid name: use 1 to 32 characters of a-z, 0-9, _ and -"

@@ -19,7 +19,9 @@ from scaffolds.base import Endpoint
 from scaffolds.programs import PYTHON
 
 RELAY: Final = "/home/agent/.penstock/relay.py"
-PORTS: Final = range(20_000, 28_000)  # below the kernel's ephemeral ports
+"""The path of the listener's program inside a sandbox."""
+PORTS: Final = range(20_000, 28_000)
+"""The ports of listeners. They are below the kernel's ephemeral ports."""
 
 
 class Tcp:

@@ -7,7 +7,8 @@
             print(trajectory.task, trajectory.succeeded, len(trajectory.steps))
 
 Public are: this module, `orchestrator.api.testing`, `orchestrator.api.plugins`, the scaffold protocol (`scaffolds.base`, `scaffolds.declare`,
-`scaffolds.at_once`, `scaffolds.context.base`) and the sandbox port (`sandboxes.base`). Everything else is private: it changes without notice.
+`scaffolds.at_once`, `scaffolds.seen`, `scaffolds.tcp`, `scaffolds.context.base`) and the sandbox port (`sandboxes.base`). Everything else is private:
+it changes without notice.
 Everything here is async and runs on asyncio, except `register_scaffold`, an ordinary function. Errors are one sentence each: `ArgumentError`
 (an argument of a call; it is a ConfigurationError), `ConfigurationError` (a ValueError), `NotFoundError` (a LookupError), `ServiceError`; the
 base of all is `PenstockError`. A task that cannot be used raises ValueError, a wait that takes too long TimeoutError.

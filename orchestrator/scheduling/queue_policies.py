@@ -26,7 +26,8 @@ class QueuePolicy(Protocol):
         """Positions that may be taken now, in the order in which to take them, at most `wanted`; only ready rows of `open_rows`."""
 
 
-QueuePolicyFactory = Callable[[int, float], QueuePolicy]  # (N, window fraction) → policy
+QueuePolicyFactory = Callable[[int, float], QueuePolicy]
+"""Makes the policy of a run, for N = `capacity` groups and the window fraction."""
 
 
 @dataclass(frozen=True, slots=True)

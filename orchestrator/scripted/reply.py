@@ -40,6 +40,7 @@ class Reply:
 
     @property
     def finish(self) -> Finish:
+        """The end of the action: `length` if it is cut, else `stop`."""
         return Finish.LENGTH if self.cut else Finish.STOP
 
     def rendered(self) -> str:

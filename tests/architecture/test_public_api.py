@@ -9,25 +9,49 @@ from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.guides import PAGES, REPOSITORY, blocks
 
-MODULES = ("orchestrator.api", "orchestrator.api.testing", "orchestrator.api.plugins")
 PUBLIC = (
-    *MODULES,
+    "orchestrator.api",
+    "orchestrator.api.testing",
+    "orchestrator.api.plugins",
     "scaffolds.base",
     "scaffolds.declare",
     "scaffolds.at_once",
+    "scaffolds.seen",
+    "scaffolds.tcp",
     "scaffolds.context.base",
     "sandboxes.base",
 )
 OURS = ("orchestrator", "scaffolds", "sandboxes", "trainer", "ops", "tests")
 CALLED = ("api", "publish.py", "evaluation.py", "queries", "settings", "export/rows.py", "export/packages.py")
 """Parts of `orchestrator` whose errors a caller of the API sees."""
-NAMES = [(module, name) for module in MODULES for name in importlib.import_module(module).__all__]
+
+
+def public_names(module: ModuleType) -> list[str]:
+    """The names of `__all__`; of a module without it, those that it makes itself, except type variables."""
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    made: list[str] = []
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            made.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            made.append(_assigned(node))
+    return [
+        name for name in made if not name.startswith("_") and not isinstance(getattr(module, name), TypeVar)
+    ]
+
+
+def _assigned(node: ast.Assign | ast.AnnAssign) -> str:
+    return ast.unparse(node.target if isinstance(node, ast.AnnAssign) else node.targets[0])
+
+
+NAMES = [(module, name) for module in PUBLIC for name in public_names(importlib.import_module(module))]
 
 
 def typed(function: Any) -> bool:
@@ -58,7 +82,7 @@ def described(module: ModuleType, name: str) -> bool:
     for part in (module, *map(importlib.import_module, _origins(module, name))):
         body = ast.parse(inspect.getsource(part)).body
         for statement, following in pairwise(body):
-            assigned = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name
+            assigned = isinstance(statement, ast.Assign | ast.AnnAssign) and _assigned(statement) == name
             if assigned and isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                 return True
     return False
@@ -80,9 +104,8 @@ def test_every_public_name_is_documented_and_typed(module: str, name: str) -> No
         if is_dataclass(value):
             assert all(each.type is not None for each in fields(value))
         assert [member for member, function in members(value) if not typed(function)] == []
-        if value.__module__.startswith("orchestrator.api"):
-            assert [member for member, function in members(value) if not inspect.getdoc(function)] == []
-    elif callable(value):
+        assert [member for member, function in members(value) if not inspect.getdoc(function)] == []
+    elif inspect.isroutine(value):
         assert inspect.getdoc(value) and typed(inspect.unwrap(value))
     else:
         assert described(loaded, name)
@@ -129,6 +152,13 @@ def imported(source: str) -> Iterator[str]:
 def test_python_in_guides_imports_public_modules_only(page: str) -> None:
     used = {name for block in blocks(page) if block.language == "python" for name in imported(block.text)}
     assert used <= set(PUBLIC)
+
+
+def test_the_examples_of_scaffolds_import_public_modules_only() -> None:
+    """A user's scaffold starts as a copy of one."""
+    examples = sorted((REPOSITORY / "agents/scaffolds/examples").glob("*.py"))
+    used = {name for file in examples for name in imported(file.read_text(encoding="utf-8"))}
+    assert len(examples) >= 3 and "scaffolds.base" in used and used <= set(PUBLIC)
 
 
 def test_there_are_programs_in_guides_and_an_import_of_a_private_module_is_found() -> None:

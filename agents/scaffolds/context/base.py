@@ -35,7 +35,9 @@ class ContextPolicy(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name that is recorded with its rewrites."""
+        ...
 
     async def fit(self, past: Past) -> list[Message] | None:
         """The replacement of `past.rest` from now on; None: no change. Raises PolicyFault if the policy failed at it.
