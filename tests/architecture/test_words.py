@@ -16,13 +16,14 @@ BANNED = (
     "anew", "asked", "begun", "beside", "everybody", "hears", "heard", "hence", "lest", "meanwhile", "nobody", "said", "somebody",
     "thereof", "told", "wherein", "whoever",
 )  # fmt: skip
+GAP = r"(?:\s+(?:(?:#|//|--|\*)\s+)?)"  # between two words: also the end of a line, and the sign of a comment at the start of the next
 PHRASES = ("for ever", "is no(?! longer)", "of which", "so it is")
-PROSE = re.compile(rf"\b(?:{'|'.join((*BANNED, *PHRASES))})\b", re.IGNORECASE)
+PROSE = re.compile(rf"\b(?:{'|'.join((*BANNED, *PHRASES))})\b".replace(" ", GAP), re.IGNORECASE)
 IN_NAMES = re.compile(rf"\b(?:{'|'.join(PHRASES)})\b", re.IGNORECASE)
-ANY = re.compile("|".join((*BANNED, *PHRASES)).replace(" ", "[ _]"), re.IGNORECASE)
+ANY = re.compile("|".join((*BANNED, *PHRASES)).replace(" ", f"(?:{GAP}|_)"), re.IGNORECASE)
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 PRODUCT = ("orchestrator", "sandboxes", "agents", "trainer", "ops")
-TEXTS = (".js", ".css", ".html", ".toml", ".sql", ".sh", ".yml", ".yaml")
+TEXTS = (".js", ".css", ".html", ".svg", ".toml", ".sql", ".sh", ".yml", ".yaml")
 USER = "nobody"  # the name of a Unix user, where it is a whole string
 KINDS = ("identifiers", "docstrings and comments", "messages", "guides", "tests")
 
@@ -54,12 +55,11 @@ def of_python(source: str) -> Counter[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             kind = "docstrings and comments" if (node.lineno, node.col_offset) in docs else "messages"
             found[kind] += 0 if node.value == USER else prose(node.value)
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            found["docstrings and comments"] += prose(token.string)
-        elif token.type == tokenize.NAME:
-            found["identifiers"] += is_archaic(token.string)
-    return found
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    found["docstrings and comments"] += prose("\n".join(comments))
+    found["identifiers"] += sum(is_archaic(token.string) for token in tokens if token.type == tokenize.NAME)
+    return +found
 
 
 def is_text(path: Path) -> bool:
@@ -110,6 +110,9 @@ def test_a_word_is_counted_where_it_stands() -> None:
     assert of_python(source) == {"docstrings and comments": 3, "identifiers": 1, "messages": 3}
     assert prose("It is not a number; beside the point") == 1
     assert prose("The run is no longer active") == 0
+    assert prose("The run is no\nlonger active") == 0
+    assert prose("some rows, all of\n    which are old; -- so it\n-- is") == 2
+    assert of_python("x = 1  # rows, some of\n# which are old\n") == {"docstrings and comments": 1}
 
 
 @pytest.mark.parametrize(

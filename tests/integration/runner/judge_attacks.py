@@ -1,7 +1,7 @@
 """Programs that attack their judge while it grades them. Data: the program, its judge, and the way of the attack.
 
-Each program must add two numbers from its standard input, and does something else. `JUDGES` are test scripts as authors write them, all of
-which run the program through `$PENSTOCK_UNTRUSTED`; each gives an honest program 1.
+Each program must add two numbers from its standard input, and does something else. `JUDGES` are test scripts as authors write them. Each runs
+the program through `$PENSTOCK_UNTRUSTED` and gives an honest program 1.
 """
 
 from collections.abc import Mapping
