@@ -170,7 +170,7 @@ class AttemptWork:
                     installs=agent_step.step.number == 0,
                 )
             async with NativeLlm(self.gateway.url, self.session.token) as native:
-                policy = policy_of(self.worker.config.rollout.context, lease.scaffold)
+                context_policy = policy_of(self.worker.config.rollout.context, lease.scaffold)
                 return await run_white(
                     self.scaffold,
                     agent_step.view,
@@ -179,7 +179,7 @@ class AttemptWork:
                     self.clocks,
                     agent_step.limits,
                     self.tool_calls,
-                    policy,
+                    context_policy,
                     served=self._served,
                 )
 

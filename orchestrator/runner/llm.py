@@ -39,7 +39,7 @@ class Recorder:
     clocks: Clocks
     limits: AgentLimits
     tool_calls: list[ToolCallTimed] = field(default_factory=list)
-    policy: ContextPolicy | None = None
+    context_policy: ContextPolicy | None = None
     agents: set[str] = field(default_factory=lambda: {MAIN_AGENT})
     served: Served = field(default_factory=Served)  # completions that a resume served again
 
@@ -136,8 +136,10 @@ class AgentLlm:
     def __init__(self, recorder: Recorder, context: AgentContext) -> None:
         self._recorder = recorder
         self._context = context
-        policy = recorder.policy
-        self._managed = None if policy is None else ManagedHistory(policy, recorder.limits.context)
+        context_policy = recorder.context_policy
+        self._managed = (
+            None if context_policy is None else ManagedHistory(context_policy, recorder.limits.context)
+        )
 
     async def complete(
         self,

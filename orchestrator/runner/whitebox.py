@@ -23,18 +23,18 @@ async def run_white(
     clocks: Clocks,
     limits: AgentLimits,
     tool_calls: list[ToolCallTimed],
-    policy: ContextPolicy | None = None,
+    context_policy: ContextPolicy | None = None,
     *,
     served: Served | None = None,
 ) -> AttemptOutcome:
-    """One run of the agent under `clocks`, each agent's history under `policy`. Appends tool calls to `tool_calls` as they end. `served`: what a
-    resume served again in earlier steps. Raises the exception that ended it early."""
+    """One run of the agent under `clocks`, each agent's history under `context_policy`. Appends tool calls to `tool_calls` as they end. `served`: the
+    completions that a resume served again in earlier steps. Raises the exception that ended it early."""
     recorder = Recorder(
         native=native,
         clocks=clocks,
         limits=limits,
         tool_calls=tool_calls,
-        policy=policy,
+        context_policy=context_policy,
         served=served or Served(),
     )
     main = recorder.agent(MAIN_AGENT)

@@ -318,7 +318,9 @@ async def test_the_time_of_a_token_count_is_the_platforms(refused: bool) -> None
 
     watch = clocks()
     limits = AgentLimits(turns=9, context=100, tool_timeout_s=1, timeout_s=30)
-    recorder = Recorder(native=cast(NativeLlm, Slow()), clocks=watch, limits=limits, policy=DropReplies())
+    recorder = Recorder(
+        native=cast(NativeLlm, Slow()), clocks=watch, limits=limits, context_policy=DropReplies()
+    )
     model = cast(AgentLlm, recorder.agent("main").llm)
     assert await model._length([{"role": "user", "content": "x"}], ()) == (101 if refused else 1)
     assert watch.waiting_s == pytest.approx(5.0, abs=0.1) and watch.generation_s == 0

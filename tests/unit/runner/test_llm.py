@@ -68,7 +68,7 @@ def recorder(native: Noted, policy: ContextPolicy | None = None) -> Recorder:
         native=cast(NativeLlm, native),
         clocks=clocks,
         limits=AgentLimits(turns=9, context=100, tool_timeout_s=1, timeout_s=10),
-        policy=policy,
+        context_policy=policy,
     )
 
 
