@@ -26,7 +26,7 @@ One event loop, one task group, one role per file in `orchestrator.roles`:
 
 `roles.complete` advances a reported attempt; the consumers of `roles.ingest` and the reaper call it. Once each rollout of a group has ended,
 `roles.conclude` makes the group ready, scored, filtered or dead (scheduling.completion); `complete`, `ingest` and `retry_policy` call it.
-It gets the group's rewards from `roles.rewarding` (threads), which calls `roles.reward` (formulas: rewards).
+It gets the group's rewards from `roles.reward_threads`, which calls `roles.reward` (formulas: rewards).
 
 The other processes: `orchestrator.gateway.server` (gateway; it records steps in a journal), `orchestrator.runner.rollout_runner` and
 `.verify_runner` (runners), `trainer.loop` (trainer), `trainer.serving` (embedded rollout server). They meet only at the bus and the data pool. Each

@@ -66,17 +66,19 @@ async def _rewarded(
     noise = await speed_noise.newest(connection, context.run_id, group.scaffold)
     try:
         inputs = group, kept, RewardSettings.of(context.config.reward), noise
-        rewarded = await context.rewarding.rewards(group.group_id, inputs, partial(reward_group, *inputs))
+        rewarded = await context.reward_threads.rewards(
+            group.group_id, inputs, partial(reward_group, *inputs)
+        )
     except NotReady:
         raise
     except Exception as error:  # noqa: BLE001  # counted and logged: what a policy wrote can end only its own group
-        when_committed(partial(context.rewarding.forget, group.group_id))
+        when_committed(partial(context.reward_threads.forget, group.group_id))
         await transitions.count(connection, context.run_id, "groups_unrewarded")
         when_committed(partial(log.error, "group.unrewarded", group=group.group_id, exc_info=error))
         reason = f"its rewards could not be computed: {type(error).__name__}: {error}"
         await _concluded(connection, group, GroupState.DEAD, reason)
         return None
-    when_committed(partial(context.rewarding.forget, group.group_id))
+    when_committed(partial(context.reward_threads.forget, group.group_id))
     for sentence in rewarded.failed:
         await transitions.count(connection, context.run_id, "process_signals_failed")
         when_committed(partial(log.warning, "process_signal.failed", group=group.group_id, reason=sentence))

@@ -33,7 +33,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.pool.dead_letters import Letter, store
 from orchestrator.pool.transact import NotReady, of_content, sentence, transact
 from orchestrator.roles.context import OrchestratorContext
-from orchestrator.roles.rewarding import waiting_for_rewards
+from orchestrator.roles.reward_threads import waiting_for_rewards
 from orchestrator.runtime.liveness import Loop, current, reporting, track_loop
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured

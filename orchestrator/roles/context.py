@@ -6,7 +6,7 @@ import anyio
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.bus.base import Bus
-from orchestrator.roles.rewarding import Rewarding
+from orchestrator.roles.reward_threads import RewardThreads
 from orchestrator.runtime.liveness import current
 from orchestrator.settings.config import Config
 
@@ -49,4 +49,4 @@ class OrchestratorContext:
     engine: AsyncEngine
     bus: Bus
     signals: Signals = field(default_factory=Signals)
-    rewarding: Rewarding = field(default_factory=Rewarding)
+    reward_threads: RewardThreads = field(default_factory=RewardThreads)

@@ -39,7 +39,7 @@ from orchestrator.roles.consume import IDLE_ENDS
 from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.rebuild import remind
 from orchestrator.roles.retry_policy import give_up, run_again, verify_again
-from orchestrator.roles.rewarding import MOMENT
+from orchestrator.roles.reward_threads import MOMENT
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get
 from orchestrator.settings.timeouts import timeouts
@@ -148,7 +148,7 @@ async def reap(
     its lease, as one of our code is. Only if it meets all leases, of several groups, the platform is at fault: it is raised."""
     failures = Failures() if failures is None else failures
     moment_s = timeouts().pool_idle_s * MOMENT  # the queue row is locked
-    context = replace(context, rewarding=context.rewarding.within(moment_s))
+    context = replace(context, reward_threads=context.reward_threads.within(moment_s))
     await transitions.lock_run(connection, context.run_id)
     expired = await leases.expired(connection, context.run_id, states=states)
     if len(failures) > MAX_FAILURES:  # another process has taken back what is no longer among them

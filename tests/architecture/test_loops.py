@@ -54,7 +54,7 @@ INSIDE = {
     "orchestrator/runner/egress/sandbox.py:Listener.begin": PART,
     "orchestrator/bus/courier.py:Courier.drained": PART,
     "orchestrator/roles/consume.py:_Consuming._until_ready.keep": PART,
-    "orchestrator/roles/rewarding.py:_Computation.over": PART,
+    "orchestrator/roles/reward_threads.py:_Computation.over": PART,
     "orchestrator/bus/feed.py:Feed.take": PART,
     "orchestrator/bus/journal.py:Journal.room": REQUEST,
     "orchestrator/bus/link.py:Connection.until_lost": PART,

@@ -23,7 +23,7 @@ from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool import leases
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.leases import Expired, Lease
-from orchestrator.roles import conclude, consume, reaper, rewarding
+from orchestrator.roles import conclude, consume, reaper, reward_threads
 from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.ingest import ingest_verdicts
 from orchestrator.roles.reward import reward_group
@@ -169,17 +169,17 @@ async def test_a_reapers_pass_waits_a_moment_for_all_slow_groups_together(
             await verify(stage.context, lease.rollout_id, float(n))
         await run_out(stage, leases_of[2])
     waited: list[float] = []
-    wait = rewarding._Computation.wait
+    wait = reward_threads._Computation.wait
 
     async def noted(self: Any, seconds: float) -> None:
         waited.append(seconds)
         await wait(self, seconds)
 
-    monkeypatch.setattr(rewarding._Computation, "wait", noted)
+    monkeypatch.setattr(reward_threads._Computation, "wait", noted)
     with use(Timeouts(pool_idle_s=4.0)):
         async with stage.context.engine.begin() as connection:
             await reaper.reap(connection, stage.context)
-    assert times == 3 and sum(waited) <= 4.0 * rewarding.MOMENT + 1e-6 and waited[-1] <= 0.0
+    assert times == 3 and sum(waited) <= 4.0 * reward_threads.MOMENT + 1e-6 and waited[-1] <= 0.0
     go.set()
 
 
@@ -233,7 +233,7 @@ async def test_verdicts_of_other_groups_pass_one_whose_group_is_rewarded_slowly(
 async def test_more_slow_groups_than_are_rewarded_at_once_are_rewarded_once_each(
     stage: Stage, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rewarding, "MAX_AT_ONCE", 2)
+    monkeypatch.setattr(reward_threads, "MAX_AT_ONCE", 2)
     lock, two = threading.Lock(), threading.Barrier(2)
     at_once, most, times = 0, 0, 0
 

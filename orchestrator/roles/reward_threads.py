@@ -33,14 +33,14 @@ MOMENT: Final = 1 / 4
 """Of `timeouts.pool_idle_s`: after that silence PostgreSQL would end the transaction."""
 
 
-class Rewarding:
+class RewardThreads:
     """The rewards that are being computed, or that no transaction has written yet, by group."""
 
     def __init__(self) -> None:
         self._computations: dict[int, _Computation] = {}
         self._left_s = math.inf
 
-    def within(self, seconds: float) -> "Rewarding":
+    def within(self, seconds: float) -> "RewardThreads":
         """The same rewards, for one transaction over many groups: it waits for all of them together at most `seconds`."""
         view = copy(self)
         view._left_s = seconds

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.pool.transact import NotReady
 from orchestrator.roles.reward import RewardedGroup
-from orchestrator.roles.rewarding import Rewarding
+from orchestrator.roles.reward_threads import RewardThreads
 from orchestrator.settings.timeouts import Timeouts, use
 
 pytestmark = pytest.mark.anyio
@@ -18,7 +18,7 @@ def _rewards(sentence: str) -> RewardedGroup:
 
 
 async def test_rewards_that_are_not_ready_come_with_the_next_transaction_if_the_group_is_unchanged() -> None:
-    held, go = Rewarding(), threading.Event()
+    held, go = RewardThreads(), threading.Event()
 
     def slow() -> RewardedGroup:
         assert go.wait(60)
@@ -39,7 +39,7 @@ async def test_rewards_that_are_not_ready_come_with_the_next_transaction_if_the_
 
 
 async def test_rewards_that_never_come_are_given_up_and_an_error_is_raised() -> None:
-    held, go = Rewarding(), threading.Event()
+    held, go = RewardThreads(), threading.Event()
 
     def never() -> RewardedGroup:
         go.wait(60)
@@ -60,7 +60,7 @@ async def test_rewards_that_never_come_are_given_up_and_an_error_is_raised() -> 
 
 
 async def test_groups_that_are_computed_at_once_have_the_time_of_one_after_the_other() -> None:
-    held, go = Rewarding(), threading.Event()
+    held, go = RewardThreads(), threading.Event()
 
     def slow() -> RewardedGroup:
         assert go.wait(60)
@@ -86,4 +86,4 @@ async def test_a_machine_without_a_thread_to_spare_delays_rewards(monkeypatch: p
 
     monkeypatch.setattr(threading.Thread, "start", full)
     with pytest.raises(NotReady):
-        await Rewarding().rewards(1, "inputs", lambda: _rewards("now"))
+        await RewardThreads().rewards(1, "inputs", lambda: _rewards("now"))
