@@ -21,11 +21,11 @@ from orchestrator.contracts.ids import unb64
 from orchestrator.runner.collect import declared, run_hooks
 from orchestrator.runner.grade import Grade, grade
 from orchestrator.runner.healthcheck import until_healthy
-from orchestrator.runner.judging import verification_limits
 from orchestrator.runner.left_elsewhere import left_elsewhere
 from orchestrator.runner.open_sandbox import open_sandbox
 from orchestrator.runner.prepare import prepare
 from orchestrator.runner.step_grades import numbers_of, work_of
+from orchestrator.runner.verification_limits import verification_limits
 from orchestrator.runner.worker import sandbox_limits
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifact_modes import type_of

@@ -25,12 +25,12 @@ from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.collect import artifacts_of
 from orchestrator.runner.context_policies import policy_of
 from orchestrator.runner.gateways import KnownGateway
-from orchestrator.runner.judging import seed
 from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runner.outcome import AttemptOutcome, captured, leaves, root_cause
 from orchestrator.runner.prepare import prepare
 from orchestrator.runner.redact import redacted
 from orchestrator.runner.step_grades import grade_step, numbers_of, work_of
+from orchestrator.runner.verification_limits import seed
 from orchestrator.runner.whitebox import run_white
 from orchestrator.runner.worker import Worker
 from orchestrator.runtime.liveness import current

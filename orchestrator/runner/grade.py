@@ -13,7 +13,8 @@ from orchestrator.contracts.events import ArtifactFile, TestResult
 from orchestrator.contracts.limits import MAX_KEPT_LOG
 from orchestrator.contracts.network import Access
 from orchestrator.contracts.no_verdict import NOTE, NoVerdict
-from orchestrator.runner.judging import (
+from orchestrator.runner.open_sandbox import open_sandbox
+from orchestrator.runner.verification_limits import (
     LEDGER_BYTES,
     LEDGER_FILE,
     Programs,
@@ -23,7 +24,6 @@ from orchestrator.runner.judging import (
     verification_limits,
     wrapper,
 )
-from orchestrator.runner.open_sandbox import open_sandbox
 from orchestrator.runtime.log import get
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifact_modes import placeable

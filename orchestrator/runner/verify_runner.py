@@ -11,10 +11,10 @@ A task with several steps is graded step by step, each in a sandbox of its own; 
 Only the reward file (reward.txt or reward.json) sets the reward; the script's exit code is recorded with it. A missing or unreadable reward
 file, a script ended by a signal, a time-out, a reached limit or a failing sandbox is a `verifier_failure` (`NoVerdict` has all causes). It is
 retried with the same draws, and is not a reward of 0, with two exceptions. If a program of the agent's used up the limit, that is an answer
-(`runner.judging`). In the last try (`roles.retry_policy`), reward 0 is given if programs of the agent's ran, or if the same tests reach a verdict on
-the pristine environment: then the agent's files made the tests or their sandbox hang or break. While the sandboxes' disk is full, no verification
-starts that could fail (runner.assignments). Programs of the agent's that ran do not count where a signal, or a limit of memory or disk, ends the
-script over the pristine environment, too: then the verifier dies by itself.
+(`runner.verification_limits`). In the last try (`roles.retry_policy`), reward 0 is given if programs of the agent's ran, or if the same tests
+reach a verdict on the pristine environment: then the agent's files made the tests or their sandbox hang or break. While the sandboxes' disk is
+full, no verification starts that could fail (runner.assignments). Programs of the agent's that ran do not count where a signal, or a limit of
+memory or disk, ends the script over the pristine environment, too: then the verifier dies by itself.
 """
 
 import time
@@ -39,10 +39,10 @@ from orchestrator.pool.settled import MessageKey, MessageKind
 from orchestrator.pool.transact import transact
 from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.grade import MAX_TESTS, Grade, GradedWork, why_failed
-from orchestrator.runner.judging import seed
 from orchestrator.runner.metrics import WorkerMetrics
 from orchestrator.runner.outcome import OURS, leaves, root_cause
 from orchestrator.runner.step_grades import grade_step, work_of
+from orchestrator.runner.verification_limits import seed
 from orchestrator.runner.worker import Worker, WorkerSettings, environment_of, open_worker
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import measured

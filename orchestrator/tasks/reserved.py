@@ -1,6 +1,6 @@
 """Variables that a task cannot set, because Penstock sets them. The task's own value of any other variable wins over ours.
 
-PYTHONHASHSEED is not among them: `runner.judging` keeps the task's value, unless it asks for any value ("random").
+PYTHONHASHSEED is not among them: `runner.verification_limits` keeps the task's value, unless it asks for any value ("random").
 """
 
 from typing import Final

@@ -1,6 +1,7 @@
 """Random numbers that the tests take from elsewhere than `$PENSTOCK_SEED`: another try of the same work can have another verdict.
 
-bash's RANDOM and PYTHONHASHSEED repeat by themselves (`orchestrator.runner.judging.draws`), and so does what is seeded from a text or a number.
+bash's RANDOM and PYTHONHASHSEED repeat by themselves (`orchestrator.runner.verification_limits.draws`), and so does what is seeded from a text or a
+number.
 """
 
 import ast

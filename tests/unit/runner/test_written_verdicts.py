@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator.contracts.no_verdict import NOTE, NoVerdict
 from orchestrator.runner.grade import Grade, GradedWork, _grade_of, grade
-from orchestrator.runner.judging import LEDGER_FILE
+from orchestrator.runner.verification_limits import LEDGER_FILE
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.environment import Environment
 from sandboxes.base import (

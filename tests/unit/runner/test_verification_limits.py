@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.runner.grade import GradedWork, grade
-from orchestrator.runner.judging import (
+from orchestrator.runner.verification_limits import (
     Programs,
     draws,
     programs,
