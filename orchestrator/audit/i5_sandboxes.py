@@ -11,7 +11,7 @@ from orchestrator.contracts.processes import WORKERS
 from sandboxes.owner import Record, records
 
 REMOVED = "sandboxes of dead owners are removed"
-LOOKS = 20  # within one time to live, not counting the last look's duration
+CHECKS_PER_TTL = 20  # not counting the last check's duration
 
 
 async def sandboxes(outside: Outside, ttl_s: float) -> Checked:
@@ -37,7 +37,7 @@ async def sandboxes(outside: Outside, ttl_s: float) -> Checked:
     left = {record.id: record for record in own_records if record.orphaned(root)}
     with anyio.move_on_after(ttl_s + SLACK_S):
         while any(record.owner.of_this_boot for record in left.values()):
-            await anyio.sleep(ttl_s / LOOKS)
+            await anyio.sleep(ttl_s / CHECKS_PER_TTL)
             remaining_ids = {record.id for record in await anyio.to_thread.run_sync(list_records)}
             left = {name: record for name, record in left.items() if name in remaining_ids}
     for record in left.values():

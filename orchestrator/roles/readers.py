@@ -15,7 +15,7 @@ from orchestrator.roles.context import OrchestratorContext
 from orchestrator.runtime.liveness import pause
 from orchestrator.settings.timeouts import timeouts
 
-LOOKS = 60  # per pool_reader_s
+CHECKS_PER_LONGEST_READ = 60  # of pool_reader_s
 
 
 async def end_long_readers(context: OrchestratorContext) -> None:
@@ -23,4 +23,4 @@ async def end_long_readers(context: OrchestratorContext) -> None:
     longest_s = timeouts().pool_reader_s
     while True:
         await transact(context.engine, partial(end_long, longest_s=longest_s), at="orchestrator.read")
-        await pause(longest_s / LOOKS)
+        await pause(longest_s / CHECKS_PER_LONGEST_READ)

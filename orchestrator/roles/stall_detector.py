@@ -37,7 +37,7 @@ from orchestrator.scheduling.admission import QueueSettings, idle_warning
 
 log = get(__name__)
 
-LOOKS = 12  # per no_progress_s
+CHECKS_PER_NO_PROGRESS = 12
 ADMISSION_HALTED = "admission_halted"  # an alert waits for it
 WINDOW_EVERY = 12  # looks
 
@@ -90,7 +90,7 @@ class StallDetector:
         """Look until cancelled."""
         while True:
             await self.look()
-            await pause(self._no_progress_s / LOOKS)
+            await pause(self._no_progress_s / CHECKS_PER_NO_PROGRESS)
 
     async def look(self) -> dict[str, StallCause]:
         """One look; returns the causes whose alarm rings, by stage."""

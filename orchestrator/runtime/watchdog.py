@@ -31,7 +31,7 @@ from orchestrator.runtime.metrics import SHORT, only
 log = get(__name__)
 
 HANGS = 70  # exit status of a process with a hanging event loop
-LOOKS = 20  # checks per no_progress_s
+CHECKS_PER_NO_PROGRESS = 20
 MAX_POLL_INTERVAL_S = 1.0
 EVENT_LOOP = -1  # the key of its alarm; alarms of loops have the loop's number
 
@@ -46,7 +46,7 @@ class WatchdogSettings:
 
     @property
     def poll_interval_s(self) -> float:
-        return min(MAX_POLL_INTERVAL_S, self.no_progress_s / LOOKS, self.lag_s / 4)
+        return min(MAX_POLL_INTERVAL_S, self.no_progress_s / CHECKS_PER_NO_PROGRESS, self.lag_s / 4)
 
     @property
     def hangs_s(self) -> float:

@@ -20,9 +20,9 @@ from trainer.serving.sequence import Sequence
 
 T = TypeVar("T")
 
-LOOK_S = 5.0
-LOOKS = 100
-"""Looks at one and the same step after which it hangs: looks, because a process that stood still has not looked either."""
+POLL_INTERVAL_S = 5.0
+CHECKS_OF_A_HANG = 100
+"""Checks that find one and the same step, after which it hangs: a count, because a process that stood still has not checked either."""
 
 
 class EngineStopped(Exception):
@@ -58,10 +58,10 @@ class Engine:
             self._wake.notify()
         self._thread.join(timeout)
 
-    async def hanging(self, looks: int = LOOKS, every_s: float = LOOK_S) -> None:
-        """Return once the thread has been seen `looks` times in a row in one and the same step or command."""
+    async def hanging(self, checks: int = CHECKS_OF_A_HANG, every_s: float = POLL_INTERVAL_S) -> None:
+        """Return once the thread has been seen `checks` times in a row in one and the same step or command."""
         seen, turn = 0, -1
-        while seen < looks:
+        while seen < checks:
             await asyncio.sleep(every_s)
             same = self._working and self._turns == turn
             seen, turn = (seen + 1 if same else 0), self._turns

@@ -21,7 +21,7 @@ from orchestrator.runtime.failpoints import boundary_sync
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
-_LOOK_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _OF_THE_PROGRAM = (
     errno.ENOENT,
     errno.ENOTDIR,
@@ -143,7 +143,7 @@ async def _dead(pid: int) -> None:
         try:
             handle = os.pidfd_open(pid)
         except OSError:  # no descriptor is left for the moment
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(_POLL_INTERVAL_S)
             continue
         try:
             await anyio.wait_readable(handle)

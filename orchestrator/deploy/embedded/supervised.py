@@ -38,8 +38,8 @@ from orchestrator.runtime.log import get
 log = get(__name__)
 
 _READY_POLL_S = 0.05
-_LOOKS = 12  # at a process, in the time after which it hangs
-_MAX_LOOK_S = 5.0
+_CHECKS_PER_HANG = 12
+_MAX_POLL_INTERVAL_S = 5.0
 
 
 class SupervisedProcess:
@@ -271,14 +271,14 @@ class SupervisedProcess:
         answers, hang_s = self.spec.answers, self.spec.hang_s
         if answers is None:
             return
-        pause_s, silent_s = min(hang_s / _LOOKS, _MAX_LOOK_S), 0.0
+        pause_s, silent_s = min(hang_s / _CHECKS_PER_HANG, _MAX_POLL_INTERVAL_S), 0.0
         while silent_s < hang_s:
             looked_at = time.monotonic()
             await anyio.sleep(pause_s)
             if self._state is not ProcessState.READY or await answers():
                 silent_s = 0.0
             else:  # this process may have stood still itself, and then has not looked
-                silent_s += min(time.monotonic() - looked_at, pause_s + _MAX_LOOK_S)
+                silent_s += min(time.monotonic() - looked_at, pause_s + _MAX_POLL_INTERVAL_S)
         self._detail = f"hanging: it did not answer for {silent_s:.0f} s"
         log.error(
             "process.hangs",

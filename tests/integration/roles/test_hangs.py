@@ -22,7 +22,7 @@ from orchestrator.pool.backlog import stages
 from orchestrator.pool.heartbeats import LoopReport, present, send_heartbeats
 from orchestrator.pool.leases import Lease
 from orchestrator.pool.stall_causes import StallCause, stuck
-from orchestrator.roles.stall_detector import LOOKS, StallDetector
+from orchestrator.roles.stall_detector import CHECKS_PER_NO_PROGRESS, StallDetector
 from orchestrator.runner.assignments import Assignments
 from orchestrator.runner.rollout_runner import RolloutRunner, serve_rollouts
 from orchestrator.runtime.watchdog import WatchdogSettings, watching
@@ -36,7 +36,7 @@ __all__ = ["opens"]
 pytestmark = [pytest.mark.services, pytest.mark.anyio, pytest.mark.tier("processes")]
 
 NO_PROGRESS_S = 3.0
-POLL_INTERVAL_S = NO_PROGRESS_S / LOOKS
+POLL_INTERVAL_S = NO_PROGRESS_S / CHECKS_PER_NO_PROGRESS
 RINGS_AT = 2  # the look, counted from the first one that can see the cause
 PATIENCE_S = 60.0  # until anything comes at all
 WATCHDOG = WatchdogSettings(no_progress_s=NO_PROGRESS_S, lag_s=60.0)

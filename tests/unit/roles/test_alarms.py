@@ -80,7 +80,7 @@ def rings(seen: Seen, first_beat: float, first_look: float) -> float:
         named = stall_causes([stage], processes, LIMIT_S)
         if any(alarms._rings(name, stall_cause) for name, stall_cause in named.items()):
             return look + ITSELF_S  # the alarm is reported when the look is done
-        look += LIMIT_S / stall_detector.LOOKS + ITSELF_S
+        look += LIMIT_S / stall_detector.CHECKS_PER_NO_PROGRESS + ITSELF_S
         assert look < 10 * PROMISED_S, "it never rings"
 
 
@@ -89,7 +89,11 @@ def test_an_alarm_about_a_stage_rings_within_a_minute_whatever_the_moment_at_whi
     seen: Seen,
 ) -> None:
     latest = max(
-        rings(seen, beat / PHASES * LIMIT_S / BEATS, look / PHASES * LIMIT_S / stall_detector.LOOKS)
+        rings(
+            seen,
+            beat / PHASES * LIMIT_S / BEATS,
+            look / PHASES * LIMIT_S / stall_detector.CHECKS_PER_NO_PROGRESS,
+        )
         for beat in range(PHASES)
         for look in range(PHASES)
     )

@@ -44,7 +44,7 @@ async def test_a_step_that_never_returns_is_noticed(steps: tuple[Steps, Engine])
     work, engine = steps
     work.goes_on.clear()
     with anyio.fail_after(60):
-        await engine.hanging(looks=5, every_s=0.01)
+        await engine.hanging(checks=5, every_s=0.01)
 
 
 async def test_an_engine_that_steps_or_rests_does_not_hang(steps: tuple[Steps, Engine]) -> None:
@@ -53,7 +53,7 @@ async def test_an_engine_that_steps_or_rests_does_not_hang(steps: tuple[Steps, E
 
     async def watch() -> None:
         nonlocal noticed
-        await engine.hanging(looks=3, every_s=0.01)
+        await engine.hanging(checks=3, every_s=0.01)
         noticed = True
 
     async with anyio.create_task_group() as tasks:
