@@ -78,13 +78,13 @@ class StatusReport:
 async def read_run(config: Config) -> StatusReport:
     """Read the data pool. Raises PenstockError, one sentence, if it does not answer."""
     from orchestrator.pool.backlog import open_batch, stages, states
-    from orchestrator.pool.dead_letters import count_messages
     from orchestrator.pool.draining import drainables
     from orchestrator.pool.engine import Role
     from orchestrator.pool.heartbeats import present
     from orchestrator.pool.opened import opened_run
     from orchestrator.pool.stall_causes import eased, stall_causes, stuck
     from orchestrator.queries.batches import failed_batches
+    from orchestrator.queries.dead_letters import count_messages
     from orchestrator.queries.installation import reported_servers
     from orchestrator.queries.training_signal import no_signal, without_verdict
     from orchestrator.scheduling.admission import QueueSettings

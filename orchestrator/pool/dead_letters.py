@@ -131,20 +131,9 @@ async def dead_messages(
     return [from_row(DeadMessage, row) for row in await connection.execute(query)]
 
 
-async def count_messages(connection: AsyncConnection, run_id: int) -> int:
-    """The number of `dead_messages`."""
-    return int(await connection.scalar(select(func.count()).where(_of(run_id))) or 0)
-
-
 def _of(run_id: int) -> ColumnElement[bool]:
-    """The condition for dead messages of the run and of no run. Counts and lists share it."""
+    """The condition for dead messages of the run and of no run."""
     return or_(dead_letters.c.run_id == run_id, dead_letters.c.run_id.is_(None))
-
-
-async def count_groups(connection: AsyncConnection, run_id: int) -> int:
-    """The number of `dead_groups`."""
-    query = select(func.count()).where(groups.c.run_id == run_id, groups.c.state == GroupState.DEAD)
-    return int(await connection.scalar(query) or 0)
 
 
 async def dead_groups(connection: AsyncConnection, run_id: int, number: int | None = None) -> list[DeadGroup]:

@@ -1,6 +1,7 @@
 """Dead letters: unusable messages and groups that failed for good, newest first; and the actions of people."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.dead_letters import LetterKind, parse_letter
 from orchestrator.contracts.errors import NotFoundError
 from orchestrator.contracts.quote import quoted
-from orchestrator.contracts.states import FailureClass
-from orchestrator.pool.dead_letters import attempts_of, dead_groups, dead_messages
+from orchestrator.pool.dead_letters import DeadAttempt, attempts_of, dead_groups, dead_messages
 from orchestrator.pool.rows import from_row
 
 BODY = 64 * 1024  # characters of a body that are shown
@@ -30,19 +30,6 @@ class LetterLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptLine:
-    """One attempt of a dead group."""
-
-    rollout_id: int
-    attempt: int
-    failure_class: FailureClass | None
-    reason: str | None
-    runner: str | None
-    steps: int | None
-    log: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterDetail:
     """One dead letter in full. `body`: readable, cut at `BODY` characters (`cut` is true then)."""
 
@@ -52,7 +39,7 @@ class DeadLetterDetail:
     reason: str
     body: str
     cut: bool
-    attempts: list[AttemptLine]
+    attempts: Sequence[DeadAttempt]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +72,8 @@ _GROUPS = text(
     ORDER BY g.group_id DESC LIMIT :limit
     """
 )
+_ALL_MESSAGES = text("SELECT count(*) FROM dead_letters WHERE run_id = :run OR run_id IS NULL")
+_ALL_GROUPS = text("SELECT count(*) FROM groups WHERE run_id = :run AND state = 'dead'")
 _ACTIONS = text(
     """
     SELECT action_id, extract(epoch FROM at)::float8 AS at, who, what, target, before, after, reason FROM actions
@@ -95,12 +84,22 @@ _END = 2**63 - 1
 
 
 async def letters(
-    connection: AsyncConnection, run_id: int, kind: str, *, before: int | None = None, limit: int = 50
+    connection: AsyncConnection, run_id: int, kind: LetterKind, *, before: int | None = None, limit: int = 50
 ) -> list[LetterLine]:
-    """The newest dead letters of one `kind` (messages or groups) with a number below `before`."""
-    statement = _MESSAGES if kind == "messages" else _GROUPS
+    """The newest dead letters of one kind with a number below `before`."""
+    statement = _MESSAGES if kind is LetterKind.MESSAGE else _GROUPS
     found = await connection.execute(statement, {"run": run_id, "before": before or _END, "limit": limit})
     return [from_row(LetterLine, row) for row in found]
+
+
+async def count_messages(connection: AsyncConnection, run_id: int) -> int:
+    """The number of dead messages of the run and of no run."""
+    return int(await connection.scalar(_ALL_MESSAGES, {"run": run_id}) or 0)
+
+
+async def count_groups(connection: AsyncConnection, run_id: int) -> int:
+    """The number of dead groups."""
+    return int(await connection.scalar(_ALL_GROUPS, {"run": run_id}) or 0)
 
 
 async def letter(connection: AsyncConnection, run_id: int, name: str) -> DeadLetterDetail:
@@ -121,18 +120,6 @@ async def letter(connection: AsyncConnection, run_id: int, name: str) -> DeadLet
     if kind is LetterKind.GROUP:
         for group in await dead_groups(connection, run_id, number):
             body = json.dumps(group.body, indent=2, ensure_ascii=False)
-            attempts = [
-                AttemptLine(
-                    rollout_id=attempt.rollout_id,
-                    attempt=attempt.attempt,
-                    failure_class=attempt.failure_class,
-                    reason=attempt.reason,
-                    runner=attempt.runner,
-                    steps=attempt.steps,
-                    log=attempt.log,
-                )
-                for attempt in await attempts_of(connection, number)
-            ]
             at = group.at.timestamp() if group.at else None
             description = f"group {number}: {group.task}, {group.scaffold}"
             return DeadLetterDetail(
@@ -142,7 +129,7 @@ async def letter(connection: AsyncConnection, run_id: int, name: str) -> DeadLet
                 reason=group.reason,
                 body=body[:BODY],
                 cut=len(body) > BODY,
-                attempts=attempts,
+                attempts=await attempts_of(connection, number),
             )
     raise NotFoundError(f"dead letter {quoted(name)} does not exist")
 

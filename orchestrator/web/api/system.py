@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from orchestrator.contracts.dead_letters import LetterKind
 from orchestrator.deploy.embedded.process_spec import ProcessStatus
 from orchestrator.deploy.embedded.supervisor import read_status
-from orchestrator.pool.dead_letters import count_groups, count_messages
 from orchestrator.queries import dead_letters, system
 from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.web.requests import Query, get
@@ -45,11 +45,13 @@ async def _letters(query: Query) -> Letters:
     run_id = query.run.run_id
     return Letters(
         messages=await dead_letters.letters(
-            query.connection, run_id, "messages", before=messages, limit=limit
+            query.connection, run_id, LetterKind.MESSAGE, before=messages, limit=limit
         ),
-        groups=await dead_letters.letters(query.connection, run_id, "groups", before=groups, limit=limit),
-        all_messages=await count_messages(query.connection, run_id),
-        all_groups=await count_groups(query.connection, run_id),
+        groups=await dead_letters.letters(
+            query.connection, run_id, LetterKind.GROUP, before=groups, limit=limit
+        ),
+        all_messages=await dead_letters.count_messages(query.connection, run_id),
+        all_groups=await dead_letters.count_groups(query.connection, run_id),
     )
 
 
