@@ -6,7 +6,7 @@ message depends only on the messages before it, so a longer history begins with 
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
 import msgspec
@@ -26,6 +26,7 @@ INSTRUCTIONS_KEY = "penstock_instructions"  # key of the first message: it appli
 _RESULTS = ("tool", "function")  # roles of tool results
 _ROLES = ("system", "developer", "user", "assistant", *_RESULTS)
 _MINTED = re.compile(r"(?:call|fc|ctc|lsh|sh|apc|msg|rs)_s([0-9]{1,9})(?:_[0-9]+)?")
+_FORMS = (("custom", "input"), ("function", "arguments"))  # keys of a call, and of its arguments below
 _WHOLE = re.compile(r"[0-9](?:\.0|[eE])")  # a place where a number may be an integer in another spelling
 
 
@@ -183,6 +184,16 @@ def named(name: Any) -> TypeGuard[str]:
     return isinstance(name, str) and bool(name)
 
 
+def _check_arguments(call: Mapping[str, Any]) -> None:
+    """Raise Problem 400 naming arguments of a call under another key, or next to its function."""
+    where = "a tool call of the history"
+    form, own = next((kind for kind in _FORMS if isinstance(call.get(kind[0]), dict)), ("", "arguments"))
+    inner = call[form] if form else call
+    check_key(inner, own, ARGUMENTS, where, "messages")
+    if form:
+        check_key({**call, f"{form}.{own}": inner.get(own)}, f"{form}.{own}", ARGUMENTS, where, "messages")
+
+
 def read_call(raw: Any) -> CanonicalCall:
     """A tool call of a history, of a function or of a custom tool. Arguments that are not a JSON object become {"input": …}, so that they do not
     break a template."""
@@ -190,7 +201,7 @@ def read_call(raw: Any) -> CanonicalCall:
     name, arguments = function.get("name"), function.get("arguments")
     if not named(name):
         raise bad_request("a tool call of the history has no function name", "messages")
-    check_key(function, "arguments", ARGUMENTS, "a tool call of the history", "messages")
+    _check_arguments(raw)
     if isinstance(arguments, str):
         text = arguments
         try:
@@ -333,7 +344,9 @@ def _assistant(
     if legacy is not None and _strange(legacy, past=past) is None and read_call(legacy) not in calls:
         raise bad_request("a message has tool_calls and another function_call: send one of them", "messages")
     reasoning = message.get("reasoning_content") or message.get("reasoning")
-    ids = [call.get("id") if isinstance(call, dict) else None for call in raw_calls]
+    for call in raw_calls:
+        check_key(call, "id", RESULT_IDS, "a tool call of the history", "messages")
+    ids = [call.get("id") for call in raw_calls]
     hint, known = (
         next((found for found in map(step_of, ids) if found is not None), None),
         message.get(STEP_KEY),

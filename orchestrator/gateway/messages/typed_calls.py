@@ -21,7 +21,8 @@ PREFIXES: Final = {"local_shell": "lsh", "shell": "sh", "apply_patch": "apc"}
 """Prefixes of the ids of their items."""
 CALLS: Final = {f"{tool}_call": tool for tool in PREFIXES}
 OUTPUTS: Final = {f"{tool}_call_output": tool for tool in PREFIXES}
-_ID = re.compile(rf"(?:{'|'.join(PREFIXES.values())})_s([0-9]{{1,9}})_([0-9]{{1,6}})")
+_ITEM_ID = re.compile(rf"(?:fc|ctc|{'|'.join(PREFIXES.values())})_s([0-9]{{1,9}})_([0-9]{{1,6}})")
+_NAMED_BY_ID: Final = ("function_call", "custom_tool_call", "local_shell_call", "local_shell_call_output")
 _KEYS: Final[Mapping[str, tuple[str, Mapping[str, type]]]] = {
     "local_shell": ("command", {"timeout_ms": int, "working_directory": str}),
     "shell": ("commands", {"timeout_ms": int, "max_output_length": int}),
@@ -97,11 +98,12 @@ def arguments_of(item: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def answered(item: Mapping[str, Any]) -> object:
-    """The id of a call of the history, or of the call that a result answers. A local_shell may name it by `id`."""
+    """The id of a call of the history, or of the call that a result answers. A call without `call_id`, and the result of a local_shell, may name
+    it by `id`."""
     identifier = item.get("call_id")
-    if identifier is None and item.get("type") in ("local_shell_call", "local_shell_call_output"):
+    if identifier is None and item.get("type") in _NAMED_BY_ID:
         identifier = item.get("id")
-    found = _ID.fullmatch(identifier) if isinstance(identifier, str) else None
+    found = _ITEM_ID.fullmatch(identifier) if isinstance(identifier, str) else None
     return call_id(int(found[1]), int(found[2])) if found is not None else identifier
 
 

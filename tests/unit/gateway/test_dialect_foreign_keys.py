@@ -126,6 +126,14 @@ def result(**more: Any) -> dict[str, Any]:
     return {"role": "user", "content": [{"type": "tool_result", **more}]}
 
 
+def made(**call: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"function": CALL["function"], **call}]}
+
+
+def custom(inner: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"id": "c", "type": "custom", "custom": inner, **more}]}
+
+
 USE = used(input={"a": 1})
 MADE: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'}
 
@@ -156,6 +164,15 @@ MADE: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "f", "a
         ("chat", [ANSWER, {"role": "tool", "tool_use_id": "c", "content": "r"}], r"^messages\[2\]\.tool_use_id is not read: use tool_call_id"),
         ("chat", [ANSWER, {"role": "tool", "call_id": "c", "content": "r"}], "call_id is not read: use tool_call_id"),
         ("chat", [{**ANSWER, "tool_calls": [{"id": "c", "name": "f", "input": {"a": 1}}]}], "input is not read: use arguments"),
+        ("chat", [made(call_id="c")], r"^a tool call of the history\.call_id is not read: use id on this wire$"),
+        ("chat", [made(tool_call_id="c")], r"tool_call_id is not read: use id on this wire$"),
+        ("chat", [made(call_id="c", id="")], r"call_id is not read: use id on this wire$"),
+        ("responses", [{**MADE, "call_id": None, "tool_call_id": "c"}], r"^input\[1\]\.tool_call_id is not read: use call_id on this wire$"),
+        ("responses", [{**MADE, "call_id": None, "id": "fc_1", "tool_use_id": "c"}], r"tool_use_id is not read: use call_id"),
+        ("anthropic", [used(id=None, tool_use_id="c", input={})], r"^messages\[1\]\.tool_use_id is not read: use id on this wire$"),
+        ("chat", [custom({"name": "f", "arguments": "x"})], r"^a tool call of the history\.arguments is not read: use input on this wire$"),
+        ("chat", [custom({"name": "f"}, input="x")], r"history\.input is not read: use custom\.input on this wire$"),
+        ("chat", [made(id="c", function={"name": "f"}, arguments='{"a": 1}')], r"arguments is not read: use function\.arguments on this wire$"),
         ("chat", [{"role": "user", "text": "hi"}], r"^messages\[1\]\.text is not read: use content"),
         ("chat", [{"role": "user", "parts": [{"text": "hi"}]}], r"^messages\[1\]\.parts is not read: use content"),
     ],
@@ -195,3 +212,22 @@ def test_a_part_of_the_conversation_under_another_wires_key_is_refused_with_the_
 )
 def test_keys_that_hold_nothing_more_are_taken(wire: str, history: list[Any]) -> None:
     assert read(wire, *history).turns
+
+
+def test_an_item_id_names_a_call_without_a_call_id() -> None:
+    calls = [
+        {"type": "function_call", "id": "x", "name": "look", "arguments": "{}"},
+        {"type": "custom_tool_call", "id": "y", "name": "change", "input": "z"},
+        {"type": "function_call", "id": "fc_s3_1", "name": "move", "arguments": "{}"},
+    ]
+    results = [
+        {"type": "function_call_output", "call_id": "call_s3_1", "output": "moved"},
+        {"type": "custom_tool_call_output", "call_id": "y", "output": "changed"},
+        {"type": "function_call_output", "call_id": "x", "output": "looked"},
+    ]
+    turns = [turn for turn in read("responses", *calls, *results).turns if turn.role == "tool"]
+    assert [(turn.text, turn.answers.name) for turn in turns] == [
+        ("looked", "look"),
+        ("changed", "change"),
+        ("moved", "move"),
+    ]

@@ -150,6 +150,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]], where: str, messages: list[d
                 if (step := signed_step(block.get("signature"))) is not None:
                     message[STEP_KEY] = step
             case "tool_use":
+                check_key(block, "id", RESULT_IDS, where, "messages")
                 check_key(block, "input", ARGUMENTS, where, "messages")
                 function = {"name": block.get("name"), "arguments": block.get("input")}
                 calls.append({"id": block.get("id"), "function": function})

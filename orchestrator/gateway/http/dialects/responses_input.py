@@ -264,16 +264,17 @@ class _Conversation:
         message["reasoning_content"] = text or (recorded[1] if recorded is not None else "")
 
     def _call(self, item: Mapping[str, Any], freeform: bool, where: str) -> None:
-        name, identifier = item.get("name"), item.get("call_id")
+        name = item.get("name")
         if not named(name):
             raise bad_request(f"{where} is a tool call without a name", "input")
         if item.get("function") is not None:
             raise bad_request(f"{where}.function is not read: use name and arguments on this wire", "input")
+        check_key(item, "call_id", RESULT_IDS, where, "input")
         own = "input" if freeform else "arguments"
         check_key(item, own, ARGUMENTS, where, "input")
         arguments = {INPUT: item.get("input")} if freeform else item.get("arguments")
         called = self._names.called(name, item.get("namespace"), where)
-        self._say({"name": called, "arguments": arguments}, identifier)
+        self._say({"name": called, "arguments": arguments}, answered(item))
 
     def _say(self, function: Mapping[str, Any], identifier: object) -> None:
         call = {"id": identifier, "function": function}
