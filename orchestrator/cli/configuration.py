@@ -1,7 +1,7 @@
 """penstock config: the resolved configuration as JSON, or each key with its meaning and whether the file's or the run's value counts."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ from orchestrator.cli.run_config import RecordedConfig, differences, print_notes
 from orchestrator.contracts.quote import cut
 from orchestrator.deploy.home import Home
 from orchestrator.runtime.environment import named
-from orchestrator.settings.assignments import key_of
+from orchestrator.settings.assignments import table_of
 from orchestrator.settings.config import FILE, Config
 from orchestrator.settings.keys import Key, chosen, is_given, value_of
 from orchestrator.settings.scope import Scope
@@ -83,13 +83,13 @@ class ValueOrigin(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """The values of a key in a file and in its run. `own`: the file's configuration; None: without a file, defaults apply. `file`: what is in the
-    file, `overrides`: the keys of `--set`."""
+    """The values of a key in a file and in its run. `own`: the file's configuration; None: without a file, defaults apply. `file`: the tables of
+    the file, `overrides`: those of `--set`."""
 
     own: Config | None
     found: RecordedConfig
     file: Mapping[str, Any]
-    overrides: Collection[str]
+    overrides: Mapping[str, Any]
 
     def row(self, key: Key) -> dict[str, Any]:
         """One key with its value. `ignored`: the file's value if the run keeps another one; absent otherwise."""
@@ -107,7 +107,7 @@ class Values:
 
     def _origin(self, key: Key, *, given: bool) -> ValueOrigin:
         """Where the file's configuration has a value from. `given`: there is one."""
-        if key.name in self.overrides:
+        if is_given(self.overrides, key.name):
             return ValueOrigin.SET
         if is_given(self.file, key.name):
             return ValueOrigin.FILE
@@ -131,7 +131,7 @@ def _explain(
         own=own,
         found=RecordedConfig(None) if own is None else recorded(own),
         file={} if home is None else read_toml(home.file),
-        overrides={".".join(key_of(assignment)) for assignment in overrides},
+        overrides=table_of(overrides),
     )
     rows = [values.row(key) for key in explained]
     if as_json:

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Iterable
 from typing import Any, Final
 
 from orchestrator.contracts.errors import ConfigurationError
@@ -55,3 +56,20 @@ def assigned(assignment: str, option: str = "override") -> tuple[tuple[str, ...]
     if table.keys() != {_VALUE}:
         raise ConfigurationError(f"{refused} has more than one key: give one at a time")
     return key, table[_VALUE]
+
+
+def table_of(assignments: Iterable[str]) -> dict[str, Any]:
+    """The table that assignments make, as TOML has it; of two values of a key the later counts. Raises ConfigurationError as `assigned` does.
+
+    >>> table_of(["queue.capacity=18", "queue.group_size=4"])
+    {'queue': {'capacity': 18, 'group_size': 4}}
+    """
+    table: dict[str, Any] = {}
+    for path, value in map(assigned, assignments):
+        node = table
+        for part in path[:-1]:
+            if not isinstance(node.get(part), dict):
+                node[part] = {}
+            node = node[part]
+        node[path[-1]] = value
+    return table

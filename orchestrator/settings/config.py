@@ -19,7 +19,7 @@ from orchestrator.contracts.queue_window import places, staleness_bound, window_
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.run_option import FILE as FILE
 from orchestrator.runtime.unreachable import AddressOrigin, named_url, of_key, of_override, remember
-from orchestrator.settings.assignments import assigned, key_of
+from orchestrator.settings.assignments import assigned, key_of, table_of
 from orchestrator.settings.curriculum import (
     Count,
     Positive,
@@ -33,7 +33,7 @@ from orchestrator.settings.reward import RewardSection, as_stored
 from orchestrator.settings.rollout import RolloutSection
 from orchestrator.settings.sampling import SamplingSection as SamplingSection
 from orchestrator.settings.sandbox import SandboxSection
-from orchestrator.settings.scope import AS_STORED, PROCESS, Scope, merged, model_in, scope_of
+from orchestrator.settings.scope import AS_STORED, PROCESS, Scope, is_section, merged, model_in, scope_of
 from orchestrator.settings.section import Section
 from orchestrator.settings.storable import unstorable
 from orchestrator.settings.tasks import TasksSection
@@ -366,19 +366,33 @@ def _known(location: tuple[int | str, ...]) -> list[str]:
     return list(model.model_fields) if model is not None else []
 
 
-def _override(raw: dict[str, Any], assignment: str) -> None:
-    path, parsed = assigned(assignment)
-    node = raw
-    for part in path[:-1]:
-        child = node.setdefault(part, {})
-        if not isinstance(child, dict):
-            raise ConfigurationError(f"override {quoted(assignment)}: {part} is a value, not a section")
-        node = child
-    node[path[-1]] = parsed
+def _override(raw: dict[str, Any], assignment: str) -> tuple[str, ...]:
+    """Set one key, its paths made absolute from the working directory. The parts of the key, as they then are."""
+    written, parsed = assigned(assignment)
+    refused = f"override {quoted(assignment)}"
+    if isinstance(parsed, dict) and is_section(Config, written):
+        key = ".".join(written)
+        example = f", as in --set {key}.{next(iter(parsed))}=…" if parsed else ""
+        raise ConfigurationError(f"{refused}: {key} is a section: give its keys one at a time{example}")
+    own = table_of([assignment])
+    _check_text(own, "--set")
+    _check_places(own, Path.cwd(), refused)
+    _resolve_paths(own, Path.cwd())
+    path: list[str] = []
+    node, value = raw, own
+    for _ in written:
+        if path:
+            node = node.setdefault(path[-1], {})
+        if not isinstance(node, dict):
+            raise ConfigurationError(f"{refused}: {path[-1]} is a value, not a section")
+        [(part, value)] = value.items()
+        path.append(part)
+    node[path[-1]] = value
+    return tuple(path)
 
 
 def _resolve_paths(raw: dict[str, Any], directory: Path) -> None:
-    """Make every path of a configuration file absolute, from the directory of the file: processes start in other directories."""
+    """Make every path of a configuration absolute, from the directory of its file: processes start in other directories."""
 
     def resolved(name: Any) -> Any:
         return str(directory / name) if isinstance(name, str) and name else name
@@ -450,8 +464,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
         _check_text(raw, source)
         _check_places(raw, path.parent.resolve(), source)
         _resolve_paths(raw, path.parent.resolve())
-    for assignment in overrides:
-        _override(raw, assignment)
+    given = {_override(raw, assignment): assignment for assignment in overrides}
     _check_text(raw, "--set" if overrides else source)
     services = raw.setdefault("services", {})
     if isinstance(services, dict):
@@ -463,7 +476,7 @@ def load(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     try:
         config = Config.model_validate(raw)
     except ValidationError as error:
-        raise ConfigurationError(explain(error, source, overrides, _known)) from None
+        raise ConfigurationError(explain(error, source, given, _known)) from None
     _check_together(config, source)
     for url in config.gateway.urls:
         remember(url, _origin("gateway.urls", source, overrides))

@@ -1,12 +1,11 @@
 """Explains errors of a configuration, in one sentence: by the file, and by each override."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
 from pydantic import ValidationError
 
 from orchestrator.contracts.quote import cut, quoted
-from orchestrator.settings.assignments import key_of
 from orchestrator.settings.renamed import now_called, renamed_in
 
 Location = tuple[int | str, ...]
@@ -26,10 +25,12 @@ LISTED = 8  # known keys that a message lists; the guide and `penstock config` h
 
 
 def explain(
-    error: ValidationError, source: str, overrides: Sequence[str], known: Callable[[Location], list[str]]
+    error: ValidationError,
+    source: str,
+    overrides: Mapping[tuple[str, ...], str],
+    known: Callable[[Location], list[str]],
 ) -> str:
-    """`known` gives the keys that could stand where an unknown one was found."""
-    settings = {key_of(each): each for each in overrides}
+    """`overrides`: by the parts of their keys. `known` gives the keys that could stand where an unknown one was found."""
     parts, from_overrides = [], []
     for item in error.errors():
         location = item["loc"]
@@ -46,7 +47,7 @@ def explain(
         if unknown:
             renamed = "; ".join(map(now_called, renamed_in(key, item["input"])))
             problem = renamed or unknown_key(key, known(item["loc"]))
-        override = next((each for path, each in settings.items() if _within(path, key_parts, unknown)), None)
+        override = next((each for path, each in overrides.items() if _within(path, key_parts, unknown)), None)
         if override is None:
             parts.append(problem)
         else:

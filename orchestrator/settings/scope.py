@@ -9,9 +9,9 @@ The scope of a key is a mark in its annotation, `Annotated[Positive, PROCESS]`. 
 their own. A key without any mark has the scope `RUN`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ValidationInfo
 from pydantic.fields import FieldInfo
@@ -56,6 +56,19 @@ def fields_on(model: type[BaseModel], key: str) -> Iterator[FieldInfo]:
             return
         yield field
         inner = model_in(field.annotation)
+
+
+def is_section(model: type[BaseModel], path: Sequence[str]) -> bool:
+    """Whether a key of `model`, by its parts, holds keys that Penstock names, and not names that people choose."""
+    found: Any = model
+    for part in path:
+        if get_origin(found) in (dict, Mapping):
+            found = get_args(found)[1]
+        elif (section := model_in(found)) is not None and part in section.model_fields:
+            found = section.model_fields[part].annotation
+        else:
+            return False
+    return get_origin(found) not in (dict, Mapping, list, tuple) and model_in(found) is not None
 
 
 def scope_of(model: type[BaseModel], key: str) -> Scope:

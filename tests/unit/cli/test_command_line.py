@@ -341,7 +341,7 @@ def test_config_says_what_this_machine_lacks_and_prints_all_the_same(
         f"policy.model: directory /nosuch/model does not exist{advice}"
     ]
     assert warnings("policy.model=models/x") == [
-        f"policy.model: directory models/x in {Path.cwd()} does not exist{advice}"
+        f"policy.model: directory {Path.cwd() / 'models/x'} does not exist{advice}"
     ]
     for assignment, sentence in (
         ("gateway.secret_file=/nosuch/secret", "gateway.secret_file: file /nosuch/secret does not exist"),

@@ -48,6 +48,8 @@ def test_each_value_says_where_it_comes_from(elsewhere: Path, monkeypatch: pytes
     origins = {row["key"]: row["from"] for row in rows}
     assert origins["queue.capacity"] == "file" and origins["queue.max_attempts"] == "default"
     assert origins["queue.group_size"] == "--set" and origins["reward.process.NAME.weight"] == "file"
+    rows = json.loads(penstock("rollout.scaffolds", "--set", "rollout.scaffolds.shell=2", "--json").stdout)
+    assert rows[0]["from"] == "--set"
     assert (origins["services.database_url"], origins["services.nats_url"]) == ("environment", "default")
 
 

@@ -73,6 +73,6 @@ def test_an_assignment_that_is_not_one_key_with_one_value_is_refused_in_one_shor
 
 def test_a_value_below_a_quoted_key_counts_and_an_error_in_it_names_the_assignment(tmp_path: Path) -> None:
     scaffold = 'rollout.scaffolds."a/b.toml"'
-    assert load(None, [f"{scaffold}=0.5"]).rollout.scaffolds["a/b.toml"] == 0.5
+    assert load(None, [f"{scaffold}=0.5"]).rollout.scaffolds[str(Path.cwd() / "a/b.toml")] == 0.5
     with pytest.raises(ConfigurationError, match=r'^override rollout\.scaffolds\."a/b\.toml"=some: '):
         load(None, [f"{scaffold}=some"])

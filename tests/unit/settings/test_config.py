@@ -534,9 +534,42 @@ def test_every_path_in_a_file_is_relative_to_that_file(
         assert config.sandbox.kubernetes.token_file == str(run / "token")
         assert config.sandbox.kubernetes.ca_file == "/etc/ca.crt"
     monkeypatch.chdir(tmp_path)
-    assert load(file, ["policy.model=models/other"]).policy.model == "models/other", (
+    assert load(file, ["policy.model=models/other"]).policy.model == str(tmp_path / "models/other"), (
         "of the working directory"
     )
+
+
+def test_an_override_of_a_scaffold_by_its_path_replaces_the_value_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, '[rollout]\nscaffolds = { "own/agent" = 1.0, shell = 1.0 }\n')
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    config = load(file, ['rollout.scaffolds."../own/agent"=0.5'])
+    assert config.rollout.scaffolds == {str(tmp_path / "own/agent"): 0.5, "shell": 1.0}
+    sentence = refusal(tmp_path, "", 'rollout.scaffolds."own/agent"=x')
+    assert sentence.startswith('override rollout.scaffolds."own/agent"=x: rollout.scaffolds.')
+    twice = refusal(tmp_path, "", 'rollout.scaffolds={"own/a"=1, "./own/a"=2}')
+    assert "are the same directory: keep one of them" in twice
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("sandbox={processes=100}", "sandbox is a section: give its keys one at a time, as in --set sandbox.processes=…"),
+        ("sandbox={}", "sandbox is a section: give its keys one at a time"),
+        ("sandbox.container={cpus=2}", "sandbox.container is a section: "),
+        ("reward.process.mine={weight=1}", "reward.process.mine is a section: "),
+    ],
+)  # fmt: skip
+def test_a_table_in_the_place_of_a_section_is_refused(tmp_path: Path, override: str, words: str) -> None:
+    assert words in refusal(tmp_path, "[sandbox]\nmemory_mb = 9999\n", override)
+
+
+def test_a_table_of_names_that_people_choose_is_one_value(tmp_path: Path) -> None:
+    file = written(tmp_path, "[stage]\ndomains = { coding = 1.0, maths = 1.0 }\n")
+    assert load(file, ["stage.domains={coding=2}"]).stage.domains == {"coding": 2}
+    assert load(file, ["stage.limits={coding={max_turns=5}}"]).stage.limits["coding"].max_turns == 5
 
 
 def test_every_key_that_holds_a_path_is_resolved() -> None:
