@@ -20,8 +20,11 @@ def rows() -> Iterator[str]:
     """A row for each key, and one for `[metadata]`."""
     for name, key in KEYS.items():
         yield f"| `{shown(name)}` | {key.treatment} | {_details(key)} |\n"
-    yield "| `[task]`, other texts, numbers and dates in it | no effect | refused where the name is close to that of another key |\n"
-    yield "| `[metadata]`, anything in it | no effect | honoured: `name`, `domain`, `difficulty`, where they are of that kind |\n"
+    yield (
+        "| `[task]`, other texts, numbers and dates in it | no effect | refused where the name is close to that of another key; "
+        "`domain`, `difficulty` and `category` stand in `[metadata]` |\n"
+    )
+    yield "| `[metadata]`, anything in it | no effect | honoured: `name`, `domain`, `category`, `difficulty`, where they are of that kind |\n"
 
 
 def _details(key: Key) -> str:

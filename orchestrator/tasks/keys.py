@@ -257,7 +257,9 @@ _STEPS: Final[Mapping[str, Key]] = {
 }
 
 KEYS: Final[Mapping[str, Key]] = {
-    "schema_version": _honoured(values.version, "1, 1.0 … 1.4"),
+    "schema_version": _honoured(
+        values.version, "any version 1; keys that came after 1.4 are refused by their names"
+    ),
     "version": _no_effect("older spelling of schema_version, or the author's own", values.any_version),
     "source": _no_effect(),
     "artifacts": _honoured(
@@ -305,6 +307,7 @@ KEYS: Final[Mapping[str, Key]] = {
 _IN_METADATA: Final = (
     "author", "author_name", "author_email", "category", "description", "difficulty", "domain", "keywords", "license", "name", "tags", "url",
 )  # fmt: skip
+_READ_IN_METADATA: Final = ("category", "difficulty", "domain")
 _DESCRIPTIONS: Final = frozenset(_IN_METADATA).union(
     key.rpartition(".")[2] for key, of in KEYS.items() if of.treatment is Treatment.NO_EFFECT
 )
@@ -374,6 +377,7 @@ def _describes(name: str, value: Any) -> bool:
     return (
         table == "task"
         and "." not in key
+        and key not in _READ_IN_METADATA
         and all(isinstance(each, str | int | float | date | time) for each in plain)
         and resembles(key) is None
     )
@@ -403,6 +407,8 @@ def _of_tables(name: str, key: Key, value: Any) -> Iterator[str]:
 def _instead(name: str, value: Any) -> str:
     table, _, key = name.rpartition(".")
     own = [known.rpartition(".")[2] for known in KEYS if known.rpartition(".")[0] == table]
+    if table == "task" and key in _READ_IN_METADATA:
+        return f"write [{FREE}].{key}"
     if not table:
         own += [*TABLES, FREE]
         if key in _IN_METADATA:
