@@ -9,10 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, Field, ValidationError, computed_field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    computed_field,
+    field_validator,
+    model_validator,
+)
 from scaffolds.reference import is_path
 
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.hosts import host_of
 from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.numbers import INT8
 from orchestrator.contracts.queue_window import places, staleness_bound, window_of
@@ -33,7 +42,16 @@ from orchestrator.settings.reward import RewardSection, as_stored
 from orchestrator.settings.rollout import RolloutSection
 from orchestrator.settings.sampling import SamplingSection as SamplingSection
 from orchestrator.settings.sandbox import SandboxSection
-from orchestrator.settings.scope import AS_STORED, PROCESS, Scope, is_section, merged, model_in, scope_of
+from orchestrator.settings.scope import (
+    AS_STORED,
+    PROCESS,
+    Scope,
+    is_section,
+    is_stored,
+    merged,
+    model_in,
+    scope_of,
+)
 from orchestrator.settings.section import Section
 from orchestrator.settings.storable import unstorable
 from orchestrator.settings.tasks import TasksSection
@@ -183,7 +201,19 @@ class WebSection(Section):
     exposed: bool = False
     """Whether the dashboard may listen where other machines reach it, over HTTP without encryption."""
     hosts: tuple[str, ...] = ()
-    """The names besides `host` under which browsers may ask for the dashboard."""
+    """The names and addresses besides `host` under which browsers may ask for the dashboard, without a port."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _bare(cls, hosts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if is_stored(info):
+            return hosts
+        try:
+            return tuple(str(host_of(host, labels=1)) for host in hosts)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}: write a name or an address alone, without http://, a port or a *"
+            ) from None
 
     @property
     def loopback(self) -> bool:

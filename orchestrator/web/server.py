@@ -66,7 +66,7 @@ async def serve(settings: WebSettings) -> None:
             metrics=metrics,
             changes=changes,
             layout=settings.layout,
-            hosts=frozenset((*settings.hosts, settings.host)),
+            hosts=frozenset((*settings.hosts, settings.host.lower())),
         )
         raise_descriptor_limit()
         runner = BoundedRunner(

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from ops.lab.chaos import prepare as chaos_prepare
 from ops.lab.demo import prepare as demo_prepare
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.quote import quoted
 from orchestrator.deploy.home import write_template
 from orchestrator.settings.config import PATHS, Config, differences, load
 from orchestrator.settings.keys import keys as all_keys
@@ -630,3 +631,21 @@ def test_two_keys_of_one_directory_are_refused(tmp_path: Path, text: str, senten
     home.mkdir()
     assert sentence in refusal(home, f"[rollout]\n{text}\n")
     load(written(home, '[rollout]\nscaffolds = {"./a" = 0.9, "../a" = 0.05, a = 0.05}\n'))
+
+
+@pytest.mark.parametrize(
+    "host", ["http://dash.example", "dash.example:80", "*.example", "", " ", "[::1]:80", "a/b"]
+)
+def test_a_name_of_the_dashboard_that_no_browser_sends_is_refused(tmp_path: Path, host: str) -> None:
+    sentence = refusal(tmp_path, "", f"web.hosts=['ok', '{host}']")
+    assert f"web.hosts: {quoted(host)} is not " in sentence
+    assert sentence.endswith("write a name or an address alone, without http://, a port or a *")
+
+
+def test_names_of_the_dashboard_have_the_spelling_that_browsers_send(tmp_path: Path) -> None:
+    hosts = load(
+        written(
+            tmp_path, '[web]\nhosts = ["Dash.Example", "gpu-1", "[FE80::1]", "10.0.0.1", "bücher.example"]\n'
+        )
+    ).web.hosts
+    assert hosts == ("dash.example", "gpu-1", "fe80::1", "10.0.0.1", "xn--bcher-kva.example")

@@ -14,6 +14,7 @@ OLDER: list[tuple[str, str, Any]] = [
     ("trainer", "eps", 1e-40),
     ("servers", "urls", ["http://h:1", "HTTP://H:1/"]),
     ("gateway", "urls", ["http://h:1", "http://h:1/"]),
+    ("web", "hosts", ["http://h:1"]),
 ]
 
 
