@@ -4,7 +4,8 @@ digits 0 to 9 and lies within its bounds. Text is UTF-8, unless it is a path. Op
 forgotten, and so would options that have no effect together (`combinations`)."""
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
@@ -15,8 +16,12 @@ from orchestrator.cli.options import path
 from orchestrator.contracts.numbers import INT8, real, whole
 
 EMPTY = "it is empty: give a value{}; is a variable of your shell unset?"
-MAY_BE_EMPTY = ("label", "statement")
-"""`--label ""` selects what has no label; an empty statement gets a sentence of its own."""
+MAY_BE_EMPTY: Final[Mapping[str, tuple[str, ...]]] = {
+    "label": ("export", "sft export"),
+    "statement": ("sql",),
+}
+"""The commands, or groups of them, in which a parameter may be empty: `--label ""` selects what has no label; an empty statement gets a sentence
+of its own."""
 TWICE = "it is given twice: give it once, only one value can count"
 NOT_TEXT = (
     "is not UTF-8 text (character {}): is your terminal or your shell's locale set to another encoding?"
@@ -30,9 +35,10 @@ def _is_path(param: Any) -> bool:
     return getattr(described, "parser", None) is path
 
 
-def _may_be_empty(param: Any) -> bool:
+def _may_be_empty(param: Any, command: str) -> bool:
     # The parser of paths refuses it itself, with other advice.
-    return param.name in MAY_BE_EMPTY or _is_path(param)
+    places = MAY_BE_EMPTY.get(param.name, ())
+    return _is_path(param) or any(f"{command} ".startswith(f"{place} ") for place in places)
 
 
 def _check_text(param: Any, text: str) -> None:
@@ -72,7 +78,9 @@ def _check(command: TyperCommand | TyperGroup, ctx: Any, words: list[str]) -> No
             continue
         name = param.name or param.opts[0]
         given = values.get(name)
-        if "" in (given if isinstance(given, list | tuple) else [given]) and not _may_be_empty(param):
+        if "" in (given if isinstance(given, list | tuple) else [given]) and not _may_be_empty(
+            param, _full_name(ctx)
+        ):
             raise typer.BadParameter(
                 EMPTY.format("" if param.required else " or leave it out"), ctx=ctx, param=param
             )

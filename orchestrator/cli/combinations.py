@@ -24,6 +24,7 @@ def _against(other: str, *params: str, why: str = "") -> tuple[Combination, ...]
 
 
 _OF_CLUSTER: Final = ("topology", "monitor", "write_probe", "read_probe")
+_WHOLE_JSON: Final = "JSON is never shortened"
 _OWN_STACK: Final = "the run that --config names has its own"
 
 COMBINATIONS: Final[Mapping[str, Sequence[Combination]]] = {
@@ -38,8 +39,11 @@ COMBINATIONS: Final[Mapping[str, Sequence[Combination]]] = {
         *_needing(("step",), "tokens"),
         *_against("html", "step", "tokens", "full", "as_json"),
     ),
+    "show group": _against("as_json", "full", why=_WHOLE_JSON),
+    "show batch": _against("as_json", "full", why=_WHOLE_JSON),
     "sft record": _against("config", "model", "slots", "sandbox", why=_OWN_STACK),
-    "scale": _needing(("target",), "out"),
+    "scale": _needing(("target",), "out", "config"),
+    "tasks import swe": _needing(("repositories",), "git_timeout_s"),
     "drain": _against("undo", "yes"),
     "run mix": _needing(("weights", "configured"), "reason", "yes"),
 }

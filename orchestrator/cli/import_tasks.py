@@ -71,6 +71,8 @@ def harbor(
             raise ValueError("--revision is about a git URL")
         if dataset is not None and (is_url(source) or not Path(source).is_file()):
             raise ValueError("--dataset is about a registry.json")
+        if git_timeout_s != GIT_S and not is_url(source) and Path(source).is_dir():
+            raise ValueError("--git-timeout-s is about a git URL or a registry.json")
         with busy("fetch tasks"):
             if is_url(source):
                 found = stack.enter_context(form.from_repository(source, revision, program, limits))

@@ -44,6 +44,8 @@ def refused(words: list[str]) -> str:
         ),
         (["rescore", "--domain", "coding", "--domain", ""], "--domain", EMPTY),
         (["eval", "--suite", ""], "--suite", EMPTY),
+        (["eval", "--suite", "a", "--label", ""], "--label", EMPTY),
+        (["tasks", "publish", "a", "--label", ""], "--label", EMPTY),
         (["eval", "show", "heldout", "--policy="], "--policy", EMPTY),
         (["config", "--set", ""], "--set", EMPTY),
         (["images", "build", "x", "--name", ""], "--name", EMPTY),
@@ -190,3 +192,14 @@ def test_every_command_and_group_checks_its_options() -> None:
         return {type(command).__module__, *(name for each in below for name in classes(each))}
 
     assert all(classes(each) == {"orchestrator.cli.arguments"} for each in ROOT.commands.values())
+
+
+@pytest.mark.parametrize(
+    "words", [["export", "atif", "--out", "x", "--label", ""], ["sft", "export", "--out", "x", "--label", ""]]
+)
+def test_an_empty_label_selects_what_has_none(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(APP, words)
+    assert done.exit_code == 1 and "penstock.toml" in str(done.exception) and EMPTY not in done.stderr

@@ -198,6 +198,8 @@ def test_a_url_that_cannot_be_cloned_is_refused_with_the_reason(tmp_path: Path) 
         "harbor", f"file://{tmp_path}", to, "--revision", "--upload-pack=x"
     )
     assert "--revision is about a git URL" in refused("harbor", tmp_path, to, "--revision", "v1")
+    timeout = refused("harbor", tmp_path, to, "--git-timeout-s", "5")
+    assert "--git-timeout-s is about a git URL or a registry.json" in timeout
 
 
 def test_git_that_takes_too_long_is_ended_with_its_helpers(
