@@ -16,6 +16,7 @@ from orchestrator.contracts.numbers import whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.gateway.http.base import problem_response, token_of
 from orchestrator.gateway.http.dialects.errors import openai_error
+from orchestrator.gateway.http.dialects.fields import check_included
 from orchestrator.gateway.http.dialects.responses import finished_response, output_items
 from orchestrator.gateway.http.stored import input_items, name_step, node_of, reply_of
 from orchestrator.gateway.problems import Problem, bad_request
@@ -72,13 +73,14 @@ class StoredRoutes:
         node = node_of(session, identifier)
         if node is None:
             raise Problem(404, "not_found", f"no response {quoted(identifier)} was served in this session")
+        check_included(request.query.getall("include", []) + request.query.getall("include[]", []))
         return answer(request, session, identifier, node)
 
     def _response(self, request: web.Request, session: Session, identifier: str, node: Node) -> Any:
-        if request.query.get("stream", "false").lower() == "true":
-            raise bad_request(
-                "a response that is finished is not streamed again: ask without stream", "stream"
-            )
+        query = request.query
+        streamed = query.get("stream", "false").lower() == "true"
+        if name := "stream" if streamed else "starting_after" if "starting_after" in query else None:
+            raise bad_request(f"a response that is finished is not streamed again: ask without {name}", name)
         reply = reply_of(node)
         echo = {"id": identifier, "created": 0, "model": "policy", "body": {}}
         return finished_response(echo, reply, list(output_items(reply, {})))

@@ -284,6 +284,29 @@ async def test_another_spelling_of_an_id_names_no_response(rig: Rig) -> None:
         assert status == 404
 
 
+async def test_what_a_query_wants_beyond_a_stored_response_is_refused_by_name(rig: Rig) -> None:
+    _, session = await rig.open(scripted=SCRIPT)
+    first, _ = await served(session)
+    async with gpt(session) as client:
+        for include, words in (
+            (["message.output_text.logprobs"], "not served"),
+            (["all"], "'all' is not known"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=f"include: .*{words}"):
+                await client.responses.retrieve(first.id, include=include)  # type: ignore[arg-type]
+            with pytest.raises(openai.BadRequestError, match=f"include: .*{words}"):
+                await client.responses.input_items.list(first.id, include=include)  # type: ignore[arg-type]
+        assert await client.responses.retrieve(first.id, include=["reasoning.encrypted_content"])
+    url = f"{session.path}/responses/{first.id}"
+    for query, words in (
+        ("starting_after=3", "ask without starting_after"),
+        ("stream=true&starting_after=3", "ask without stream"),
+        ("include=all", "include: 'all' is not known"),
+    ):
+        status, answer, _ = await ask(rig, f"{url}?{query}", b"", "GET")
+        assert status == 400 and words in message_of("/responses", answer), answer
+
+
 async def test_a_response_that_this_session_never_served_is_refused_by_name(rig: Rig) -> None:
     _, session = await rig.open(scripted=SCRIPT)
     _, other = await rig.open(scripted=SCRIPT)

@@ -4,7 +4,7 @@ A field that its wire does not document is refused if another wire refuses it, o
 takes any other field without effect, and counts it; the native route refuses it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -268,7 +268,13 @@ def _check_inner(wire: str, body: Mapping[str, Any]) -> None:
         value = _value(name, body) if wire == field_wire else None
         if value is not None and value not in values:
             raise bad_request(f"{name} must be one of {', '.join(values)}", name)
-    for included in (body.get("include") or ()) if wire == "responses" else ():
+    if wire == "responses":
+        check_included(body.get("include") or ())
+
+
+def check_included(wanted: Iterable[Any]) -> None:
+    """Raise Problem 400 for the first value of `include` that is unknown, or that is not served."""
+    for included in wanted:
         if included == "message.output_text.logprobs":
             raise bad_request("include: logprobs are recorded, and not served", "include")
         if included not in _INCLUDED:
