@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from orchestrator.contracts.errors import ArgumentError, ConfigurationError
+from orchestrator.contracts.hosts import host_of
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.backoff import backoff
 
@@ -22,9 +23,19 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Raises ArgumentError unless `endpoint` is a URL over HTTP."""
-    parts = urlsplit(endpoint)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    """Raises ArgumentError unless `endpoint` is a URL over HTTP, all of it sent. A login is not repeated: it may be a secret."""
+    if "@" in endpoint.partition("://")[2].partition("/")[0]:
+        raise ArgumentError(
+            "endpoint",
+            "has a login before its @, which would not be sent: take it out, and give --header Authorization=…",
+        )
+    try:
+        parts = urlsplit(endpoint)
+        fits = bool(host_of(parts.hostname or "", labels=1)) and parts.port != 0
+        fits = fits and parts.scheme in ("http", "https") and "#" not in endpoint
+    except ValueError:  # an invalid host or port, an unclosed bracket
+        fits = False
+    if not (fits and endpoint.isascii() and endpoint.isprintable() and " " not in endpoint):
         raise ArgumentError(
             "endpoint", f"{quoted(endpoint)} is not a URL of a collector: write http://host:4318"
         )
@@ -45,7 +56,7 @@ def post(endpoint: str, body: bytes, headers: Mapping[str, str]) -> bytes:
     """The answer's body. Raises ConfigurationError, one sentence, if the collector refuses or cannot be reached."""
     check_endpoint(endpoint)
     parts = urlsplit(endpoint)
-    url = endpoint if parts.path not in ("", "/") else f"{parts.scheme}://{parts.netloc}{PATH}"
+    url = endpoint if parts.path not in ("", "/") else parts._replace(path=PATH).geturl()
     request = urllib.request.Request(
         url, data=body, headers={"Content-Type": "application/x-protobuf", **headers}, method="POST"
     )
