@@ -8,6 +8,7 @@ import configparser
 import os
 import re
 import ssl
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -313,6 +314,21 @@ def _check_value(name: str, value: str) -> None:
         )
     if name in _FILES and not (name == "sslrootcert" and value == "system") and not os.access(value, os.R_OK):
         raise ServiceError(f"the PostgreSQL URL has {name}={_shown(value)}, and that file cannot be read")
+    if name == "passfile":
+        _check_passfile(value)
+
+
+def _check_passfile(file: str) -> None:
+    """Raise ServiceError for a file that the driver would ignore."""
+    mode = Path(file).stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise ServiceError(
+            f"the PostgreSQL URL has passfile={_shown(file)}, which is not a file of passwords: name one"
+        )
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ServiceError(
+            f"the PostgreSQL URL has passfile={_shown(file)}, which others may use (mode {stat.S_IMODE(mode):04o}): make its mode 0600"
+        )
 
 
 def _hosts(

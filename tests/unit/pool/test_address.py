@@ -157,6 +157,22 @@ def test_an_option_that_cannot_be_honoured_is_refused_by_name(options: str, name
     assert "\n" not in str(refused.value)
 
 
+def test_a_file_of_passwords_that_the_driver_would_ignore_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "pass"
+    file.write_text("*:*:*:*:secret\n")
+    for mode in (0o640, 0o604, 0o620):
+        file.chmod(mode)
+        with pytest.raises(
+            ServiceError,
+            match=rf"passfile=/\S+, which others may use \(mode {mode:04o}\): make its mode 0600$",
+        ):
+            address_of(f"postgresql://u@h/d?passfile={file}")
+    with pytest.raises(ServiceError, match=r"passfile=/\S+, which is not a file of passwords: name one$"):
+        address_of(f"postgresql://u@h/d?passfile={tmp_path}")
+    file.chmod(0o600)
+    assert address_of(f"postgresql://u@h/d?passfile={file}").options["passfile"] == str(file)
+
+
 @pytest.mark.parametrize(
     "url",
     [
