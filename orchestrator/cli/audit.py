@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 SETTLED_S = 10.0  # a process that has just started has not cleaned up after its predecessors yet
 
 
+def _wrong(path: Path, kind: str) -> str:
+    """How a path differs from one of that kind."""
+    return f"is not a {kind}" if path.exists() else "does not exist"
+
+
 async def _audit(home: Home, ledger: Path | None, sample: int | None, witness: Path | None) -> "Report":
     from orchestrator.audit import audit as check
     from orchestrator.deploy.embedded.supervisor import read_status
@@ -75,10 +80,12 @@ def audit(
     """Check that nothing was lost, changed or trained twice; exit status 1 if something was: penstock audit -c runs/first"""
     if ledger is not None and not ledger.is_file():
         raise ConfigurationError(
-            f"ledger {ledger} does not exist: name a file with one submission id per line"
+            f"ledger {ledger} {_wrong(ledger, 'plain file')}: name a file with one submission id per line"
         )
     if witness is not None and not witness.is_dir():
-        raise ConfigurationError(f"the witness's directory {witness} does not exist")
+        raise ConfigurationError(
+            f"the witness's directory {witness} {_wrong(witness, 'directory')}: name one with answers.jsonl and generations.jsonl"
+        )
     report = anyio.run(_audit, Home.at(config), ledger, sample or None, witness)
     if as_json:
         typer.echo(json.dumps(report.to_json()))

@@ -226,6 +226,18 @@ def test_every_file_that_people_write_may_have_a_mark_and_the_line_ends_of_windo
         reader(file)
 
 
+def test_a_file_of_another_kind_does_not_count_as_missing(penstock: Penstock, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for option, name, words in (
+        ("--ledger", "fifo", "is not a plain file: name a file with one submission id per line"),
+        ("--ledger", "none", "does not exist: name a file"),
+        ("--witness", "fifo", "is not a directory: name one with answers.jsonl"),
+        ("--witness", "none", "does not exist: name one"),
+    ):
+        done = penstock("audit", option, str(tmp_path / name))
+        assert done.code == 1 and f"{tmp_path / name} {words}" in done.err
+
+
 def test_a_process_whose_services_are_away_says_so_in_one_sentence(directory: Path) -> None:
     away = {"DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/x", "NATS_URL": "nats://127.0.0.1:1"}
     error = refused(process("orchestrator", "-c", str(directory), **away))
