@@ -22,7 +22,7 @@ TOPOLOGY = str(REPOSITORY / "ops/cluster/topology.toml")
 NEEDS: Mapping[str, list[str]] = {
     "sql": ["select 1"],
     "drain": ["runner", "runner"],
-    "scale": [TOPOLOGY, "runners=3"],
+    "scale": [TOPOLOGY, "runners=3", "--target=systemd"],
     "rewind": ["--to-batch=1"],
     "run cancel": ["1"],
     "show rollout": ["1"],
@@ -187,7 +187,7 @@ WITHOUT_SERVICES = {
         "[sandbox], [tasks]: the values of the file",
     ),  # the task is of another form
     "tasks import swe": (1, "[sandbox], [tasks]: the values of the file"),
-    "scale": (0, ""),  # a topology alone, where no target is named
+    "scale": (0, ""),  # a topology alone, where no host of a living runner is needed
     "env": (0, ""),
     "logs": (0, ""),
     "metrics targets": (0, ""),
