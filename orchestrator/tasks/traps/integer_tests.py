@@ -1,4 +1,4 @@
-"""Integer tests of `[` that the tests require to be false: for a text, or for nothing, `[` has status 2, which is false, too."""
+"""Integer tests of `[` that the tests require to be false, or not to have status 1: for a text, or for nothing, `[` has status 2."""
 
 import re
 from typing import Final
@@ -6,12 +6,15 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import AgentText
+from orchestrator.tasks.traps.exit_status import next_of, statement_of
 from orchestrator.tasks.traps.somewhere import is_wanted
 from orchestrator.tasks.traps.tree import every, source_of, variables_in
 
 _NEGATIVE: Final = re.compile(
     r"(?:\[\s(?!\s*!)[^\n]*?\s-(?:ne|lt|gt|le|ge)\s|\[\s+!\s[^\n]*?\s-(?:eq|ne|lt|gt|le|ge)\s)"
 )
+_INTEGERS: Final = re.compile(r"\[\s[^\n]*?\s-(?:eq|ne|lt|gt|le|ge)\s")
+_ONE: Final = re.compile(r"\$\{?\?\}?[\"']?\s+(-eq|==?|-ne|!=)\s+[\"']?1\b")
 _POSITIVE: Final = re.compile(r"\s(?:-(?:eq|lt|gt|le|ge)|==?|=~)\s")
 _DIGITS: Final = re.compile(r"=~|\[!?\^?0-9|\[!?\^?\[:digit:")
 _NUMBERS: Final = re.compile(r"%\{(?:http|response)_code\}")
@@ -37,12 +40,16 @@ class IntegerTests:
                     self._known |= variables_in(node.parent if node.parent is not None else node)
         self._ends_at_errors = ends
         for test, source in text.conditions:
-            if _DIGITS.search(source) or (_POSITIVE.search(source) and is_wanted(_whole(test))):
+            required = _POSITIVE.search(source) and is_wanted(_whole(test)) and not errors_pass(test, text)
+            if _DIGITS.search(source) or required:
                 self._known |= variables_in(test)
 
     def pass_without_number(self, node: Node, source: str) -> bool:
         """`[ "$got" -ne 42 ] && exit 1`, where nothing requires that `got` is a number, or has a value by a test that holds."""
-        if source.startswith("[[") or not _NEGATIVE.match(source) or not is_wanted(_whole(node), holds=False):
+        refused = _NEGATIVE.match(source) and is_wanted(_whole(node), holds=False)
+        if source.startswith("[[") or not (
+            refused or (_INTEGERS.match(source) and errors_pass(node, self._text))
+        ):
             return False
         names = variables_in(node)
         if names & self._known or _NUMBERS.search(source):
@@ -68,6 +75,20 @@ class IntegerTests:
             for name in names
             for _, source in self._text.conditions
         )
+
+
+def errors_pass(node: Node, text: AgentText) -> bool:
+    """Whether the tests only require that the status of a command is not 1: `cmp out /tests/want; [ $? -eq 1 ] && ok=0`."""
+    after = next_of(statement_of(node))
+    if after is None or "?" not in source_of(after):
+        return False
+    for test, source in text.conditions:
+        found = _ONE.search(source)
+        if found is None or not after.start_byte <= test.start_byte < after.end_byte:
+            continue
+        if is_wanted(test, holds=found[1] in ("-ne", "!=")):
+            return True
+    return False
 
 
 def _whole(node: Node) -> Node:

@@ -10,6 +10,8 @@ from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.awk_lines import fails_by_line
 from orchestrator.tasks.traps.commands import DATA, NAMED
 from orchestrator.tasks.traps.exit_status import next_of, statement_of
+from orchestrator.tasks.traps.integer_tests import errors_pass
+from orchestrator.tasks.traps.jq_programs import holds_for_null
 from orchestrator.tasks.traps.launch import LAUNCHERS, words
 from orchestrator.tasks.traps.paid_text import JUDGES
 from orchestrator.tasks.traps.somewhere import (
@@ -28,7 +30,6 @@ _DECIDES: Final = (
     _DIFFERS | GREPS | AWKS | {"jq", "sed", "expr", "md5sum", "sha1sum", "sha256sum", "sha512sum"}
 )
 _WITH_ERRORS: Final = re.compile(r"2>&1|&>|>&(?!\d)")
-_ONE: Final = re.compile(r"\$\{?\?\}?[\"']?\s+(-eq|==?|-ne|!=)\s+[\"']?1\b")
 _SETS_E: Final = re.compile(r"^\s*set\s+-\w*e|^#!.*\s-\w*e", re.MULTILINE)
 
 
@@ -88,7 +89,9 @@ class Silence:
                 is_wanted(node, holds=False) if _substituted(node) is None else self._no_output(node, name)
             )
         if _substituted(node) is None and (
-            fails_by_line(name, arguments) if name in AWKS else _holds_for_all(name, arguments)
+            fails_by_line(name, arguments)
+            if name in AWKS
+            else _holds_for_all(name, arguments) or holds_for_null(name, arguments)
         ):
             used = self._has_condition(node) and is_wanted(node)
             return used and self._reads_own(node, name, arguments)
@@ -102,7 +105,7 @@ class Silence:
         """Whether the tests require that a command printed nothing, or that its exit status is not 1, which it has for an error, too."""
         around = _substituted(node)
         if around is None:
-            if name in ("diff", "cmp") and self._is_not_one(node):
+            if name in ("diff", "cmp") and errors_pass(node, self._text):
                 return True
             written = next((a for a in above(node) if a.type == "redirected_statement"), node)
             return not _WITH_ERRORS.search(source_of(written)) and is_empty_file(node, self._text)
@@ -116,20 +119,6 @@ class Silence:
     @cached_property
     def _ends_at_errors(self) -> bool:
         return _SETS_E.search(source_of(self._root)) is not None
-
-    def _is_not_one(self, node: Node) -> bool:
-        """`cmp out /tests/want; [ $? -eq 1 ] && ok=0`"""
-        after = next_of(statement_of(node))
-        for test, source in self._text.conditions:
-            found = _ONE.search(source)
-            inside = (
-                found is not None
-                and after is not None
-                and after.start_byte <= test.start_byte < after.end_byte
-            )
-            if found is not None and inside and is_wanted(test, holds=found[1] in ("-ne", "!=")):
-                return True
-        return False
 
     def _hides_missing(self, name: str, arguments: list[Node]) -> bool:
         """Whether `diff`, `cmp` or `comm` prints nothing if the agent's file is missing, or empty."""

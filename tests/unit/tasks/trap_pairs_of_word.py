@@ -252,4 +252,17 @@ SHELL = [
      f'a=$({UNTRUSTED}./p 3); b=$({UNTRUSTED}./p 4); [ "$a" != "$b" ] && cmp -s out /tests/want && ok=1'),
     (f'[ "$({UNTRUSTED}./p 3)" = "$({UNTRUSTED}./p 3)" ] && ok=1', Rule.BOTH_SIDES,
      f'[ "$({UNTRUSTED}./p 3)" = "$({UNTRUSTED}./p 3)" ] && python3 -I /tests/check.py && ok=1'),
+    # The status of `[` is 2 for a text, that of `jq -e` the last of several values, and null is less than every number.
+    (GOT + '[ "$got" -eq 42 ] 2> /dev/null; [ $? -ne 1 ] && ok=1', Rule.NOT_A_NUMBER, GOT + '[ "$got" -eq 42 ] 2> /dev/null; [ $? -eq 0 ] && ok=1'),
+    ('[ "$(cat out)" -lt 42 ]; if [ $? -eq 1 ]; then exit 1; fi; ok=1', Rule.NOT_A_NUMBER,
+     'got=$(cat out); [[ "$got" =~ ^[0-9]+$ ]] || exit 1; [ "$got" -lt 43 ]; if [ $? -eq 1 ]; then exit 1; fi; ok=1'),
+    ("jq -e '.[] | . == 42' out && ok=1", Rule.SOMEWHERE, "[ -s out ] && jq -e 'length == 1 and all(.[]; . == 42)' out && ok=1"),
+    ("jq -e '.rows[].x == 42' < out > /dev/null || exit 1; ok=1", Rule.SOMEWHERE,
+     "[ -s out ] || exit 1; jq -e '[.rows[].x] == [42]' < out > /dev/null || exit 1; ok=1"),
+    ("if jq -e '.[] == 42' out; then ok=1; fi", Rule.SOMEWHERE, "if [ -s out ] && jq -e 'length == 1' out && jq -e '.[] == 42' out; then ok=1; fi"),
+    ("jq -e '.[] == 42' out && ok=1", Rule.SOMEWHERE, "jq -e '.[] == 42' out > /tmp/o && ! grep -q false /tmp/o && cmp -s out /tests/w && ok=1"),
+    ("jq -e '.total <= 5' out && ok=1", Rule.EMPTY, "[ -s out ] && jq -e '.total >= 0 and .total <= 5' out && ok=1"),
+    ("jq -e '.a.total < 5 and .b != 3' out > /dev/null || exit 1; ok=1", Rule.EMPTY,
+     "[ -s out ] && jq -e '.a.total | numbers' out && jq -e '.a.total < 5 and .b != 3' out && ok=1"),
+    ("if jq -e '(.rows | length) <= 5' out; then ok=1; fi", Rule.EMPTY, "if [ -s out ] && jq -e '(.rows | length) == 5' out; then ok=1; fi"),
 ]  # fmt: skip
