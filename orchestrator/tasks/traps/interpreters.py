@@ -8,6 +8,7 @@ from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.commands import INTERPRETERS, SHELLS
+from orchestrator.tasks.traps.inline_texts import opens_names, runs_agents_text
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.programs import is_fetched
 from orchestrator.tasks.traps.rules import Rule
@@ -57,8 +58,11 @@ def runs(node: Node, name: str, arguments: list[Node], text: AgentText) -> Itera
     inline = bool(set(INTERPRETERS[name][0]) & set(letters))
     module = name in _PYTHONS and "m" in letters and not inline
     if inline:
-        if rest and rest[0].type != "raw_string" and text.carries(rest[0]):
+        made = bool(rest) and rest[0].type != "raw_string" and text.carries(rest[0])
+        if made or runs_agents_text(node, name, rest, text):
             yield Rule.PROGRAM_TEXT
+        if name == "perl" and opens_names(letters, rest, text):
+            yield Rule.NAMES
     elif not module and (not rest or plain(rest[0]) in _STDIN):
         fed = text.stdin(node)
         if fed is not None and fed.type in ("herestring_redirect", "heredoc_redirect"):

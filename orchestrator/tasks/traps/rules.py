@@ -84,7 +84,7 @@ ADVICE: Final[dict[Rule, Advice]] = {
         "a program of the agent's runs with the judge's rights: it can write the reward", 'python3 -I "$PENSTOCK_UNTRUSTED" 10 python3 total.py'
     ),
     Rule.SOURCED: Advice("the shell runs a file of the agent's as its own script", "read the value: IFS= read -r value < out"),
-    Rule.NAMES: Advice("names of the agent's files become shell text or options", 'for file in ./*; do … "$file" …; done'),
+    Rule.NAMES: Advice("names of the agent's files become shell text or options", 'for file in ./*; do … "$file" …; done; perl -ne … < "$file"'),
     Rule.TIMES: Advice("the agent sets the times of its files", "compare contents"),
     Rule.LINKS: Advice(
         "this may be a link or a pipe: the agent left it, or a program of the agent's that ran before",
