@@ -8,6 +8,7 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import POSITIONAL, AgentText
+from orchestrator.tasks.traps.as_many import AsMany
 from orchestrator.tasks.traps.command_rules import Commands
 from orchestrator.tasks.traps.comparisons import in_case, in_old_test, in_test
 from orchestrator.tasks.traps.draws import draws_in_shell
@@ -65,6 +66,7 @@ class Reading:
         }
         self._lost, self._elapsed = LostStatus(self._root, self._text), Elapsed(self._root, self._text)
         self._silence = Silence(self._root, self._text)
+        self._as_many = AsMany(self._root, self._text, self._silence)
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
         self._sides = Sides(self._root, self._text, self._runs_agents)
         self._rules: Mapping[str, Callable[[Node], Iterator[Rule]]] = {
@@ -72,8 +74,8 @@ class Reading:
             "test_command": self._test,
             "case_item": lambda node: in_case(node, self._text),
             "file_redirect": self._redirect,
-            "for_statement": lambda node: in_loop(node, self._text),
-            "while_statement": lambda node: in_loop(node, self._text),
+            "for_statement": self._loop,
+            "while_statement": self._loop,
         }
 
     def found(self) -> dict[tuple[int, Rule], str]:
@@ -159,6 +161,14 @@ class Reading:
         yield from in_test(node, self._text)
         if self._sides.are_own(node) or (self._sides.are_outputs(node) and not self._silence.decides):
             yield Rule.BOTH_SIDES
+        if self._as_many.count_passes(node):
+            yield Rule.EMPTY
+
+    def _loop(self, node: Node) -> Iterator[Rule]:
+        found = [*in_loop(node, self._text)]
+        yield from found
+        if not found and self._as_many.loop_passes(node):
+            yield Rule.EMPTY
 
     def _command(self, node: Node) -> Iterator[Rule]:
         if self._text.wrapped(node):

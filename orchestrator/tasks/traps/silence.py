@@ -30,6 +30,7 @@ _DECIDES: Final = (
     _DIFFERS | GREPS | AWKS | {"jq", "sed", "expr", "md5sum", "sha1sum", "sha256sum", "sha512sum"}
 )
 _WITH_ERRORS: Final = re.compile(r"2>&1|&>|>&(?!\d)")
+_EXISTS: Final = re.compile(r"(?:! )?-[defhrL] \S+(?: && (?:! )?-[defhrL] \S+)*")
 _SETS_E: Final = re.compile(r"^\s*set\s+-\w*e|^#!.*\s-\w*e", re.MULTILINE)
 
 
@@ -63,7 +64,7 @@ class Silence:
             if a.type in ("command_substitution", "simple_expansion") and self._counts_answer(a)
         ]
         files = [a for a in operands(arguments) if source_of(a) not in counts and not plain(a).isdigit()]
-        if not counts or any(map(self._paths, files)) or not _is_compared(node):
+        if not counts or any(map(self.paths_of, files)) or not _is_compared(node):
             return False
         known = [source for test, source in self._text.conditions if not any(n == node for n in every(test))]
         return not any(
@@ -79,7 +80,7 @@ class Silence:
                 if source_of(n.named_children[0]) == source_of(node)[1:]
             ]
             return len(values) == 1 and deep < 4 and self._counts_answer(values[0], deep + 1)
-        return re.search(r"\bwc\b", source_of(node)) is not None and bool(self._files_in(node))
+        return re.search(r"\bwc\b", source_of(node)) is not None and bool(self.files_of(node))
 
     def _is_silent(self, node: Node, name: str, arguments: list[Node]) -> bool:
         if name in _DIFFERS:
@@ -123,7 +124,7 @@ class Silence:
     def _hides_missing(self, name: str, arguments: list[Node]) -> bool:
         """Whether `diff`, `cmp` or `comm` prints nothing if the agent's file is missing, or empty."""
         files = operands(arguments)
-        own = [self._paths(file) for file in files]
+        own = [self.paths_of(file) for file in files]
         if len(files) != 2 or all(own) or not any(own):
             return False
         fed = [file.type == "process_substitution" for file in files]
@@ -146,11 +147,11 @@ class Silence:
             str(at) in options(given[1:])
             for given in found
             for at, file in enumerate(operands(given[1:]), 1)
-            if not self._paths(file)
+            if not self.paths_of(file)
         )
 
     def _own(self, node: Node, name: str, arguments: list[Node]) -> list[str]:
-        return [path for file in self._data(node, name, arguments) for path in self._paths(file)]
+        return [path for file in self._data(node, name, arguments) for path in self.paths_of(file)]
 
     def _data(self, node: Node, name: str, arguments: list[Node]) -> list[Node]:
         by_file = (
@@ -168,7 +169,7 @@ class Silence:
     def _reads_own(self, node: Node, name: str, arguments: list[Node]) -> bool:
         return bool(self._own(node, name, arguments)) or self._text.stdin(node) is not None
 
-    def _paths(self, word: Node) -> list[str]:
+    def paths_of(self, word: Node) -> list[str]:
         """The files of the agent's that a word names, or that a process substitution reads."""
         if word.type == "process_substitution":
             inner = [n for n in every(word) if n.type == "command"]
@@ -176,44 +177,58 @@ class Silence:
             found += [
                 n.named_children[-1] for n in every(word) if n.type == "file_redirect" and n.named_children
             ]
-            return [path for a in found if a.type != "process_substitution" for path in self._paths(a)]
+            return [path for a in found if a.type != "process_substitution" for path in self.paths_of(a)]
         path = self._text.text(word)
         kept = path.startswith(("$", "-", *JUDGES)) or path in self._text.made or path.isdigit()
         return [path] if not kept and self._text.unsafe(word) else []
 
     def _looks(self, files: list[str]) -> bool:
         """Whether something else of the script may test these files, or, without files, anything that the agent wrote."""
-        for own, any_of_agent in self._tested:
+        for _, own, any_of_agent in self._tested:
             if (not files and any_of_agent) or own & set(files):
                 return True
-        return any(not own or not files or own & set(files) for own in self._deciding)
+        return any(not own or not files or own & set(files) for _, own in self._deciding)
+
+    def looks_outside(self, part: Node) -> bool:
+        """Whether something else than a part of the script may test what the agent wrote, and not only that it is there."""
+        tested = ((node, source_of(node)) for node, _, any_of_agent in self._tested if any_of_agent)
+        looks = [n for n, source in tested if not _EXISTS.fullmatch(source.removeprefix("test").strip("[] "))]
+        looks += [node for node, _ in self._deciding] + self._compared
+        return any(not part.start_byte <= node.start_byte < part.end_byte for node in looks)
 
     @cached_property
-    def _tested(self) -> list[tuple[set[str], bool]]:
-        """For every condition that requires more than silence: the agent's files that it is about, and whether it is about the agent's text."""
+    def _compared(self) -> list[Node]:
+        """The comparisons on whose status something depends, also in a way that `is_wanted` does not see: `cmp out /tests/want || exit 0`."""
+        given = ((n, words(n)) for n in self._nodes if n.type == "command" and _substituted(n) is None)
+        named = [n for n, found in given if found and self._text.name(found[0]) in _DECIDES]
+        return [n for n in named if self._has_condition(n)]
+
+    @cached_property
+    def _tested(self) -> list[tuple[Node, set[str], bool]]:
+        """Every condition that requires more than silence: the agent's files that it is about, and whether it is about the agent's text."""
         values: dict[str, set[str]] = {}
         silent = set()
         for node in self._nodes:
             if node.type == "variable_assignment" and len(node.named_children) > 1:
                 name = source_of(node.named_children[0])
-                values.setdefault(name, set()).update(self._files_in(node.named_children[1]))
+                values.setdefault(name, set()).update(self.files_of(node.named_children[1]))
                 if self._holds_silence(node):
                     silent.add(name)
         found = []
         for test, _ in self._text.conditions:
             variables = {source_of(n) for n in every(test) if n.type == "variable_name"}
             if not variables & silent and not self._holds_silence(test):
-                own = self._files_in(test).union(*(values.get(name, ()) for name in variables))
-                found.append((own, bool(own) or self._text.names_in(test)))
+                own = self.files_of(test).union(*(values.get(name, ()) for name in variables))
+                found.append((test, own, bool(own) or self._text.names_in(test)))
         return found
 
     @cached_property
-    def _deciding(self) -> list[set[str]]:
-        """The agent's files of every command that may decide by more than its silence; none for a program of the tests."""
-        found: list[set[str]] = []
+    def _deciding(self) -> list[tuple[Node, set[str]]]:
+        """Every command that may decide by more than its silence, with the agent's files that it reads; none for a program of the tests."""
+        found: list[tuple[Node, set[str]]] = []
         for node in self._nodes:
             if node.type == "case_statement" and self._text.carries(node.named_children[0]):
-                found.append(set())
+                found.append((node, set()))
             given = words(node) if node.type == "command" else []
             if given and plain(given[0]) not in _DIFFERS and self._text.wrapped(node):
                 continue
@@ -226,14 +241,15 @@ class Silence:
                 own = set(self._own(node, name, given[1:]))
                 fed = bool(own) or name in _DIFFERS or self._text.stdin(node) is not None
                 if fed and self._decides(node, name, given[1:]):
-                    found.append(own)
+                    found.append((node, own))
             elif name not in DATA | NAMED | LAUNCHERS.keys() or name in ("source", "."):
-                found.append(set())
+                found.append((node, set()))
         return found
 
-    def _files_in(self, node: Node) -> set[str]:
+    def files_of(self, node: Node) -> set[str]:
+        """The agent's files that a part of the script names."""
         kinds = ("word", "string", "raw_string", "concatenation")
-        return {path for n in every(node) if n.type in kinds for path in self._paths(n)}
+        return {path for n in every(node) if n.type in kinds for path in self.paths_of(n)}
 
     def _decides(self, node: Node, name: str, arguments: list[Node]) -> bool:
         inside = any(a.type == "process_substitution" for a in above(node))

@@ -277,6 +277,8 @@ EXAMPLES = (
             ("diff", "rm -f out", '[ -z "$(diff out <(echo 42) 2> /dev/null)" ]', '[ -f out ] && [ -z "$(diff out <(echo 42))" ]'),
             ("grep", "rm -f out", "! grep -qvx 42 out", "[ -s out ] && ! grep -qvx 42 out"),
             ("awk", "true > out", "awk '$1 != 42 { bad = 1 } END { exit bad }' out", "awk '$1 != 42 { bad = 1 } END { exit bad || NR != 1 }' out"),
+            ("while", "true > out", 'bad=0; while read -r l; do [ "$l" = 42 ] || bad=1; done < out; [ $bad = 0 ]',
+             '[ -s out ] && bad=0; while read -r l; do [ "$l" = 42 ] || bad=1; done < out; [ "$bad" = 0 ]'),
             ("head", "true > out", 'head -n "$(wc -l < out)" /tests/want | cmp -s - out', "cmp -s out <(echo 42)"),
         )
     ),
