@@ -22,6 +22,8 @@ _SHORTER: Final = re.compile(
 )
 _NOTHING_LEFT: Final = re.compile(r"\s-z\s+\"?\$\{(\w+)(?:##|%%|//?)\*[^}*/]+\*/?\}")
 _CUTS: Final = frozenset({"/", "//", "/#", "/%", "#", "##", "%", "%%"})
+_BELOW: Final = re.compile(r"\s*/[\w./-]*/\*")
+"""`[[ "$file" == /app/* ]]` asks where a path leads."""
 _QUOTED: Final = re.compile(r'"[^"]*"|\'[^\']*\'')
 
 
@@ -98,7 +100,8 @@ def in_case(node: Node, text: AgentText) -> Iterator[Rule]:
     if _names_agent_text(pattern, text):
         yield Rule.PATTERN
     bare = _QUOTED.sub("", source_of(pattern))
-    if text.carries(node.parent.named_children[0]) and "*" in bare and source_of(pattern) != "*":
+    part = "*" in bare and source_of(pattern) != "*" and not _BELOW.fullmatch(bare)
+    if text.carries(node.parent.named_children[0]) and part:
         yield Rule.SOMEWHERE
     whole = source_of(node).partition(")")[0]
     subject = node.parent.named_children[0]
@@ -149,7 +152,7 @@ def _matched(left: Node, sign: str, right: list[Node], text: AgentText) -> Itera
         yield Rule.PATTERN
     source = "".join(map(source_of, right))
     whole = source.lstrip().startswith("^") and source.rstrip().endswith("$")
-    loose = not whole if sign == "=~" else "*" in _QUOTED.sub("", source)
+    loose = not whole if sign == "=~" else "*" in _QUOTED.sub("", source) and not _BELOW.fullmatch(source)
     if text.carries(left) and sign != "!=" and loose:
         yield Rule.SOMEWHERE
 

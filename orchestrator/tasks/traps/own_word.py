@@ -17,7 +17,7 @@ from orchestrator.tasks.traps.somewhere import AWKS, is_wanted
 from orchestrator.tasks.traps.transforms import data_files, programs_of
 from orchestrator.tasks.traps.tree import every, is_safe, listed, operands, options, plain, source_of
 
-_KEEPS: Final = listed(
+KEEPS: Final = listed(
     "echo printf cat head tail cut sed jq tr grep tee nl tac sort uniq xargs curl wget nc dd"
 )
 """Commands whose output is what they read or are given."""
@@ -44,7 +44,7 @@ def pays_agent_text(node: Node, text: PaidText) -> bool:
     name, files = text.name(found[0]), operands(found[1:])
     if name == "dd":
         return _copies_blocks(node, files, text)
-    if name in _KEEPS and any(
+    if name in KEEPS and any(
         plain(option) in _WRITES and is_reward(place, text) for option, place in pairwise(found[1:])
     ):
         return text.gives(node)
@@ -79,7 +79,7 @@ def _passes_on(body: Node, text: PaidText, around: list[Node] | None = None) -> 
     if not last:
         return False
     name = text.name(last[0])
-    keeps = name in _KEEPS or text.wrapped(commands[-1]) or (name in AWKS and _prints_fields(name, last[1:]))
+    keeps = name in KEEPS or text.wrapped(commands[-1]) or (name in AWKS and _prints_fields(name, last[1:]))
     return keeps and any(map(text.gives, around or [body]))
 
 

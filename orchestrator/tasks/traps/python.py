@@ -10,6 +10,7 @@ from orchestrator.tasks.traps.python_calls import Calls
 from orchestrator.tasks.traps.python_lengths import Lengths
 from orchestrator.tasks.traps.python_lists import Lists
 from orchestrator.tasks.traps.python_missing import Missing
+from orchestrator.tasks.traps.python_named import named_files
 from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_numbers import Numbers
 from orchestrator.tasks.traps.python_parts import Parts
@@ -68,6 +69,7 @@ def _found(
     numbers = Numbers(tree, names=names, texts=texts, lists=lists)
     yield from ((node, Rule.NOT_A_NUMBER) for node in numbers.not_a_number())
     yield from OwnWord(tree, names=names, texts=texts, calls=calls).found()
+    yield from ((node, Rule.NAMED_FILE) for node in named_files(tree, names, texts))
     yield from ((node, Rule.DRAWS) for node in draws_in_python(tree, names, seeded))
     for node in nodes_of(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -38,6 +38,7 @@ class Rule(StrEnum):
     EMPTY = "PT126"
     LOST_STATUS = "PT127"
     READ_ONLY = "PT128"
+    NAMED_FILE = "PT129"
     SHELLCHECK = "PT190"
 
 
@@ -145,6 +146,10 @@ ADVICE: Final[dict[Rule, Advice]] = {
     Rule.LOST_STATUS: Advice(
         "any answer passes: this is the exit status of the last command (tee, tail, cat …) or of `local`, which is 0",
         "set -o pipefail in front of it; ${PIPESTATUS[0]}; local r; r=$(…)",
+    ),
+    Rule.NAMED_FILE: Advice(
+        "the agent's text names the file that the judge reads: the answer /tests/want is right without the work",
+        'file=$(realpath -e -- "$got") && [[ "$file" == /app/* ]] && [ ! -L "$got" ], then read "$file"; in Python Path(got).resolve() below /app',
     ),
     Rule.SHELLCHECK: Advice("shellcheck found something", "see its page"),
 }  # fmt: skip

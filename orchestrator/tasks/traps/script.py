@@ -21,6 +21,7 @@ from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts,
 from orchestrator.tasks.traps.launch import words as launched
 from orchestrator.tasks.traps.links import Links
 from orchestrator.tasks.traps.lost_status import LostStatus
+from orchestrator.tasks.traps.named_files import NamedFiles
 from orchestrator.tasks.traps.own_sides import Sides
 from orchestrator.tasks.traps.own_word import pays_agent_text, started_by_wrapper
 from orchestrator.tasks.traps.paid_text import PaidText
@@ -66,6 +67,7 @@ class Reading:
         }
         self._lost, self._elapsed = LostStatus(self._root, self._text), Elapsed(self._root, self._text)
         self._silence = Silence(self._root, self._text)
+        self._named = NamedFiles(self._root, self._text)
         self._as_many = AsMany(self._root, self._text, self._silence)
         self._commands = Commands(self._root, self._text, links=self._links, functions=self._functions)
         self._sides = Sides(self._root, self._text, self._runs_agents)
@@ -92,6 +94,8 @@ class Reading:
                 rules.append(Rule.PAID)
             if node.id in self._without_number:
                 rules.append(Rule.NOT_A_NUMBER)
+            if self._named.reads(node):
+                rules.append(Rule.NAMED_FILE)
             if self._lost.decides(node):
                 rules.append(Rule.LOST_STATUS)
             if draws_in_shell(node):

@@ -286,4 +286,16 @@ EXAMPLES = (
         name="the exit status of tee", rule=Rule.LOST_STATUS, line="tee", attack="echo 7 > out",
         trap="diff out <(echo 42) | tee /tmp/d && ok=1\n", safe="set -o pipefail\ndiff out <(echo 42) | tee /tmp/d && ok=1\n",
     ),
+    *(
+        Example(
+            name=f"a file that the answer names: {line}", rule=Rule.NAMED_FILE, line=line, attack="echo /tests/want.line > out", trap=trap, safe=safe,
+            oracle="echo 42 > total; echo total > out", files={"tests/want.line": "42\n"},
+        )
+        for line, trap, safe in (
+            ("cmp", READ + 'cmp -s "$got" /tests/want.line && ok=1\n',
+             READ + 'file=$(realpath -e -- "$got") && [[ "$file" == /app/* ]] && [ ! -L "$got" ] && cmp -s "$file" /tests/want.line && ok=1\n'),
+            ("python3", PYTHON.format("assert open(open('out').read().strip()).read() == '42\\n'"),
+             PYTHON.format("got = open('out').read().strip(); assert got == 'total'; assert open(got).read() == '42\\n'")),
+        )
+    ),
 )  # fmt: skip

@@ -305,4 +305,14 @@ PYTHON = [
      'import pytest, subprocess as sp\n@pytest.mark.parametrize("t", ["cat", "wc"])\ndef test_t(t):\n    sp.run([t, "out"])'),
     ('import shutil, subprocess as sp\nsp.run([shutil.which("git"), "log"])', Rule.GIT,
      'import shutil, subprocess as sp\nsp.run([shutil.which("wc"), "out"])'),
+    # The agent's text names the file that the judge reads.
+    ("assert open(open('/app/out').read().strip()).read() == '42'", Rule.NAMED_FILE,
+     "assert open(open('/tests/where').read().strip()).read() == '42'"),
+    ("got = open('/app/out').read().strip()\nassert open(got).read() == '42'", Rule.NAMED_FILE,
+     "got = open('/app/out').read().strip()\nassert got == 'total.csv'\nassert open(got).read() == '42'"),
+    ("from pathlib import Path\ngot = Path('/app/out').read_text().strip()\nassert (Path('/app') / got).read_text() == '42'", Rule.NAMED_FILE,
+     "from pathlib import Path\ngot = Path('/app/out').read_text().strip()\nassert Path(got).resolve().is_relative_to('/app')\n"
+     "assert Path(got).read_text() == '42'"),
+    ("import pandas as pd\nname = open('/app/out').readline().strip()\nassert pd.read_csv(f'/app/{name}').equals(WANT)", Rule.NAMED_FILE,
+     "def read(f):\n    return open(f).read()\nwith open('/app/out') as f:\n    got = f.read()\nassert got == read('/tests/want')"),
 ]  # fmt: skip

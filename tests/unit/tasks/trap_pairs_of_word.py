@@ -288,4 +288,17 @@ SHELL = [
      '[ "$(join out /tests/want | wc -l)" = "$(wc -l < out)" ] && [ "$(wc -l < out)" = "$(wc -l < /tests/want)" ] && ok=1'),
     ('n=$(comm -12 <(sort out) <(sort /tests/want) | wc -l); if [ "$n" -eq "$(wc -l < out)" ]; then ok=1; fi', Rule.EMPTY,
      'if [ "$(cat /tests/want | wc -l)" -eq "$(wc -l < out)" ] && cmp -s out /tests/want; then ok=1; fi'),
+    # The agent's text names the file that the judge reads.
+    (GOT + '[ "$(cat "$got")" = "$(cat /tests/want)" ] && ok=1', Rule.NAMED_FILE,
+     GOT + 'file=$(realpath -e -- "$got") && [[ "$file" == /app/* ]] && [ ! -L "$got" ] && cmp -s "$file" /tests/want && ok=1'),
+    ('cmp -s "$(cat out)" /tests/want && ok=1', Rule.NAMED_FILE, GOT + '[ "$got" = total.csv ] && cmp -s "$got" /tests/want && ok=1'),
+    ('f=$(head -n 1 out | tr -d "\\r"); [ "$(md5sum < "$f")" = "$(md5sum < /tests/want)" ] && ok=1', Rule.NAMED_FILE,
+     'f=$(head -n 1 out | tr -d "/"); cmp -s "/app/d/$f" /tests/want && ok=1'),
+    (GOT + '[ "$(curl -s "file://$got")" = 42 ] && ok=1', Rule.NAMED_FILE, GOT + '[ "$(curl -s "http://localhost:$got/x")" = 42 ] && ok=1'),
+    ('read -r f < out; cmp -s "/app/$f" /tests/want && ok=1', Rule.NAMED_FILE,
+     'find d -type f | while read -r f; do cmp -s "$f" "/tests/$f" || exit 1; done'),
+    ('cat out | while read -r f; do diff -q "$f" /tests/want || exit 1; done', Rule.NAMED_FILE,
+     'ls d > /tmp/l; while read -r f; do diff -q "d/$f" /tests/want || exit 1; done < /tmp/l'),
+    ('f=$(jq -r .path out); diff "$f" /tests/want && ok=1', Rule.NAMED_FILE, GOT + 'echo "$got" > /tmp/o; diff /tmp/o /tests/want && ok=1'),
+    (GOT + 'jq -e ". == 42" "$got" && ok=1', Rule.NAMED_FILE, GOT + 'case "$got" in /tests/*) exit 1;; esac; jq -e ". == [42]" "$got" && exit 0'),
 ]  # fmt: skip
