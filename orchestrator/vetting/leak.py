@@ -27,6 +27,7 @@ from orchestrator.tasks.vetting.leaks import (
     without,
 )
 from orchestrator.tasks.vetting.secrets import READ_BYTES, Solved, Source, secrets_of
+from orchestrator.tasks.vetting.shown import not_shown
 from orchestrator.vetting.trials import Trials
 from sandboxes.base import WORK, File
 
@@ -62,7 +63,8 @@ async def leak_findings(trials: Trials, left: Left, readable: Readable) -> tuple
     """The leaks of a task whose solution left `left` and earns the maximum; a note on what was not read, empty for nothing."""
 
     def look() -> Searched:
-        return search(secrets_of(trials.task, solved_of(left, readable)), readable)
+        solved = solved_of(left, readable)
+        return search(not_shown(secrets_of(trials.task, solved), solved, readable), readable)
 
     # In a thread: the timers of other tasks run on.
     searched = await anyio.to_thread.run_sync(look)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from ops.lab.task_set import made
+from ops.lab.task_set.alike import MEANS, REPORTER, TOTALS
 from ops.lab.task_set.repository import LOST, repository
 from ops.lab.task_set.small import (
     ADD,
@@ -139,6 +141,15 @@ PLANTED: Final[dict[str, Planted]] = {
     ),
     "hidden tests in the environment": _has(
         _with("fix", **{env("ci/cases.py"): CASES}), TaskFault.LEAK_IN_FILE
+    ),
+    "hidden tests at their own path": _has(
+        _with("fix", **{env("tests/cases.py"): CASES}), TaskFault.LEAK_IN_FILE
+    ),
+    "hidden tests next to those that they extend": _has(
+        made("extended-tests") | {env("ci/test_calc.py"): (TOTALS + MEANS).encode()}, TaskFault.LEAK_IN_FILE
+    ),
+    "the solution next to its pattern": _has(
+        made("pattern") | {env("old/solved.py"): REPORTER.encode()}, TaskFault.LEAK_IN_FILE
     ),
     "answer in a repository's history": _has(_in_history(""), TaskFault.LEAK_IN_HISTORY),
     "answer in a history that the solution only adds to": _has(

@@ -15,7 +15,8 @@ import pytest
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.vetting import leaks
 from orchestrator.tasks.vetting.leaks import Readable, search
-from orchestrator.tasks.vetting.secrets import Body, Solved, secrets_of
+from orchestrator.tasks.vetting.secrets import Solved, secrets_of
+from orchestrator.tasks.vetting.shown import not_shown
 
 N = 108
 MAX_MISSED = 0.03
@@ -110,10 +111,29 @@ def value(rng: random.Random) -> str:
     return rng.choice(kinds)()
 
 
-def a_task(rng: random.Random) -> tuple[list[Body], dict[str, bytes], list[str], str]:
-    """The bodies of a task whose solution adds a function to app.py and writes a value; its innocent files; the function; the value."""
+def alike(rng: random.Random) -> tuple[dict[str, bytes], dict[str, bytes], bytes]:
+    """Hidden tests that extend and repeat a project's; these, and the pattern of a new file; the new file."""
+    cases, same = module(rng, 30), text(module(rng, 8))
+    before, kept = module(rng, 3), rng.randint(4, 7)
+    added = [
+        f"    {rng.choice(VERBS)}_{rng.choice(NOUNS)}(rows, limit={rng.randint(2, 9999)})"
+        for _ in range(kept)
+    ]
+    hidden = {"tests/test_app.py": text([*cases, "", *function(rng)]), "tests/test_lib.py": same}
+    shown = {
+        "/app/tests/test_app.py": text(cases),
+        "/app/tests/test_lib.py": same,
+        "/app/lib/like.py": text(before),
+    }
+    return hidden, shown, text([*before, "", "def solve(rows):", *added])
+
+
+def a_task(rng: random.Random) -> tuple[Task, Solved, dict[str, bytes], list[str], str]:
+    """A task whose solution adds a function to app.py, and writes a new file and a value; its work; its innocent files; the function; the value."""
     before, added, secret = module(rng, 6), function(rng), value(rng)
+    hidden, shown, new = alike(random.Random(secret))
     solution = text(["cat >> app.py <<'END'", *added, "END", f"echo {secret} > out.txt"])
+    solution += b"cat > new.py <<'END'\n" + new + b"END\n"
     tests = text(
         [
             "mkdir -p /logs/verifier; echo 0 > /logs/verifier/reward.txt",
@@ -127,12 +147,13 @@ def a_task(rng: random.Random) -> tuple[list[Body], dict[str, bytes], list[str],
         "instruction.md": b"extend app.py",
         "tests/test.sh": tests,
         "solution/solve.sh": solution,
+        **hidden,
     }
     solved = Solved(
-        written={"app.py": text([*before, *added]), "out.txt": f"{secret}\n".encode()},
+        written={"app.py": text([*before, *added]), "out.txt": f"{secret}\n".encode(), "new.py": new},
         before={"/app/app.py": text(before)},
     )
-    innocent = {f"/app/lib/{n}.py": text(module(rng, rng.randint(3, 8))) for n in range(6)}
+    innocent = shown | {f"/app/lib/{n}.py": text(module(rng, rng.randint(3, 8))) for n in range(6)}
     innocent |= {
         "/app/app.py": text(before),
         "/app/README.md": text(
@@ -154,7 +175,7 @@ def a_task(rng: random.Random) -> tuple[list[Body], dict[str, bytes], list[str],
         "/app/data.gz": gzip.compress(text(module(rng, 8)), mtime=0),
         "/app/data.b64": base64.encodebytes(text(module(rng, 4))),
     }
-    return secrets_of(Task.from_files(files), solved), innocent, added, secret
+    return Task.from_files(files), solved, innocent, added, secret
 
 
 LEAKS: dict[str, Callable[[random.Random, list[str], str], bytes]] = {
@@ -188,13 +209,12 @@ def _rates() -> tuple[float, float]:
     missed = suspected = looked = 0
     for seed in range(N):
         rng = random.Random(seed)
-        bodies, innocent, added, secret = a_task(rng)
+        task, solved, innocent, added, secret = a_task(rng)
         kind = list(LEAKS)[seed % len(LEAKS)]
         planted = {"/app/x": LEAKS[kind](rng, added, secret)}
-        places = {
-            suspect.path
-            for suspect in search(bodies, Readable(files=innocent | planted, variables={})).suspects
-        }
+        readable = Readable(files=innocent | planted, variables={})
+        bodies = not_shown(secrets_of(task, solved), solved, readable)
+        places = {suspect.path for suspect in search(bodies, readable).suspects}
         missed += "/app/x" not in places
         suspected += len(places - {"/app/x"})
         looked += len(innocent)
