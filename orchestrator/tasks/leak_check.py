@@ -30,6 +30,8 @@ HIDDEN: Final = re.compile(r"(steps/[^/]+/)?(tests|solution)/")
 _PROJECT: Final = re.compile(
     r"package(-lock)?\.json|yarn\.lock|pnpm-lock\.yaml|[jt]sconfig(\.\w+)?\.json|Cargo\.(toml|lock)|go\.(mod|sum)|pyproject\.toml|poetry\.lock|uv\.lock"
     r"|setup\.(py|cfg)|pom\.xml|Gemfile(\.lock)?|composer\.(json|lock)|CMakeLists\.txt|(LICEN[CS]E|COPYING|NOTICE)(\.\w+)?|__init__\.py|\.gitignore"
+    r"|requirements[\w.-]*\.txt|Pipfile(\.lock)?|manage\.py|(GNU)?[Mm]akefile|Dockerfile|\.dockerignore|README(\.\w+)?|[\w.-]+\.config\.[cm]?[jt]s"
+    r"|\.(eslint|prettier)rc(\.\w+)?|(build|settings)\.gradle(\.kts)?|[\w.-]+\.(csproj|sln)|mix\.(exs|lock)|pubspec\.(yaml|lock)"
 )
 """Names of files that each program of a kind has. A solution that brings a whole program brings them unchanged. Other names may be those of an
 answer."""

@@ -148,6 +148,33 @@ def test_only_a_manifest_that_the_solution_leaves_as_it_was_may_be_shown(
             check_leaks(bundle)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "requirements.txt", "requirements-dev.txt", "Pipfile", "Pipfile.lock", "manage.py", "Makefile", "Dockerfile", "README.md", "README",
+        "vite.config.ts", "next.config.mjs", "jest.config.cjs", "babel.config.js", "tailwind.config.js", ".eslintrc.json", ".eslintrc", ".prettierrc",
+        "build.gradle", "settings.gradle.kts", "App.Tests.csproj", "App.sln", "mix.exs", "pubspec.yaml",
+    ],
+)  # fmt: skip
+def test_a_file_that_each_project_of_a_kind_has_may_be_shown_only_unchanged_at_its_place(name: str) -> None:
+    def of(path: str, text: str) -> Bundle:
+        shown = {f"environment/{path}": text, f"solution/app/{name}": MANIFEST, "solution/app/a.x": ANSWER}
+        return Bundle(files={path: File(text.encode()) for path, text in shown.items()})
+
+    check_leaks(of(f"app/{name}", MANIFEST))
+    check_leaks(of(f"files/{name}", MANIFEST))
+    for path, text in ((f"old/{name}", MANIFEST), (f"app/{name}", f"{MANIFEST}more")):
+        with pytest.raises(ValueError, match="holds the whole text of solution/app/"):
+            check_leaks(of(path, text))
+
+
+@pytest.mark.parametrize("name", ["answer.txt", "config.js", "main.gradle", "expected.README", "conftest.py"])
+def test_a_file_of_another_name_may_not_be_shown(name: str) -> None:
+    files = {f"environment/app/{name}": MANIFEST, f"solution/app/{name}": MANIFEST}
+    with pytest.raises(ValueError, match="holds the whole text of solution/app/"):
+        check_leaks(Bundle(files={path: File(text.encode()) for path, text in files.items()}))
+
+
 MANY = 700
 
 
