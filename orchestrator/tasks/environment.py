@@ -1,9 +1,9 @@
 """The environment of a task's programs: files, directories, variables and the work directory. The same for agent, tests and verifier.
 
-Without `environment/Dockerfile` it is `environment/files/**`, placed into /app. With a Dockerfile, only the Dockerfile defines it; its build
-context is the folder `environment/`. No image is built. FROM names a base that the sandbox's own system replaces: with bubblewrap that is this
-machine's /usr and /bin, read-only (`sandbox.base_images` lists the names that a run accepts for it). COPY places files of the task into
-writable directories of sandboxes; ENV sets variables; WORKDIR is the start directory of programs.
+Without `environment/Dockerfile` it is `environment/files/**`, placed into /app, or over an image that the task names all of `environment/`. With a
+Dockerfile, only the Dockerfile defines it; its build context is the folder `environment/`. No image is built. FROM names a base that the sandbox's
+own system replaces: with bubblewrap that is this machine's /usr and /bin, read-only (`sandbox.base_images` lists the names that a run accepts for
+it). COPY places files of the task into writable directories of sandboxes; ENV sets variables; WORKDIR is the start directory of programs.
 
 ENV also applies to the tests: with a PATH or PYTHONPATH that leads below /app, the agent's files can run there.
 

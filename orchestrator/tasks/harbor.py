@@ -4,6 +4,7 @@
     instruction.md            the agent's instruction, UTF-8
     environment/files/**      put into the sandbox's work directory /app before the agent starts
     environment/Dockerfile    instead: places the files next to it (environment.py)
+    environment/**            with `docker_image`, and without a Dockerfile or compose file: put into the image's work directory
     tests/test.sh, tests/**   put into /tests at verification, in a fresh sandbox; never in the agent's sandbox (verdict.py)
     solution/solve.sh         a reference solution, run in /app: its output is the final message; never shown to the agent
     steps/<name>/             of a task with several instructions: instruction.md, tests/, solution/ and workdir/ of one step (multi_step.py)
@@ -55,6 +56,7 @@ from orchestrator.tasks.sizes import check_variables, read_task_toml
 from orchestrator.tasks.work_dir import begins_in
 from sandboxes.artifacts import stays
 from sandboxes.base import WORK, AnyFile
+from sandboxes.paths import is_within
 from sandboxes.text_files import text_of
 from sandboxes.users import own
 
@@ -108,11 +110,12 @@ class Task:
         bundle.check(limits)
         bundle = replace(bundle, files=as_plain_text(bundle.files))
         files = bundle.files
-        wrong = _stray(bundle, accepted=accepted)
+        wrong = [] if accepted else list(misplaced(bundle.paths))
         settings = None
         with _noted(wrong):
             _needs(files, "task.toml", "it holds the task's settings and may be empty")
             settings = parse_settings(_text(files, "task.toml"))
+            wrong += _stray(bundle, settings.environment)
             if INSTRUCTION not in files and not accepted:
                 check_steps(_text(files, "task.toml"))
             several = bool(settings.steps) and INSTRUCTION not in files
@@ -236,9 +239,7 @@ class Task:
         builds images, `where_needed`: only those that its own system cannot replace. ValueError names the line of the Dockerfile that requests an
         unsupported feature."""
         table, composed = self.settings.environment, self.composed
-        found = self._environment(
-            self.bundle.below(CONTEXT), table, bases, containers=containers, where_needed=where_needed
-        )
+        found = self._environment(CONTEXT, table, bases, containers=containers, where_needed=where_needed)
         variables = {**found.env, **composed.env, **variables_of(table)}
         check_variables(variables, "the environment of the task's programs")
         user = self.settings.agent_users[0] or found.user
@@ -266,16 +267,16 @@ class Task:
         """Environment in which the tests run, before the agent's work is placed: that of the agent, or in the mode `separate` that of
         `[verifier.environment]` or `tests/Dockerfile`. Side services are there where it is made by environment/. Arguments and ValueError as for
         `environment`."""
-        table, context = self.settings.judging, self.bundle.below(CONTEXT)
+        table, folder = self.settings.judging, CONTEXT
         user = self.settings.verifier.user
         if table is self.settings.environment and not self.settings.verifier.is_separate:
             found = self.environment(bases, containers=containers, where_needed=where_needed)
             return replace(found, user=user or image_user(found))
-        composed, own = NOTHING, self.bundle.below(TESTS)
+        composed = NOTHING
         if table is not self.settings.environment and "docker_image" in table:
-            context = own  # its Dockerfile makes this image
+            folder = TESTS  # its Dockerfile makes this image
         elif "docker_image" not in table and f"{TESTS}{DOCKERFILE}" in self.files:
-            context = own
+            folder = TESTS
         elif "docker_image" not in table and "docker_image" in self.settings.environment:
             table, composed = (
                 {**table, "docker_image": self.settings.environment["docker_image"]},
@@ -284,9 +285,9 @@ class Task:
         elif "docker_image" not in table or table is self.settings.environment:
             composed = self.composed
         try:
-            found = self._environment(context, table, bases, containers=containers, where_needed=where_needed)
+            found = self._environment(folder, table, bases, containers=containers, where_needed=where_needed)
         except ValueError as error:
-            if context is not own:
+            if folder != TESTS:
                 raise
             raise ValueError(str(error).replace(CONTEXT, TESTS)) from error
         variables = {**found.env, **composed.env, **variables_of(table)}
@@ -301,18 +302,18 @@ class Task:
 
     def _environment(
         self,
-        context: Bundle,
+        folder: str,
         table: Mapping[str, Any],
         bases: Collection[str] | None,
         *,
         containers: bool,
         where_needed: bool,
     ) -> Environment:
-        image = table.get("docker_image")
+        image, context = table.get("docker_image"), self.bundle.below(folder)
         if isinstance(image, str):
-            found = self._of_image(image, context, bases, containers=containers)
+            found = self._of_image(image, folder, table, bases, containers=containers)
         elif DOCKERFILE not in context.files:
-            found = _placed(self.bundle.below(ENVIRONMENT))
+            found = _placed(self.bundle, ENVIRONMENT)
         elif containers:
             found = (
                 read_or_build(context, bases, named=self._names_users)
@@ -324,9 +325,16 @@ class Task:
         return replace(configured(found, table, variables_of(table)), user=image_user(found))
 
     def _of_image(
-        self, image: str, context: Bundle, bases: Collection[str] | None, *, containers: bool
+        self,
+        image: str,
+        folder: str,
+        table: Mapping[str, Any],
+        bases: Collection[str] | None,
+        *,
+        containers: bool,
     ) -> Environment:
-        """The environment of an image that a Dockerfile, if there is one, makes as well: it stands for an image that cannot be had."""
+        """The environment of an image that a Dockerfile in `folder`, if there is one, makes as well: it stands for an image that cannot be had."""
+        context = self.bundle.below(folder)
         if DOCKERFILE in context.files and containers:
             prebuilt = of_image(image, bases, containers=True)
             return Environment(files={}, build=build_context(context), prebuilt=prebuilt)
@@ -339,7 +347,13 @@ class Task:
                 return read_environment(context, bases)
             except ValueError as error:
                 raise ValueError(f"{missing}; its Dockerfile cannot stand for it: {error}") from error
-        return replace(_placed(self.bundle.below(ENVIRONMENT)), build=prebuilt, prebuilt=prebuilt)
+        if folder != CONTEXT:  # an image of the tests' own
+            found = Environment(files={})
+        elif _has_recipe(self.bundle):
+            found = _placed(self.bundle, ENVIRONMENT)
+        else:
+            found = _placed(self.bundle, CONTEXT, WORK if prebuilt is not None else _work_of(table))
+        return replace(found, build=prebuilt, prebuilt=prebuilt)
 
     @property
     def _names_users(self) -> bool:
@@ -417,12 +431,16 @@ def unread_instruction(step: str) -> str:
     return f"{INSTRUCTION} is not read in a task with [[steps]]: move its text to {STEPS}{step}/{INSTRUCTION}, or remove it, or the steps"
 
 
-def _stray(bundle: Bundle, *, accepted: bool) -> list[str]:
-    """A sentence for each file that lies where nothing reads it."""
-    wrong = [] if accepted else list(misplaced(bundle.paths))
-    if CONTEXT + DOCKERFILE in bundle.files or CONTEXT + COMPOSE in bundle.files:
-        return wrong  # admission names what no service uses
-    return wrong + [
+def _has_recipe(bundle: Bundle) -> bool:
+    """Whether a Dockerfile or compose file decides which files of environment/ an environment has."""
+    return CONTEXT + DOCKERFILE in bundle.files or CONTEXT + COMPOSE in bundle.files
+
+
+def _stray(bundle: Bundle, table: Mapping[str, Any]) -> list[str]:
+    """A sentence for each file of environment/ that no sandbox gets. `table`: the task's `[environment]`."""
+    if _has_recipe(bundle) or "docker_image" in table:
+        return []  # admission names what no service uses
+    return [
         f"{path} is placed nowhere: put it under {ENVIRONMENT}, or write {CONTEXT}{DOCKERFILE} that copies it"
         for path in bundle.paths
         if path.startswith(CONTEXT) and not path.startswith(ENVIRONMENT)
@@ -487,18 +505,22 @@ def _needs(files: Mapping[str, AnyFile], path: str, purpose: str) -> None:
         raise ValueError(f"{path} has {files[path].size:,} bytes, and may have {MAX_MESSAGE_BYTES:,}")
 
 
-def _placed(bundle: Bundle) -> Environment:
-    """The environment that `environment/files` gives."""
-    for path, target in bundle.links.items():
-        if not stays(path, target):
+def _placed(bundle: Bundle, folder: str, work: str = WORK) -> Environment:
+    """The environment that the files of a folder give, placed into the directory `work`, which is /app or below it."""
+    placed = bundle.below(folder).below_root(work)
+    for path, target in placed.links.items():
+        if not stays(path.removeprefix(f"{WORK}/"), target):
             raise ValueError(
-                f"{ENVIRONMENT}{path} is a link to {quoted(target)}, which leads out of {WORK}: put the file there instead"
+                f"{folder}{path.removeprefix(f'{work}/')} is a link to {quoted(target)}, which leads out of {WORK}: put the file there instead"
             )
-    return Environment(
-        files={f"{WORK}/{path}": file for path, file in bundle.files.items()},
-        links={f"{WORK}/{path}": target for path, target in bundle.links.items()},
-        modes={f"{WORK}/{path}": mode for path, mode in bundle.directories.items()},
-    )
+    return Environment(files=placed.files, links=placed.links, modes=placed.directories)
+
+
+def _work_of(table: Mapping[str, Any]) -> str:
+    """The directory that `workdir` names, if it is below /app; otherwise /app."""
+    given = table.get("workdir")
+    path = posixpath.normpath(posixpath.join("/", given)) if isinstance(given, str) else WORK
+    return path if is_within(path, WORK) else WORK
 
 
 def _no_tree(sha: str) -> bytes:

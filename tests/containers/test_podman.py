@@ -87,7 +87,7 @@ async def test_the_image_the_work_directory_the_cores_and_the_build_time_of_a_ta
             "task.toml": b'[environment]\ndocker_image = "localhost/penstock-sandbox"\nworkdir = "/srv/mine"\ncpus = 0.5\n',
             "instruction.md": b"do it",
             "tests/test.sh": b"true",
-            "environment/files/a": b"1",
+            "environment/a": b"1",
         }
     )
     environment = task.environment(None, containers=True)

@@ -1,10 +1,13 @@
 """Which tasks get an image where the run's provider keeps images, and which are refused where it does not."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.settings.providers import ImagesSection
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible, faults
+from orchestrator.tasks.bundle import Bundle
 from orchestrator.tasks.harbor import Task
 from sandboxes.base import File
 from sandboxes.bubblewrap import BubblewrapProvider
@@ -157,6 +160,55 @@ def test_a_dockerfile_stands_for_the_image_that_a_task_names_where_that_cannot_b
     check_admissible(task, SandboxSection())
     assert set(task.environment(BASES).files) == {"/app/a"}
     assert set(named("debian:12", "FROM y").environment(BASES).files) == {"/app/b"}
+
+
+BARE = {
+    "task.toml": b'[environment]\ndocker_image = "debian:12"\n',
+    "instruction.md": b"do it",
+    "tests/test.sh": b"true",
+    "environment/data.csv": b"1",
+    "environment/files/b": b"2",
+    "environment/.gitkeep": b"",
+}
+ALL = {"/app/data.csv", "/app/files/b", "/app/.gitkeep"}
+
+
+def test_all_of_environment_lies_in_the_work_directory_of_an_image_without_a_dockerfile_as_in_harbor() -> (
+    None
+):
+    task = Task.from_files(BARE)
+    check_admissible(task, SandboxSection())
+    for containers in (False, True):
+        assert set(task.environment(BASES, containers=containers).files) == ALL
+        assert set(task.verification(BASES, containers=containers).files) == ALL
+    links, directories = {"environment/l": "data.csv"}, {"environment/e": 0o700}
+    bundle = replace(Bundle.of(BARE), links=links, directories=directories)
+    found = Task.of(bundle).environment(BASES, containers=True)
+    assert (found.links, found.modes) == ({"/app/l": "data.csv"}, {"/app/e": 0o700})
+    with pytest.raises(ValueError, match=r"^environment/l is a link to '/data', which leads out of /app: "):
+        Task.of(replace(bundle, links={"environment/l": "/data"})).environment(BASES)
+
+
+def test_files_of_an_image_that_the_own_system_stands_for_lie_where_workdir_is() -> None:
+    toml = BARE["task.toml"] + b'workdir = "/app/in"\n'
+    task = Task.from_files({**BARE, "task.toml": toml})
+    assert set(task.environment(BASES).files) == {path.replace("/app/", "/app/in/") for path in ALL}
+    assert set(task.environment(BASES, containers=True).files) == ALL  # its WORKDIR is /app/in
+
+
+def test_an_image_of_the_tests_own_gets_no_file_of_the_environment_and_a_compose_file_takes_all_but_files() -> (
+    None
+):
+    toml = BARE["task.toml"] + b'[verifier.environment]\ndocker_image = "debian:12"\n'
+    task = Task.from_files({**BARE, "task.toml": toml})
+    assert set(task.environment(BASES).files) == ALL
+    for containers in (False, True):
+        assert task.verification(BASES, containers=containers).files == {}
+    separate = BARE["task.toml"] + b'[verifier]\nenvironment_mode = "separate"\n'
+    task = Task.from_files({**BARE, "task.toml": separate})
+    assert set(task.verification(BASES, containers=True).files) == ALL
+    composed = Task.from_files({**BARE, "environment/docker-compose.yaml": b"services: {db: {image: a}}"})
+    assert set(composed.environment(BASES, containers=True).files) == {"/app/b"}
 
 
 def test_user_and_entrypoint_of_a_dockerfile_count_also_where_it_stands_for_an_image() -> None:

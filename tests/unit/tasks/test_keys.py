@@ -248,7 +248,7 @@ def test_variables_and_the_work_directory_of_the_settings_hold_above_those_of_th
 
 def test_an_image_stands_for_the_dockerfile_and_its_work_directory_and_cores_are_the_tasks() -> None:
     toml = '[environment]\ndocker_image = "debian:12"\nworkdir = "/srv/a"\ncpus = 1.5\nbuild_timeout_sec = 30'
-    found = task(toml, **{"environment/files/a": b"1"})
+    found = task(toml, **{"environment/a": b"1"})
     built = found.environment(None, containers=True)
     assert built.build == built.prebuilt
     found = task(toml, **{"environment/Dockerfile": b"FROM x", "environment/files/a": b"1"})
@@ -259,7 +259,7 @@ def test_an_image_stands_for_the_dockerfile_and_its_work_directory_and_cores_are
     assert (spec.limits.cpus, spec.build_timeout_s) == (1.5, 30)
     with pytest.raises(ValueError, match="must be a path of letters, digits"):
         task('[environment]\ndocker_image = "a"\nworkdir = "/a b"').environment(None, containers=True)
-    own = task('[environment]\ndocker_image = "docker.io/library/debian:12"', **{"environment/files/a": b"1"})
+    own = task('[environment]\ndocker_image = "docker.io/library/debian:12"', **{"environment/a": b"1"})
     assert own.environment(["debian:12"]) == task("", **{"environment/files/a": b"1"}).environment([])
 
 
