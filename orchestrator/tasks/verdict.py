@@ -2,7 +2,7 @@
 
 `bash /tests/test.sh` runs in a fresh sandbox, in /app, on the pristine environment plus the declared artifacts. It finds the
 agent's final message in the file that `$PENSTOCK_ANSWER` names. It writes one number in [0, 1] to `REWARD_FILE`, or one or several named numbers to
-`REWARD_JSON`; one of them is the reward. Optionally it writes
+`REWARD_JSON`; one of them is the reward, and `true` is 1, `false` 0. Optionally it writes
 a list of {"name", "passed", "message"} to `RESULTS_FILE` and an object about the process to `PROCESS_FILE`:
 {name: number or [number of step 0, of step 1, …]}, in [-1, 1], which `[reward.process.NAME]` with `source = "verifier"`
 weights. Where `REWARD_JSON` describes the result (it has a text, say), the number in `REWARD_FILE` is the reward, unless the description has
@@ -99,13 +99,14 @@ def parse_reward(
     the number that is the reward. Without it, this is the number named `reward`, or the only number. A number without a name is called `reward`.
     `partial`: these are the numbers of one step, so others may hold the reward; it counts as 0 here.
 
+    In an object, true is 1 and false is 0; with one of them and no number that is the reward, it is a description where there is a text as well.
     An object with other values than numbers raises Described; if there is a valid text as well, this is the reward, and a note says so. The two must
     not contradict each other: the object has no value named `reward`, or the same one. Nothing else makes an invalid JSON harmless, so that no work
     can choose between two rewards by what it leads the tests to write.
     """
     if json_text is not None and (named or text is None):
         try:
-            return _scores_of_json(json_text, performance, partial=partial)
+            return _scores_of_json(json_text, performance, partial=partial, alone=text is None)
         except Described as error:
             if (scores := _in_its_place(text, error, performance)) is None:
                 raise
@@ -159,12 +160,14 @@ def _scores_of_text(text: str | None, performance: str, *, partial: bool = False
     return Scores(reward)
 
 
-def _scores_of_json(text: str, performance: str, *, partial: bool) -> Scores:
+def _scores_of_json(text: str, performance: str, *, partial: bool, alone: bool) -> Scores:
+    """`alone`: no other file may hold the reward."""
     try:
         found = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{REWARD_JSON} must hold a number, or an object of numbers: {error}") from None
-    values = found if isinstance(found, dict) else {REWARD_KEY: found}
+    values = _without_flags(found) if isinstance(found, dict) else {REWARD_KEY: found}
+    has_flags = isinstance(found, dict) and any(isinstance(value, bool) for value in found.values())
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             sentence = f"{REWARD_JSON}: {quoted(name)} must be a finite number, got {quoted(value)}"
@@ -179,23 +182,32 @@ def _scores_of_json(text: str, performance: str, *, partial: bool) -> Scores:
     for flaw in component_flaws(values):
         raise ValueError(f"{REWARD_JSON}: {flaw}")
     chosen = performance or (next(iter(values)) if len(values) == 1 else REWARD_KEY)
+    if chosen not in values and has_flags and not alone:
+        raise Described(_names_no_reward(values, performance), None)
     if chosen not in values and partial:
         return Scores(0.0, {name: float(value) for name, value in values.items()})
     if chosen not in values:
-        names = ", ".join(repr(name) for name in values)[:300] or "none"
-        if performance:
-            raise ValueError(
-                f"{REWARD_JSON} has no number {quoted(performance)}, which [verifier].performance asks for, got {names}"
-            )
-        raise ValueError(
-            f"{REWARD_JSON} must say which of its numbers is the reward: "
-            f"call it {quoted(REWARD_KEY)}, or name it in [verifier].performance, got {names}"
-        )
+        raise ValueError(_names_no_reward(values, performance))
     reward = rounded(float(values[chosen]))
     if not 0.0 <= reward <= 1.0:
         raise ValueError(f"{REWARD_JSON} must hold a reward from 0 to 1, got {quoted(reward)}")
     components = {name: float(value) for name, value in values.items()} | {chosen: reward}
     return Scores(reward, components if isinstance(found, dict) else None)
+
+
+def _without_flags(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of an object, with 1.0 for true and 0.0 for false."""
+    return {name: float(value) if isinstance(value, bool) else value for name, value in found.items()}
+
+
+def _names_no_reward(values: Mapping[str, float], performance: str) -> str:
+    names = ", ".join(repr(name) for name in values)[:300] or "none"
+    if performance:
+        return f"{REWARD_JSON} has no number {quoted(performance)}, which [verifier].performance asks for, got {names}"
+    return (
+        f"{REWARD_JSON} must say which of its numbers is the reward: "
+        f"call it {quoted(REWARD_KEY)}, or name it in [verifier].performance, got {names}"
+    )
 
 
 def component_flaws(components: Mapping[str, float]) -> Iterator[str]:

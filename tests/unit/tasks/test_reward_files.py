@@ -28,12 +28,12 @@ def test_the_json_counts_where_the_tests_name_it_or_it_is_the_only_file(
 
 
 DESCRIBED = [
-    '{"score": 1.0, "status": "pass", "failures": []}', '{"tests": {"a": 1}}', '{"passed": true}', '{"reward": null, "why": ""}',
+    '{"score": 1.0, "status": "pass", "failures": []}', '{"tests": {"a": 1}}', '{"passed": true, "why": ""}', '{"reward": null, "why": ""}',
     '{"reward": 0.25, "why": ""}', '{"reward": 0.2498, "why": ""}',
 ]  # fmt: skip
 AMBIGUOUS = [
     '{"reward": 1, "why": ""}', '{"reward": 0.2, "why": ""}', '{"reward": "0.25"}', '{"reward": {"a": 0.25}}', '{"reward": NaN, "why": ""}',
-    '{"reward": 1%s, "why": ""}' % ("0" * 400), '{"reward": true}', '"pass"', "[0.25]", "null", "true",
+    '{"reward": 1%s, "why": ""}' % ("0" * 400), '{"reward": true, "why": ""}', '"pass"', "[0.25]", "null", "true",
     '{"reward": NaN}', '{"reward": 2}', '{"tests": 0.25, "style": 0}', '{"why": "", "why": ""}', '{"why": "', "",
 ]  # fmt: skip
 
@@ -68,9 +68,9 @@ def test_a_text_replaces_no_json_that_could_name_another_reward(
 @pytest.mark.parametrize(
     "json_text",
     [
-        "", "{}", "[1]", "null", "true", '"1"', "NaN", "1e999", "-0.1", "1.5", '{"reward": NaN}', '{"reward": "1"}', '{"reward": true}',
-        '{"a": 1, "b": 1}', '{"reward": 1, "reward": 0}', '{"reward": 1, "a": Infinity}', '{"reward": {"a": 1}}', "[" * 4000,
-        "1" + "0" * 400, "{",
+        "", "{}", "[1]", "null", "true", '"1"', "NaN", "1e999", "-0.1", "1.5", '{"reward": NaN}', '{"reward": "1"}', '{"reward": null}',
+        '{"a": 1, "b": 1}', '{"a": true, "b": true}', '{"reward": [true]}', '{"reward": 1, "reward": 0}', '{"reward": 1, "a": Infinity}',
+        '{"reward": {"a": 1}}', "[" * 4000, "1" + "0" * 400, "{",
     ],
 )  # fmt: skip
 def test_an_invalid_reward_is_a_failure_that_names_the_file(json_text: str) -> None:
@@ -95,6 +95,33 @@ def test_a_setting_names_the_number_that_is_the_reward_and_all_are_kept(
 
 
 @pytest.mark.parametrize(
+    ("json_text", "components"),
+    [
+        ('{"reward": true}', {"reward": 1.0}),
+        ('{"passed": false}', {"passed": 0.0}),
+        ('{"reward": 0.5, "format_ok": true, "fast": false}', {"reward": 0.5, "format_ok": 1.0, "fast": 0.0}),
+    ],
+)
+@pytest.mark.parametrize("text", [None, "0.25"])
+def test_true_and_false_in_an_object_are_one_and_zero_as_in_harbor(
+    text: str | None, json_text: str, components: dict[str, float]
+) -> None:
+    reward = next(iter(components.values()))
+    assert parse_reward(text, json_text, named=True) == Scores(reward, components)
+
+
+def test_true_and_false_that_name_no_reward_describe_the_result_next_to_a_text_alone() -> None:
+    json_text = '{"compiles": true, "tests": false}'
+    for partial in (False, True):
+        found = parse_reward("0.25", json_text, named=True, partial=partial)
+        assert (found.reward, found.components) == (0.25, None) and found.note is not None
+    with pytest.raises(ValueError, match="must say which of its numbers is the reward"):
+        parse_reward(None, json_text)
+    assert parse_reward(None, json_text, partial=True) == Scores(0.0, {"compiles": 1.0, "tests": 0.0})
+    assert parse_reward("0.25", json_text, named=True, performance="compiles").reward == 1.0
+
+
+@pytest.mark.parametrize(
     ("text", "json_text", "performance", "sentence"),
     [
         (
@@ -112,6 +139,7 @@ def test_a_setting_names_the_number_that_is_the_reward_and_all_are_kept(
         (None, '{"tests": 7, "style": 1}', "tests", "must hold a reward from 0 to 1, got 7"),
         (None, '{"a\\u0000": 1}', "", "is not a name: use 1 to 64 printable characters"),
         (None, json.dumps({f"n{n}": 0 for n in range(65)} | {"reward": 1}), "", "66 names are more than 64"),
+        ("1", "0.5", "tests", "has no number 'tests', which [verifier].performance asks for, got 'reward'"),
         ("1", None, "tests", "holds one number without a name, and [verifier].performance asks for 'tests'"),
     ],
 )
@@ -119,7 +147,7 @@ def test_numbers_that_name_no_reward_are_a_failure(
     text: str | None, json_text: str | None, performance: str, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        parse_reward(text, json_text, performance=performance)
+        parse_reward(text, json_text, performance=performance, named=True)
 
 
 def test_without_either_file_the_reward_is_refused() -> None:
