@@ -4,7 +4,7 @@ r"""Here-documents of a Dockerfile, in a form that every buildah knows: those be
     make
     EOF
 
-    COPY <<EOF /a    →  RUN ["/bin/sh", "-c", "mkdir -p /; cat >/a <<EOF\n…"]
+    COPY <<EOF /a/   →  RUN ["/bin/sh", "-c", "mkdir -p /a; cat >/a/EOF <<EOF\n…"]
 
 Each instruction keeps its number of lines, so that errors name the line that the author wrote. The shell of RUN is the one that SHELL names: an OCI
 image has no such setting, so buildah would pass over it.
@@ -31,6 +31,8 @@ _FROM = re.compile(r"\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.IGN
 _FLAGS = re.compile(r"(?:--\S+\s+)*")
 _COMMANDS = re.compile(r"(\\.)|(`|\$(?=\())", re.DOTALL)
 """The parts of a document that a shell runs, and COPY does not; a pair of a backslash and a character comes first and stays."""
+_TO = "_copied_to"
+"""The variable of a script that holds where a document is written. A document would expand it, too."""
 _SH = ("/bin/sh", "-c")
 _PROGRAM = 'mkdir -p /tmp && f=/tmp/.document-$$ && printf %s "$1" >"$f" && chmod 755 "$f" && "$f"; s=$?; rm -f "$f"; exit $s'
 """Runs a text that names its own interpreter."""
@@ -127,17 +129,17 @@ def _copy(flags: Sequence[str], words: Sequence[str], documents: Sequence[Docume
     target = words[-1]
     if known.keys() - {"chmod", "chown", "link"} or len(words) != len(documents) + 1 or "<<" in target:
         return ""
-    into = target.endswith("/") or len(documents) > 1
+    into = target.rpartition("/")[2] in ("", ".", "..") or len(documents) > 1
     script = ["set -e"]
     for each in documents:
         path = posixpath.join(target, each.end) if into else target
-        script.append(
-            f"mkdir -p {_quoted(posixpath.dirname(path) or '.')} && cat >{_quoted(path)} {each.beginning}"
-        )
+        place = _quoted(path)
+        if not into:  # only the image tells whether it is a directory, into which COPY writes
+            script.append(f'{_TO}={place}; [ ! -d "${_TO}" ] || {_TO}=${_TO}/{_quoted(each.end)}')
+            place = f'"${_TO}"'
+        script.append(f"mkdir -p {_quoted(posixpath.dirname(path) or '.')} && cat >{place} {each.beginning}")
         script += each.lines if each.is_quoted else _without_commands(each.lines)
-        script += [
-            f"{name} {_quoted(known[name])} {_quoted(path)}" for name in ("chown", "chmod") if known.get(name)
-        ]
+        script += [f"{name} {_quoted(known[name])} {place}" for name in ("chown", "chmod") if known.get(name)]
     return "\n".join([*script, ""])
 
 

@@ -153,6 +153,11 @@ COPY x /y
 """
 
 
+TO = '_copied_to={0}; [ ! -d "$_copied_to" ] || _copied_to=$_copied_to/EOF\n'
+WRITTEN = '"$_copied_to"'
+TOP = '"$TOP/a"'
+
+
 def test_here_documents_become_arguments_of_a_shell_and_each_line_keeps_its_number() -> None:
     lines, stages = recipe.read(DOCUMENTS.encode())
     assert [stage.image for stage in stages] == ["debian:12"] and len(lines) == len(DOCUMENTS.splitlines())
@@ -163,10 +168,10 @@ def test_here_documents_become_arguments_of_a_shell_and_each_line_keeps_its_numb
         "python3 <<'A' && cat <<-B >/x   && true\nfrom a import b\nA\n\tword\n\tB\n"
     )
     assert json.loads(lines[11].removeprefix("RUN "))[2] == (
-        "set -e\nmkdir -p /srv && cat >/srv/a <<EOF\nhi $NAME\nEOF\n"
+        f"set -e\n{TO.format('/srv/a')}mkdir -p /srv && cat >{WRITTEN} <<EOF\nhi $NAME\nEOF\n"
     )
     assert json.loads(lines[14].removeprefix("RUN "))[2] == (
-        "set -e\nmkdir -p /srv && cat >/srv/b <<EOF\nhi\nEOF\nchmod 755 /srv/b\n"
+        f"set -e\n{TO.format('/srv/b')}mkdir -p /srv && cat >{WRITTEN} <<EOF\nhi\nEOF\nchmod 755 {WRITTEN}\n"
     )
     assert lines[15:17] == ["", ""]
     assert lines[17:] == ["RUN echo 1<<2", "COPY x /y"]
@@ -212,13 +217,21 @@ def test_a_run_is_run_in_the_shell_that_shell_names(run: str, words: list[str]) 
 @pytest.mark.parametrize(
     ("copy", "script"),
     [
-        ("COPY <<EOF $TOP/a", 'mkdir -p "$TOP" && cat >"$TOP/a" <<EOF\nhi\nEOF\n'),
-        ("COPY <<'EOF' a", "mkdir -p . && cat >a <<'EOF'\nhi\nEOF\n"),
-        ('COPY <<"E-F" a\nhi\nE-F', 'mkdir -p . && cat >a <<"E-F"\nhi\nE-F\n'),
+        (
+            "COPY <<EOF $TOP/a",
+            f'{TO.format(TOP)}mkdir -p "$TOP" && cat >{WRITTEN} <<EOF\nhi\nEOF\n',
+        ),
+        ("COPY <<'EOF' a", f"{TO.format('a')}mkdir -p . && cat >{WRITTEN} <<'EOF'\nhi\nEOF\n"),
+        (
+            'COPY <<"E-F" a\nhi\nE-F',
+            f'{TO.format("a").replace("EOF", "E-F")}mkdir -p . && cat >{WRITTEN} <<"E-F"\nhi\nE-F\n',
+        ),
+        ("COPY <<EOF .", "mkdir -p . && cat >./EOF <<EOF\nhi\nEOF\n"),
+        ("COPY <<EOF a/..", "mkdir -p a/.. && cat >a/../EOF <<EOF\nhi\nEOF\n"),
         ("COPY <<EOF /etc/", "mkdir -p /etc && cat >/etc/EOF <<EOF\nhi\nEOF\n"),
         (
             "COPY --link --chown=a:b --chmod=700 <<EOF /a",
-            "mkdir -p / && cat >/a <<EOF\nhi\nEOF\nchown a:b /a\nchmod 700 /a\n",
+            f"{TO.format('/a')}mkdir -p / && cat >{WRITTEN} <<EOF\nhi\nEOF\nchown a:b {WRITTEN}\nchmod 700 {WRITTEN}\n",
         ),
         (
             "COPY <<EOF <<B /d/\nhi\nEOF\nyo\nB",
@@ -229,6 +242,23 @@ def test_a_run_is_run_in_the_shell_that_shell_names(run: str, words: list[str]) 
 def test_a_copied_here_document_is_written_where_copy_would_put_it(copy: str, script: str) -> None:
     body = "" if "\n" in copy else "\nhi\nEOF"
     assert scripts(f"FROM debian:12\n{copy}{body}\n") == [["/bin/sh", "-c", f"set -e\n{script}"]]
+
+
+@pytest.mark.parametrize(
+    "target", [".", "./", "in", "in/", "in/.", "{here}/in", "{here}/new/", "link", "new", "x/new"]
+)
+def test_a_copied_here_document_lies_in_a_directory_by_its_own_name_as_buildkit_places_it(
+    target: str, tmp_path: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "link").symlink_to("in")
+    place = target.format(here=tmp_path)
+    ((shell, option, script),) = scripts(
+        f"FROM debian:12\nCOPY --chmod=640 <<main.py {place}\nprint(1)\nmain.py\n"
+    )
+    subprocess.run([shell, option, script], cwd=tmp_path, check=True)
+    written = tmp_path / place / ("" if target.endswith("new") else "main.py")
+    assert written.read_text() == "print(1)\n" and written.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_copied_here_document_is_written_as_root_and_the_user_stays() -> None:
