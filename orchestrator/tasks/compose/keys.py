@@ -3,22 +3,28 @@
 `ops/guides/task_keys.py` writes the guide's table from these.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.keys import SLIP, Treatment
+from sandboxes.images.architecture import is_here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComposeKey:
-    """`says`: details; for a refused key why, and what to do. `idle`: values of a refused key that request nothing."""
+    """`says`: details; for a refused key why, and what to do. `idle`: values of a refused key that request nothing, or a question
+    about a value."""
 
     treatment: Treatment
     says: str = ""
-    idle: tuple[Any, ...] = ()
+    idle: tuple[Any, ...] | Callable[[Any], bool] = ()
+
+    def is_idle(self, value: Any) -> bool:
+        """Whether a value of a refused key requests nothing."""
+        return self.idle(value) if callable(self.idle) else value in self.idle
 
 
 def _honoured(says: str = "") -> ComposeKey:
@@ -31,6 +37,11 @@ def _no_effect(says: str = "") -> ComposeKey:
 
 def _refused(says: str, *idle: Any) -> ComposeKey:
     return ComposeKey(treatment=Treatment.REFUSED, says=says, idle=idle)
+
+
+def is_this_machines(platform: Any) -> bool:
+    """Whether a value of `platform` names this machine's processors."""
+    return isinstance(platform, str) and is_here(platform)
 
 
 _ALONE: Final = "a service has only its own files and the network of its task: remove it"
@@ -98,7 +109,11 @@ SIDE: Final[Mapping[str, ComposeKey]] = {
     "stdin_open": _refused("no input is attached: remove it", False),
     "extends": _refused("write the keys into the service"),
     "profiles": _refused("every service is started: remove it", []),
-    "platform": _refused("services run on this machine's processors: remove it"),
+    "platform": ComposeKey(
+        treatment=Treatment.REFUSED,
+        says="services run on this machine's processors: name those, or remove it",
+        idle=is_this_machines,
+    ),
 }
 
 _MAIN: Final = "services reach the sandbox as main: remove it"
@@ -141,5 +156,5 @@ def wrong(table: Mapping[str, Any], known: Mapping[str, ComposeKey], at: str) ->
         if key is None:
             close = get_close_matches(name, known, n=1, cutoff=SLIP)
             yield f"{at}{quoted(name)} is not honoured: {f'write {close[0]}' if close else 'remove it'}"
-        elif key.treatment is Treatment.REFUSED and value not in key.idle:
+        elif key.treatment is Treatment.REFUSED and not key.is_idle(value):
             yield f"{at}{name} = {quoted(value)} is not honoured: {key.says}"

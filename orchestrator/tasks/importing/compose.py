@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.compose.document import build_of, interpolated, mapping, pairs_of, text_of
-from orchestrator.tasks.compose.keys import SIDE
+from orchestrator.tasks.compose.keys import SIDE, is_this_machines
 from orchestrator.tasks.keys import Treatment
 
 FILE: Final = "docker-compose.yaml"
@@ -20,9 +20,11 @@ _TEMPLATE: Final = "${T_BENCH_"
 _LOGS: Final = "_LOGS_PATH}"
 _IDLE: Final = ("sleep infinity", "sh -c sleep infinity", "bash -c sleep infinity", "tail -f /dev/null")
 _NO_EFFECT: Final = (
-    "container_name", "expose", "hostname", "init", "labels", "networks", "ports", "restart", "stdin_open", "tty",
+    "container_name", "expose", "hostname", "init", "labels", "networks", "ports", "pull_policy", "restart", "stdin_open", "stop_grace_period",
+    "stop_signal", "tty",
 )  # fmt: skip
 """Keys of a service that change nothing for a task here: its sandbox stays open by itself, and reaches no other service."""
+_ROOT: Final = ("root", "0", "root:root", "0:0")
 _FILE_KEYS: Final = ("services", "version", "name", "networks")
 _STARTED: Final = "the agent begins in a sandbox where nothing runs: start it in [environment].healthcheck of the imported task, or remove it"
 _REMEDIES: Final = {
@@ -45,7 +47,7 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """`context`: the build's folder, relative to the task; `dockerfile` in it; `image` None: the Dockerfile makes it. `cpus`, `memory_mb`: its
-    limits; None: those of a sandbox."""
+    limits; None: those of a sandbox. `is_root`: its programs run as root, whatever its image says."""
 
     context: str = ""
     dockerfile: str = "Dockerfile"
@@ -54,6 +56,7 @@ class Service:
     cpus: float | None = None
     memory_mb: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    is_root: bool = False
 
 
 def read_compose(text: str) -> Service:
@@ -77,7 +80,7 @@ def read_compose(text: str) -> Service:
 
 
 def _service(service: Mapping[str, Any]) -> Service:
-    image, workdir, context, dockerfile = None, None, "", "Dockerfile"
+    image, workdir, context, dockerfile, is_root = None, None, "", "Dockerfile", False
     env: dict[str, str] = {}
     limits: dict[str, Any] = {}
     for key, value in service.items():
@@ -96,6 +99,12 @@ def _service(service: Mapping[str, Any]) -> Service:
                 _check_volumes(value)
             case "deploy":
                 limits = _limits(value)
+            case "platform" if is_this_machines(value):
+                pass
+            case "network_mode" if value == "bridge":
+                pass  # the network that it has without the key
+            case "user" if str(value) in _ROOT:
+                is_root = True
             case _ if key in _NO_EFFECT:
                 pass
             case _:
@@ -104,7 +113,15 @@ def _service(service: Mapping[str, Any]) -> Service:
                 )
     if "build" in service:
         image = None  # only the name of what is built
-    return Service(context=context, dockerfile=dockerfile, image=image, workdir=workdir, env=env, **limits)
+    return Service(
+        context=context,
+        dockerfile=dockerfile,
+        image=image,
+        workdir=workdir,
+        env=env,
+        is_root=is_root,
+        **limits,
+    )
 
 
 def _remedy(key: str) -> str:
@@ -187,7 +204,9 @@ def _variables(value: Any) -> dict[str, str]:
 
 
 def _is_logs(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith(_TEMPLATE) and value.endswith(_LOGS)
+    return (
+        isinstance(value, str) and value.startswith(_TEMPLATE) and value.removesuffix(":rw").endswith(_LOGS)
+    )
 
 
 def _words(value: Any) -> str:

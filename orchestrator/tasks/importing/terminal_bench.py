@@ -35,6 +35,7 @@ from orchestrator.tasks.importing import compose
 from orchestrator.tasks.importing.harbor import with_marks
 from orchestrator.tasks.importing.report import Found
 from orchestrator.tasks.keys import resembles
+from orchestrator.tasks.last_stage import user_of
 from orchestrator.tasks.read_directory import REPOSITORY
 from orchestrator.tasks.traps.programs_of_tests import Language, Programs
 from orchestrator.tasks.traps.rules import Rule
@@ -347,7 +348,12 @@ def _copy_context(directory: Path, staging: Path, service: compose.Service, limi
     if not (context / dockerfile).is_file():
         raise ValueError(f"{PurePosixPath(service.context, dockerfile)} is missing: it makes the environment")
     hidden = () if service.context else _HIDDEN
-    _check_copies(_text(context, str(dockerfile)), hidden)
+    text = _text(context, str(dockerfile))
+    _check_copies(text, hidden)
+    if service.is_root and (user := user_of(text)):
+        raise ValueError(
+            f"{compose.FILE}: 'user' of the service is root, and its Dockerfile has USER {user}: remove one of them"
+        )
     target = staging / "environment"
     target.mkdir()
     _copy_tree(context, target, directory, limits, without=hidden)

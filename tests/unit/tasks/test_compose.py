@@ -20,6 +20,7 @@ from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.keys import Treatment
 from sandboxes.base import File, ServiceHealth, ServiceState, SideService
 from sandboxes.container.services import hosts_line
+from sandboxes.images.architecture import machine
 
 FILES = {"instruction.md": b"do it", "tests/test.sh": b"echo 1 > /logs/verifier/reward.txt", "task.toml": b""}
 NAMES = (
@@ -217,6 +218,13 @@ def test_ports_of_the_machine_change_nothing_for_agent_and_tests() -> None:
     assert made.composed.services == task("services: {db: {image: a}}").composed.services
 
 
+@pytest.mark.parametrize("name", [f"linux/{machine()}", f"linux/{machine()}/v8", machine(), "linux"])
+def test_the_platform_of_this_machine_is_what_services_have_anyway(name: str) -> None:
+    made = task(f"services: {{main: {{platform: {name}}}, db: {{image: a, platform: {name}}}}}")
+    check_admissible(made, CONTAINER)
+    assert made.composed.services == task("services: {db: {image: a}}").composed.services
+
+
 @pytest.mark.parametrize("provider", ["bubblewrap", "local", "container"])
 def test_a_file_with_main_alone_is_taken_by_every_provider(provider: str) -> None:
     made = task("services: {main: {environment: {A: 1}}}")
@@ -233,6 +241,8 @@ def test_a_file_with_main_alone_is_taken_by_every_provider(provider: str) -> Non
         ("devices: ['/dev/kvm']", "service db: devices = ['/dev/kvm'] is not honoured"),
         ("secrets: [key]", "service db: secrets = ['key'] is not honoured"),
         ("env_file: .env", "service db: env_file = '.env' is not honoured"),
+        ("platform: linux/s390x", "service db: platform = 'linux/s390x' is not honoured: services run on this machine's processors: name those, or"),
+        ("platform: 7", "service db: platform = 7 is not honoured"),
         ("restart: always", "service db: restart = 'always' is not honoured: a service that ends stays ended"),
         ("pid: host", "service db: pid = 'host' is not honoured"),
         ("enviroment: {A: 1}", "service db: 'enviroment' is not honoured: write environment"),

@@ -14,6 +14,7 @@ import pytest
 from orchestrator.tasks.harbor import Task, load
 from orchestrator.tasks.importing.terminal_bench import SWEBENCH_SCRIPT, TEST_SCRIPT, in_a_copy
 from orchestrator.tasks.traps import Rule, traps_of
+from sandboxes.images.architecture import machine
 from tests.import_sets import TERMINAL_BENCH, committed, write
 from tests.unit.tasks.importing.rig import Reported, imported, refused
 
@@ -132,6 +133,21 @@ def test_an_image_by_name_replaces_the_dockerfile(tmp_path: Path) -> None:
 COMPOSE = "docker-compose.yaml"
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        f"platform: linux/{machine()}", "user: root", "user: 0", "user: '0:0'", "stop_grace_period: 5s", "stop_signal: SIGKILL",
+        "pull_policy: never", "network_mode: bridge", "volumes: ['${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}:rw']",
+    ],
+)  # fmt: skip
+def test_keys_of_the_compose_file_that_ask_for_what_is_there_anyway_are_taken(
+    tmp_path: Path, written: str
+) -> None:
+    found = one(tmp_path, {COMPOSE: f"services: {{client: {{build: ., {written}}}}}\n"})
+    assert found.outcomes == {"sum": "imported"}, found.reasons
+    assert task(tmp_path).settings.environment == {}
+
+
 def test_limits_defaults_of_variables_and_merged_values_of_the_compose_file_are_the_tasks(
     tmp_path: Path,
 ) -> None:
@@ -221,6 +237,9 @@ def test_what_the_older_form_does_not_read_is_kept_as_a_description(tmp_path: Pa
         ({COMPOSE: "services: {a: {build: ., network_mode: none}}\n"}, "got 'none': a sandbox has no network, unless"),
         ({COMPOSE: "services: {a: {build: ., network_mode: host}}\n"}, "got 'host': a sandbox has no network, unless"),
         ({COMPOSE: "services: {a: {build: ., shm_size: 1g}}\n"}, "got '1g': each service has the limits of a sandbox: remove it"),
+        ({COMPOSE: "services: {a: {build: ., platform: linux/s390x}}\n"}, "got 'linux/s390x': services run on this machine's processors: name"),
+        ({COMPOSE: "services: {a: {build: ., user: root}}\n", "Dockerfile": "FROM a\nUSER bob\n"}, "is root, and its Dockerfile has USER bob"),
+        ({COMPOSE: "services: {a: {build: ., volumes: ['${T_BENCH_TASK_LOGS_PATH}:/x:rw']}}\n"}, "'volumes' of the service has"),
         ({COMPOSE: "services: {a: {build: ., user: me}}\n"}, "got 'me': write it as USER into the Dockerfile"),
         ({COMPOSE: "services: {a: {build: ., entrypoint: serve}}\n"}, "got 'serve': the agent begins in a sandbox where nothing runs"),
         ({COMPOSE: "services: {a: {build: ., command: serve}}\n"}, "'command' of the service is not honoured"),
