@@ -38,6 +38,7 @@ from orchestrator.tasks.harbor import (
 )
 from orchestrator.tasks.keys import check_keys
 from orchestrator.tasks.last_stage import check_entrypoint
+from orchestrator.tasks.misplaced import unplaced
 from orchestrator.tasks.multi_step import TaskStep, steps_of
 from orchestrator.tasks.network import contradictions, of_agent, of_tests
 from orchestrator.tasks.network import refusals as network_refusals
@@ -246,8 +247,8 @@ def _unused(task: Task) -> Iterator[str]:
     if f"{CONTEXT}{COMPOSE}" not in task.files or f"{CONTEXT}{DOCKERFILE}" in task.files:
         return
     used = (ENVIRONMENT, *(f"{CONTEXT}{folder}" for folder in task.composed.contexts))
-    for path in task.bundle.paths:
-        if path.startswith(CONTEXT) and path != f"{CONTEXT}{COMPOSE}" and not path.startswith(used):
+    for path in unplaced(task.bundle.paths, used):
+        if path != f"{CONTEXT}{COMPOSE}":
             yield f"{path} is placed nowhere: put it under {ENVIRONMENT}, or build a service from its folder"
 
 

@@ -48,7 +48,7 @@ from orchestrator.tasks.environment import (
 from orchestrator.tasks.keys import check_keys
 from orchestrator.tasks.leak_check import HIDDEN, check_leaks
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES, Packed, Unpacker, hash_of, needs_blobs, pack
-from orchestrator.tasks.misplaced import misplaced
+from orchestrator.tasks.misplaced import misplaced, unplaced
 from orchestrator.tasks.plain_text import as_plain_text, startable
 from orchestrator.tasks.read_directory import Shared, read_directory
 from orchestrator.tasks.settings import TaskSettings, parse_settings, variables_of
@@ -442,8 +442,7 @@ def _stray(bundle: Bundle, table: Mapping[str, Any]) -> list[str]:
         return []  # admission names what no service uses
     return [
         f"{path} is placed nowhere: put it under {ENVIRONMENT}, or write {CONTEXT}{DOCKERFILE} that copies it"
-        for path in bundle.paths
-        if path.startswith(CONTEXT) and not path.startswith(ENVIRONMENT)
+        for path in unplaced(bundle.paths, (ENVIRONMENT,))
     ]
 
 

@@ -38,6 +38,10 @@ _KNOWN: Final = ("environment/", "tests/", "solution/", "steps/")
 _STEP: Final = re.compile(r"steps/[^/]+/")
 _SOLVERS: Final = frozenset({"solve.sh", "solution.sh", "solve.bash"})
 _IGNORE: Final = ".harborignore"
+_KEEPING: Final = frozenset(
+    (".gitkeep", ".keep", ".gitignore", ".gitattributes", ".ds_store", "thumbs.db", "readme.md", "readme")
+)
+"""Names of files that no program of a task reads, in small letters."""
 
 
 def misplaced(paths: Iterable[str]) -> Iterator[str]:
@@ -60,6 +64,16 @@ def misplaced(paths: Iterable[str]) -> Iterator[str]:
             yield f"{path} is not read, a task lies in a folder of its own: give that folder, or remove it"
         elif first == "solution" and rest.lower() in _SOLVERS and f"{top}solution/solve.sh" not in there:
             yield f"{path} is not run: name it {top}solution/solve.sh"
+
+
+def unplaced(paths: Iterable[str], used: tuple[str, ...]) -> Iterator[str]:
+    """The paths below environment/ that are in none of the folders `used`, where nothing else places them. Files that keep a folder in git, and notes
+    of the author, are passed over at the top of environment/."""
+    for path in paths:
+        folder, _, name = path.rpartition("/")
+        own = f"{folder}/" == _KNOWN[0] and name.lower() in _KEEPING
+        if path.startswith(_KNOWN[0]) and not own and not path.startswith(used):
+            yield path
 
 
 def _file(top: str, name: str) -> Iterator[str]:

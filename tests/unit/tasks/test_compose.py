@@ -422,7 +422,7 @@ def test_a_file_of_the_name_that_harbor_reads_is_refused_in_tests_even_where_the
 def test_a_file_of_an_environment_without_dockerfile_that_no_service_is_built_of_is_refused() -> None:
     compose = "services: {api: {build: api}}"
     files = {"environment/api/Dockerfile": b"FROM a", "environment/files/x": b"1"}
-    check_admissible(task(compose, **files), CONTAINER)
+    check_admissible(task(compose, **files, **{"environment/README.md": b"1"}), CONTAINER)
     with pytest.raises(ValueError, match=r"environment/other/x is placed nowhere: "):
         check_admissible(task(compose, **files, **{"environment/other/x": b"1"}), CONTAINER)
 

@@ -92,11 +92,18 @@ def test_a_misplaced_file_of_a_step_is_refused_in_the_same_way(path: str, senten
         "README.md", "LICENSE", "NOTICE", ".gitignore", ".gitattributes", "metadata.json", "notes/design.md", "data/rows.csv",
         "evidence/oracle/result.json", "cheat/solve.sh", "solution/files/solution.sh", "tests/data/task.toml", "tests/Dockerfile.old",
         "environment/files/Dockerfile", "environment/files/task.toml", "environment/files/tests/test.sh", "record/script.json",
+        "environment/.gitkeep", "environment/.DS_Store", "environment/README.md", "environment/.gitignore",
     ],
 )  # fmt: skip
 def test_an_authors_own_file_is_carried(path: str) -> None:
     solved = FILES | {"solution/solve.sh": b"echo done"}
     check_admissible(Task.from_files(solved | {path: b"x"}), SandboxSection())
+
+
+@pytest.mark.parametrize("path", ["environment/notes.md", "environment/data/README.md", "environment/.env"])
+def test_other_files_that_no_environment_places_are_refused(path: str) -> None:
+    with pytest.raises(ValueError, match=f"{re.escape(path)} is placed nowhere: "):
+        Task.from_files(FILES | {path: b"x"})
 
 
 def test_files_of_the_format_stay_where_steps_and_separate_tests_read_them() -> None:
