@@ -1,9 +1,10 @@
-"""Rows of SWE-bench, SWE-gym, SWE-rebench and SWE-smith: a JSON object per line.
+"""Rows of SWE-bench, SWE-gym, SWE-rebench and SWE-smith: a JSON object per line, or one array of objects.
 
 In SWE-smith, `patch` makes the fault, no `test_patch` exists, and the tests are those of the repository. Its rows are known by the `repo` that
 begins with `swesmith/`, or the image of that name.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -16,9 +17,12 @@ from orchestrator.tasks.importing.place import refused
 from orchestrator.tasks.importing.report import Imported
 
 MAX_LINE_BYTES: Final = 64 << 20
+MAX_ARRAY_BYTES: Final = 256 << 20
+"""Of a file that is one array, which is read as a whole."""
 IMAGES: Final = ("image_name", "docker_image", "image")
 COMMANDS: Final = ("test_cmd", "test_cmds")
 SMITH: Final = "swesmith"
+_MAY_BE_NULL: Final = "PASS_TO_PASS"
 _REPO: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _COMMIT: Final = re.compile(r"[0-9a-f]{7,64}")
 _SUFFIX: Final = re.compile(r"\.([0-9a-f]{7,40})$")
@@ -51,7 +55,7 @@ class Placed:
 
 
 def read_rows(file: Path) -> Iterator[Placed | Imported]:
-    """The rows of a file. A line that cannot be read is refused alone, by its number. ValueError for a file that has none."""
+    """The rows of a file of lines, or of one array. One that cannot be read is refused alone, by its number. ValueError for a file that has none."""
     if not file.exists():
         raise ValueError(f"{file} does not exist: give a file of JSON lines")
     if not file.is_file():
@@ -59,6 +63,9 @@ def read_rows(file: Path) -> Iterator[Placed | Imported]:
     with file.open("rb") as lines:
         if b"\0" in lines.read(1024):
             raise ValueError(f"{file} is a binary file: give JSON lines, one object per task")
+        if items := _array(file):
+            yield from (_placed(each, f"{file} item {number}") for number, each in enumerate(items, 1))
+            return
         lines.seek(0)
         number = rows = 0
         while line := lines.readline(MAX_LINE_BYTES + 1):
@@ -72,20 +79,52 @@ def read_rows(file: Path) -> Iterator[Placed | Imported]:
                     while line and not line.endswith(b"\n"):
                         line = lines.readline(MAX_LINE_BYTES)
                     raise ValueError(f"it has more than {MAX_LINE_BYTES >> 20} MB")
-                yield Placed(_row(_object(line)), place)
+                yield Placed(_row(_object(_json(line))), place)
             except ValueError as error:
                 yield refused("", place, error)
     if not rows:
         raise ValueError(f"{file} holds no task: it has no line")
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _array(file: Path) -> list[Any]:
+    """The items of a file that is one JSON array; none for a file of lines. ValueError for an array that cannot be read."""
+    with file.open("rb") as stream:
+        if not stream.read(1024).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            return []
+    if file.stat().st_size > MAX_ARRAY_BYTES:
+        raise ValueError(f"{file} is an array of more than {MAX_ARRAY_BYTES >> 20} MB: give JSON lines")
+    text = file.read_bytes().removeprefix(codecs.BOM_UTF8).strip()
     try:
-        found = json.loads(line)
+        found = _json(text)
+    except ValueError as error:
+        try:
+            _json(text.partition(b"\n")[0])
+        except ValueError:
+            raise ValueError(f"{file} is an array that cannot be read: {error}: give JSON lines") from None
+        return []  # lines, the first of them an array
+    assert isinstance(found, list)
+    if not found:
+        raise ValueError(f"{file} holds no task: it is an empty array")
+    return found
+
+
+def _placed(item: Any, place: str) -> Placed | Imported:
+    try:
+        return Placed(_row(_object(item)), place)
+    except ValueError as error:
+        return refused("", place, error)
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply for a task") from None
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
+
+
+def _object(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"it must be an object, got {quoted(found)}")
     return found
@@ -96,7 +135,7 @@ def _row(found: Mapping[str, Any]) -> Row:
     missing = [
         key
         for key in ("repo", "patch", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS")
-        if found.get(key) is None
+        if found.get(key) is None and not (key == _MAY_BE_NULL and key in found)
     ]
     repo = _text(found, "repo") if "repo" not in missing else ""
     breaks = repo.startswith(f"{SMITH}/") or (SMITH in (image or ""))
@@ -147,8 +186,10 @@ def _text(found: Mapping[str, Any], key: str) -> str:
 
 
 def _names(found: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """A list of names, or a JSON text of one."""
+    """A list of names, or a JSON text of one; null and an empty text are no names."""
     value = found[key]
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return ()
     if isinstance(value, str):
         try:
             value = json.loads(value)

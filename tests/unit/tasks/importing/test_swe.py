@@ -247,6 +247,9 @@ def test_a_line_that_cannot_be_used_is_named_by_its_number_and_the_rest_goes_on(
         ),
         (row(commit, PASS_TO_PASS=[7]), "PASS_TO_PASS must be a list of test names"),
         (row(commit, FAIL_TO_PASS=[]), "FAIL_TO_PASS is empty"),
+        (row(commit, FAIL_TO_PASS=""), "FAIL_TO_PASS is empty"),
+        ({**row(commit), "FAIL_TO_PASS": None}, "the columns FAIL_TO_PASS are missing or empty"),
+        (row(commit, PASS_TO_PASS=None), "the columns PASS_TO_PASS are missing or empty"),
         (row(commit, repo="../../etc"), "repo must be owner/name, got '../../etc'"),
         (row("--help"), "base_commit must be 7 to 64 digits"),
         (row(commit, test_cmd={"a": 1}), "test_cmd must be a command or a list of them"),
@@ -273,6 +276,53 @@ def test_a_line_that_cannot_be_used_is_named_by_its_number_and_the_rest_goes_on(
     for each, words in later:
         assert words in found.reasons[each["instance_id"]]
     assert [path.name for path in (tmp_path / "to").iterdir()] == [NAME]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_file_that_is_one_array_has_a_row_in_each_item(
+    tmp_path: Path, clones: Path, commit: str, indent: int | None
+) -> None:
+    items = [row(commit), 7, row(commit, instance_id="again", repo="a b")]
+    (source := tmp_path / "rows.json").write_text("\ufeff\n" + json.dumps(items, indent=indent))
+    found = imported("swe", source, tmp_path / "to", "--repositories", str(clones))
+    assert found.outcomes == {NAME: "imported", "rows.json item 2": "refused", "rows.json item 3": "refused"}
+    assert found.reasons["rows.json item 2"] == "it must be an object, got 7"
+    assert found.reasons["rows.json item 3"] == "repo must be owner/name, got 'a b'"
+
+
+def test_an_array_that_cannot_be_read_is_refused_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = tmp_path / "to"
+    for text, words in (
+        ("[\n{},\n{", "is an array that cannot be read: it is not JSON: "),
+        ("[" * 100_000, "is an array that cannot be read: it is nested too deeply"),
+        ("[ ]", "holds no task: it is an empty array"),
+    ):
+        assert words in refused("swe", rows(tmp_path / "rows.json", text), to)
+    monkeypatch.setattr(swe_rows, "MAX_ARRAY_BYTES", 5)
+    assert "is an array of more than 0 MB: give JSON lines" in refused(
+        "swe", rows(tmp_path / "rows.json", "[1, 2]"), to
+    )
+
+
+def test_lines_of_which_the_first_is_an_array_stay_lines(tmp_path: Path) -> None:
+    found = imported("swe", rows(tmp_path / "rows.jsonl", "[7]", "[8]"), tmp_path / "to")
+    assert found.reasons == {
+        f"rows.jsonl line {number}": f"it must be an object, got [{value}]"
+        for number, value in ((1, 7), (2, 8))
+    }
+
+
+@pytest.mark.parametrize("value", [None, "", " ", "[]", []])
+def test_a_row_may_have_no_tests_that_pass_before(
+    tmp_path: Path, clones: Path, commit: str, value: object
+) -> None:
+    source = rows(tmp_path / "rows.jsonl", {**row(commit), "PASS_TO_PASS": value})
+    found = imported("swe", source, tmp_path / "to", "--repositories", str(clones))
+    assert found.outcomes == {NAME: "imported"}, found.reasons
+    expected = load(tmp_path / "to" / NAME).files["tests/expected.json"].data
+    assert json.loads(expected) == ["test_calc.py::test_add"]
 
 
 def test_a_link_that_a_patch_would_follow_refuses_the_row(tmp_path: Path, clones: Path) -> None:
