@@ -169,7 +169,8 @@ def mode(value: Any) -> str | None:
 
 
 def path(value: Any) -> str | None:
-    return None if isinstance(value, str) and value and "\0" not in value else "a path"
+    """An empty one is none: the settings drop the key."""
+    return None if isinstance(value, str) and "\0" not in value else "a path"
 
 
 def command(value: Any) -> str | None:
@@ -189,7 +190,8 @@ def image(value: Any) -> str | None:
 
 
 def user(value: Any) -> str | None:
-    return None if is_user(value) else "the name of a user or its uid, without a group"
+    """An empty name is none: the settings drop the key."""
+    return None if value == "" or is_user(value) else "the name of a user or its uid, without a group"
 
 
 def flag(value: Any) -> str | None:

@@ -70,7 +70,7 @@ def _refused(says: str, *asks_nothing: Any) -> Key:
     return Key(treatment=Treatment.REFUSED, says=says, asks_nothing=asks_nothing)
 
 
-_USER: Final = "a name or a uid: task-directory.md, Users"
+_USER: Final = "a name or a uid, empty for none: task-directory.md, Users"
 _SHARED: Final = "the steps of a task share its network: write it in [agent] or [verifier]"
 _GRANTED: Final = "refused unless the run grants it (`sandbox.egress`)"
 
@@ -113,7 +113,8 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
     "env": _honoured(values.variables, "for agent and tests, above the Dockerfile's ENV"),
     "workdir": _honoured(
         values.path,
-        "as WORKDIR, above that of the Dockerfile; `/` is `/app`; not `/logs`, `/tests` or the system; without an image `/app` or below it",
+        "as WORKDIR, above that of the Dockerfile, empty for none; `/` is `/app`; not `/logs`, `/tests` or the system; "
+        "without an image `/app` or below it",
     ),
     "memory_mb": _honoured(
         values.whole,
@@ -156,8 +157,8 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
     "mcp_servers.args": _honoured(extras.arguments, "its arguments"),
     "skills_dir": _honoured(
         values.path,
-        "a directory of the environment, copied to the program's skills by opencode, codex, qwen-code and claude-code; refused for others, "
-        "and where no image is built and it is not there",
+        "a directory of the environment, empty for none, copied to the program's skills by opencode, codex, qwen-code and claude-code; "
+        "refused for others, and where no image is built and it is not there",
     ),
     **_healthcheck(
         "must succeed in the agent's sandbox before the agent starts, else the attempt is a failure of the platform"
@@ -175,7 +176,7 @@ _JUDGING: Final[Mapping[str, Key]] = {
     **_network("the tests' (none)"),
     "healthcheck": _refused("tests/test.sh waits by itself: remove it"),
     "mcp_servers": _refused(_NO_AGENT, []),
-    "skills_dir": _refused(_NO_AGENT),
+    "skills_dir": _refused(_NO_AGENT, ""),
 }
 
 _COLLECT: Final[Mapping[str, Key]] = {

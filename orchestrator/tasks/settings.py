@@ -287,24 +287,31 @@ def parse_settings(toml: str) -> TaskSettings:
         raise ValueError(f"task.toml: not valid TOML: {error}") from error
     except RecursionError:
         raise ValueError("task.toml: not valid TOML: it is nested too deeply") from None
-    _drop_empty_images(tables)
+    _drop_empty_texts(tables)
     try:
         return TaskSettings.model_validate(tables)
     except ValidationError as error:
         raise ValueError(f"task.toml: {_sentence(error)}") from error
 
 
-def _drop_empty_images(tables: dict[str, Any]) -> None:
-    """Remove every `docker_image = ""`: an empty name is none, as in Harbor. The tables may hold anything."""
+def _drop_empty_texts(tables: dict[str, Any]) -> None:
+    """Remove every key of `_NONE_IF_EMPTY` that is an empty text: it is none, as in Harbor. The tables may hold anything."""
     steps = tables.get("steps")
-    owners = [tables, *(steps if isinstance(steps, list) else ())]
-    verifiers = [owner.get("verifier") for owner in owners if isinstance(owner, dict)]
-    for owner in (tables, *verifiers):
-        environment = owner.get("environment") if isinstance(owner, dict) else None
-        if isinstance(environment, dict) and environment.get("docker_image") == "":
-            del environment["docker_image"]
+    owners: list[Any] = [tables, *(steps if isinstance(steps, list) else ())]
+    owners += [owner.get("verifier") for owner in owners if isinstance(owner, dict)]
+    for owner in owners:
+        for name, keys in _NONE_IF_EMPTY.items():
+            table = owner.get(name) if isinstance(owner, dict) else None
+            for key in keys:
+                if isinstance(table, dict) and table.get(key) == "":
+                    del table[key]
 
 
+_NONE_IF_EMPTY: Final = {
+    "agent": ("user",),
+    "environment": ("docker_image", "workdir", "skills_dir"),
+    "verifier": ("user",),
+}
 _MUST_BE: Final = {
     "float_type": "a number",
     "int_type": "a whole number",

@@ -93,7 +93,7 @@ def test_a_task_that_asks_for_nothing_else_is_taken(toml: str) -> None:
         ('[agent]\nuser = "a:b"', "[agent].user must be the name of a user or its uid, without a group, got 'a:b'"),
         ("[agent]\nuser = -1", "[agent].user must be the name of a user or its uid, without a group, got -1"),
         ("[verifier]\nuser = true", "[verifier].user must be the name of a user or its uid, without a group, got True"),
-        ('[verifier]\nuser = ""', "[verifier].user must be the name of a user or its uid"),
+        ('[verifier]\nuser = " "', "[verifier].user must be the name of a user or its uid"),
         ('[verifier]\nenvironment_mode = "own"', '[verifier].environment_mode must be "shared" or "separate", got \'own\''),
         ('[verifier]\nenvironment_mode = "shared"\nenvironment = {}', 'needs environment_mode = "separate"'),
         ("[verifier.environment]\nmemory_mb = 9000", "[verifier].environment.memory_mb = 9000 is more than a sandbox of this run may have"),
@@ -272,13 +272,23 @@ def test_an_image_stands_for_the_dockerfile_and_its_work_directory_and_cores_are
             '[[steps]]\nname = "a"\n[steps.verifier.environment]\ndocker_image = ""',
             '[[steps]]\nname = "a"\n[steps.verifier.environment]',
         ),
+        ('[environment]\nworkdir = ""\nskills_dir = ""\ncpus = 1', "[environment]\ncpus = 1"),
+        ('[verifier.environment]\nworkdir = ""\nskills_dir = ""', "[verifier.environment]"),
+        ('[agent]\nuser = ""\n[verifier]\nuser = ""', ""),
+        (
+            '[agent]\nuser = "7"\n[[steps]]\nname = "a"\n[steps.agent]\nuser = ""\n[steps.verifier]\nuser = ""',
+            '[agent]\nuser = "7"\n[[steps]]\nname = "a"\n[steps.agent]\n[steps.verifier]',
+        ),
     ],
 )
-def test_an_empty_name_of_an_image_is_none(empty: str, unset: str) -> None:
+def test_an_empty_name_is_none(empty: str, unset: str) -> None:
     check_keys(empty)
     assert parse_settings(empty) == parse_settings(unset)
+
+
+def test_a_name_of_a_space_is_refused() -> None:
     with pytest.raises(ValueError, match="docker_image must be the name of an image, got ' '"):
-        check_keys(empty.replace('""', '" "'))
+        check_keys('[environment]\ndocker_image = " "')
 
 
 def test_a_task_is_given_what_it_asks_for_up_to_the_runs_maximum() -> None:

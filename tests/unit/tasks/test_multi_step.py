@@ -232,7 +232,7 @@ STEP = '[[steps]]\nname = "one"\n'
         (STEP + 'min_reward = "1"', {}, "[[steps]].min_reward must be a number from 0 to 1"),
         (STEP + "min_reward = { a = nan }", {}, "[[steps]].min_reward must be a table of finite numbers"),
         (STEP + "min_reward = { reward = -1 }", {}, "[[steps]].min_reward must be a table of finite numbers"),
-        (STEP + "[steps.agent]\nuser = ''", {}, "[[steps]].agent.user must be the name of a user or its uid"),
+        (STEP + "[steps.agent]\nuser = ' '", {}, "[[steps]].agent.user must be the name of a user or its uid"),
         (STEP + "[steps.agent]\nmax_turns = 3", {}, "[[steps]].agent.max_turns is not known"),
         (STEP + "[steps.agent]\ntimeout_sec = 0", {}, "[[steps]].agent.timeout_sec must be a number of seconds above 0"),
         (STEP + "[steps.verifier]\ntimeout_sec = 1e9", {}, "[[steps]].verifier.timeout_sec must be a number of seconds"),
