@@ -10,7 +10,7 @@ from typing import Final
 _COMMANDS: Final = re.compile(r"&&|\|\||[;\n]")
 _CARRIES: Final = re.compile(
     r"(?:^|[\s(/\"'`])(?:cp|mv|ln|rsync)(?=[\s\"'])"
-    r"|(?:^|[|(`{]|\b(?:sudo|then|do|exec|xargs))\s*(?:[^\s|(`{]*/)?install(?=\s)"  # not that of a package manager
+    r"|(?:^|[|(`{]|\b(?:sudo|then|do|exec|xargs)\s)\s*(?:[^\s|(`{]*/)?install(?=\s)"  # not that of a package manager
 )
 _ENTERS: Final = re.compile(r"(?:\bcd|\bpushd|\s-C)\s+([^\s;&|)]+)")
 _SCRIPT: Final = re.compile(r"(?:\S*sh(?:\s+-\S+)*\s+)?<<")

@@ -9,8 +9,11 @@ from orchestrator.tasks.harbor import TEST_SCRIPT, Task
 from orchestrator.tasks.multi_step import steps_of
 from orchestrator.tasks.network import of_tests
 
+_SEPARATORS: Final = re.compile(r"[\n;&|]")
+_READ: Final = 2_000
+"""Characters of one command that are read: the work for one is that of a search from each of its words."""
 _BEGINS: Final = (
-    r"(?:^|[;&|({]|\b(?:if|then|else|do|while|until|sudo|time|exec)\s)[ \t!]*(?:-\S+\s+)*(?:\w+=\S*[ \t]+)*"
+    r"(?:^|[({]|\b(?:if|then|else|do|while|until|sudo|time|exec)\s)[ \t!]*(?:-\S+\s+)*(?:\w+=\S*[ \t]+)*"
 )
 _OPTIONS: Final = r"(?:\s+-\S+)*\s+"
 _COMMAND: Final = re.compile(
@@ -18,12 +21,11 @@ _COMMAND: Final = re.compile(
     rf"(?:apt-get|apt){_OPTIONS}(?:install|update)\b"
     rf"|apk{_OPTIONS}add\b|(?:dnf|yum){_OPTIONS}install\b"
     rf"|(?:python[\d.]*\s+-m\s+)?pip[\d.]*{_OPTIONS}(?:install|download)\b"
-    rf"|uvx\s|uv{_OPTIONS}(?:pip\s+install|add|sync|tool\s+(?:run|install)|run(?=\s[^\n;|&]*--with))\b"
+    rf"|uvx\s|uv{_OPTIONS}(?:pip\s+install|add|sync|tool\s+(?:run|install)|run(?=\s.*--with))\b"
     rf"|npm{_OPTIONS}(?:install|i|ci)\b"
-    rf"|git{_OPTIONS}clone\b(?=[^\n;|&]*https?://)"
-    r"|(?:curl|wget)\s(?=[^\n;|&]*https?://(?!localhost|127\.|\[::1))"
-    r")(?P<rest>[^\n;|&]*)",
-    re.M,
+    rf"|git{_OPTIONS}clone\b(?=.*https?://)"
+    r"|(?:curl|wget)\s(?=.*https?://(?!localhost|127\.|\[::1))"
+    r")(?P<rest>.*)"
 )
 _OFFLINE: Final = re.compile(r"\s--(?:no-index|offline|no-build-isolation)\b|\s(?:-h|--help|--version)\b")
 
@@ -34,8 +36,9 @@ def downloads(script: str) -> str:
     >>> downloads("if ! command -v uvx; then curl -Ls https://example.org/uv.sh | sh; fi")
     'curl'
     """
-    for found in _COMMAND.finditer(script.replace("\\\n", "  ")):
-        if not _OFFLINE.search(f"{found['command']} {found['rest']}"):
+    for line in _SEPARATORS.split(script.replace("\\\n", "  ")):
+        found = _COMMAND.search(line[:_READ])
+        if found is not None and not _OFFLINE.search(f"{found['command']} {found['rest']}"):
             words = (word for word in found["command"].split() if not word.startswith("-") or word == "-m")
             return " ".join(words)
     return ""

@@ -19,7 +19,6 @@ one sentence each.
 import json
 import os
 import posixpath
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -69,7 +68,6 @@ SCRIPT: Final = "record/script.json"
 """A recording's replacement for the policy: a list of assistant messages."""
 SOLUTION: Final = "solution/solve.sh"
 INSTRUCTION: Final = "instruction.md"
-_CANARY: Final = re.compile(r"(<!--.*canary.*-->|#.*canary.*)", re.IGNORECASE)
 STEPS: Final = "steps/"
 _PIECE: Final = 1 << 20
 _MAX_NAMED: Final = 5
@@ -416,9 +414,16 @@ def each_jsonl(path: Path) -> Iterator[tuple[str, Task | str]]:
 def without_canary(instruction: str) -> str:
     """An instruction without the comments at its top by which a benchmark is found in a corpus. No agent is to see them, and none to learn them."""
     lines = instruction.strip().split("\n")
-    while lines and (not lines[0].strip() or _CANARY.fullmatch(lines[0].strip())):
-        del lines[0]
-    return "\n".join(lines)
+    begin = next((at for at, line in enumerate(lines) if not _is_passed_over(line.strip())), len(lines))
+    return "\n".join(lines[begin:])
+
+
+def _is_passed_over(line: str) -> bool:
+    """Whether it is empty or such a comment. A regular expression would search the rest of the line at each of its words."""
+    lower = line.lower()
+    if lower.startswith("<!--"):
+        return lower.endswith("-->") and "canary" in lower[4:-3]
+    return not line or (lower.startswith("#") and "canary" in lower)
 
 
 def is_hidden(path: str) -> bool:

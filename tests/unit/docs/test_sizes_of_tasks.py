@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tasks import key_values, sizes
+from orchestrator.tasks.message import MAX_MESSAGE_BYTES
 
 PAGE = Path(__file__).parents[3] / "ops/guides/what-happens-when.md"
 _, _, TABLE = PAGE.read_text().partition("## Sizes and lengths")
@@ -14,6 +15,7 @@ _, _, TABLE = PAGE.read_text().partition("## Sizes and lengths")
     ("begin", "limits"),
     [
         ("| `task.toml` |", (sizes.TASK_TOML_BYTES, sizes.MAX_DEPTH)),
+        ("| `instruction.md`", (MAX_MESSAGE_BYTES,)),
         (
             "| a Dockerfile",
             (sizes.DOCKERFILE_BYTES, sizes.MAX_INSTRUCTIONS, sizes.MAX_COPIED, sizes.MAX_SEARCHED),
