@@ -116,12 +116,15 @@ class _Collector:
     losses: Losses
     at: str
     leads: Callable[[str, str], bool]
+    above_placed: Collection[str]
     added: dict[str, AnyFile] = field(default_factory=dict)
     modified: dict[str, AnyFile] = field(default_factory=dict)
     links: dict[str, str] = field(default_factory=dict)
     directories: dict[str, int] = field(default_factory=dict)
-    refused: list[tuple[str, RefusedReason]] = field(default_factory=list)
-    seen: set[str] = field(default_factory=set)
+    refused: list[tuple[str, RefusedReason]] = field(default_factory=list)  # the first ones
+    counts: Counter[RefusedReason] = field(default_factory=Counter)  # of all refused ones
+    covers: set[str] = field(default_factory=set)  # refused ones above placed ones
+    seen: set[str] = field(default_factory=set)  # placed ones
     filled: set[str] = field(default_factory=set)  # directories that the files in them create
     total: int = 0
     in_memory: int = 0
@@ -133,7 +136,7 @@ class _Collector:
     def visit(self, entry: tree.TreeEntry, placed: PlacedEntry | None) -> None:
         reason = self._look(entry, placed)
         if reason is not None:
-            self.refused.append((entry.path, reason))
+            self._refuse(entry.path, reason)
             if placed is not None and not stat.S_ISDIR(entry.stat.st_mode):
                 self.seen.discard(entry.path)  # the placed entry no longer exists
             return
@@ -142,17 +145,25 @@ class _Collector:
         if not stat.S_ISDIR(entry.stat.st_mode):
             self.filled.update(parents_of_relative(entry.path))
 
+    def _refuse(self, path: str, reason: RefusedReason) -> None:
+        self.counts[reason] += 1
+        if len(self.refused) < _REPORTED:
+            self.refused.append((path, reason))
+        if path in self.above_placed:
+            self.covers.add(path)
+
     def _look(self, entry: tree.TreeEntry, placed: PlacedEntry | None) -> RefusedReason | None:
         if not entry.path.isprintable() and not _is_utf8(entry.path):
             return RefusedReason.NAME
         if len(os.fsencode(entry.path)) > MAX_PATH:
             return RefusedReason.LONG
         mode = entry.stat.st_mode
-        if placed is None or placed.directory or not stat.S_ISDIR(mode):
+        if placed is not None and (placed.directory or not stat.S_ISDIR(mode)):
             self.seen.add(entry.path)
         if stat.S_ISDIR(mode):
-            self.directories[entry.path] = stat.S_IMODE(mode) & 0o777
-            return _directory_problem(entry, self.limits.depth)
+            if (problem := _directory_problem(entry, self.limits.depth)) is None:
+                self.directories[entry.path] = stat.S_IMODE(mode) & 0o777
+            return problem
         try:
             if stat.S_ISLNK(mode):
                 return self._link(entry, placed)
@@ -222,19 +233,16 @@ class _Collector:
 
     def kept_directories(self, placed: Mapping[str, PlacedEntry]) -> dict[str, int]:
         """Directories that must be recreated explicitly, with their permission bits. Those above the limit are refused."""
-        refused_paths = {path for path, _ in self.refused}
         recreated: dict[str, int] = {}
         for path, mode in sorted(self.directories.items(), reverse=True):  # deeper paths come first
             earlier = placed.get(path)
             known = earlier is not None and earlier.directory
             expected_mode = earlier.mode if earlier is not None and known else _USUAL
-            if path in refused_paths:
-                continue
             if (known or path in self.filled) and mode == expected_mode:
                 self.filled.update(parents_of_relative(path) if known else ())
                 continue
             if self.count + len(recreated) >= self.limits.files:
-                self.refused.append((path, RefusedReason.TOO_MANY))
+                self._refuse(path, RefusedReason.TOO_MANY)
                 continue
             recreated[path] = mode
             self.filled.update(parents_of_relative(path))
@@ -255,12 +263,19 @@ def changed(
     """Compare the tree at `work` with `placed` (relative path → the placed entry). `called`: the work directory's other name for its programs.
     `hidden`: entries that programs do not see. `spool`: a new directory of the caller's, for what exceeds `limits.memory_bytes`. `at`: where programs
     see the tree, if it is not the work directory. `leads`: whether a link (path, from `at` on, and target) may be recreated elsewhere."""
-    found = _Collector(limits=limits, work=called, spool=spool, losses=Losses(work), at=at, leads=leads)
+    found = _Collector(
+        limits=limits,
+        work=called,
+        spool=spool,
+        losses=Losses(work),
+        at=at,
+        leads=leads,
+        above_placed={parent for path in placed for parent in parents_of_relative(path)},
+    )
     for entry in tree.walk(work, limits.skip, limits.depth):
         if entry.path not in hidden:
             found.visit(entry, placed.get(entry.path))
     directories = found.kept_directories(placed)
-    refused_prefixes = tuple(f"{path}/" for path, _ in found.refused)
     deleted: list[str] = []
     deleted_directory = "\0"  # the last directory that was found deleted, with everything below it
     for path in sorted(placed.keys() - found.seen):
@@ -268,7 +283,7 @@ def changed(
             continue
         directory = placed[path].directory
         searched = path.split("/") if directory else path.split("/")[:-1]
-        if path.startswith(refused_prefixes) or limits.skip.intersection(searched):
+        if limits.skip.intersection(searched) or not found.covers.isdisjoint(parents_of_relative(path)):
             continue
         if directory and path.startswith(f"{deleted_directory}/"):
             continue
@@ -278,9 +293,9 @@ def changed(
         added=found.added,
         modified=found.modified,
         deleted=tuple(deleted),
-        refused=tuple(found.refused[:_REPORTED]),
+        refused=tuple(found.refused),
         complete=not found.refused,
-        counts=Counter(reason for _, reason in found.refused),
+        counts=found.counts,
         links=found.links,
         directories=directories,
         lost=tuple(found.losses.named),
