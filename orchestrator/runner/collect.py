@@ -25,7 +25,15 @@ from orchestrator.runner.outcome import AttemptOutcome, outcome_of
 from orchestrator.runner.redact import redacted_changes, redacted_files, without
 from orchestrator.runtime.log import get
 from orchestrator.tasks.artifact_blobs import entries
-from orchestrator.tasks.artifacts import INLINE_BYTES, MAX_BEHIND, answer_bytes, too_much, written
+from orchestrator.tasks.artifacts import (
+    INLINE_BYTES,
+    MAX_BEHIND,
+    answer_bytes,
+    holds_more,
+    left_behind,
+    too_much,
+    written,
+)
 from orchestrator.tasks.collected import COLLECTED, ArtifactSource, CollectHook
 from orchestrator.tasks.message import BlobFile, Part, split
 from sandboxes.artifacts import MAX_PATH
@@ -177,8 +185,8 @@ async def declared(
 
 @dataclass(slots=True, kw_only=True)
 class _Listing:
-    """The content of a source: its regular files as (absolute path, mode), in order; the names of what cannot be copied, by the path for people; and
-    what is wrong with the source as a whole."""
+    """The content of a source: its regular files as (absolute path, mode), in order; the paths that cannot be copied; and what is wrong with the
+    source as a whole."""
 
     source: ArtifactSource
     files: list[tuple[str, int]] = field(default_factory=list)
@@ -198,16 +206,15 @@ class _Listing:
         if reason is None:
             self.files.append((inside, mode))
         else:
-            self.refused[written(inside)] = reason
+            self.refused[inside] = reason
 
     def behind(self, most: int) -> Iterator[ArtifactFile]:
         """The files that cannot be copied: at most `most` by name, and in one more entry the number of the others."""
-        named = dict(list(self.refused.items())[: max(0, most)])
-        for path, reason in named.items():
-            yield _behind(path, reason.value)
+        named = left_behind(list(self.refused.items())[: max(0, most)])
+        yield from named
         flaws = list(self.flaws)
         if more := len(self.refused) - len(named):
-            flaws.append(f"holds {more:,} more that cannot be copied")
+            flaws.append(holds_more(more))
         if flaws:
             yield _behind(written(f"{self.source.source}/…"), ", ".join(flaws))
 

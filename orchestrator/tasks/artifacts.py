@@ -13,8 +13,9 @@ verdict is 0.
 """
 
 import posixpath
+import re
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -40,6 +41,9 @@ SHOWN_PATH = 1_000
 """Characters of the path of an entry left behind."""
 MAX_BEHIND = 20
 """How many of the entries left behind are named."""
+_OTHERS = "…"
+"""The name of the others together."""
+_MORE = re.compile(r"holds (\d[\d,]{0,14}) more that cannot be copied")
 T = TypeVar("T")
 MAX_NOTES = NAMED * len(Lost)
 """How many notes the work of one step has."""
@@ -75,7 +79,12 @@ def over_limit(changed: Artifacts, answer: str | None, limits: ArtifactLimits) -
 def _entries_of(changed: Artifacts) -> int:
     """How many entries `packed` makes, notes apart."""
     parts = (changed.added, changed.modified, changed.deleted, changed.links, changed.directories)
-    return len(changed.refused[:MAX_BEHIND]) + sum(map(len, parts))
+    return len(changed.refused[:MAX_BEHIND]) + (_unnamed(changed) > 0) + sum(map(len, parts))
+
+
+def _unnamed(changed: Artifacts) -> int:
+    """How many of the entries left behind are not named."""
+    return sum(changed.counts.values()) - min(len(changed.refused), MAX_BEHIND)
 
 
 def _bytes_of(changed: Artifacts) -> int:
@@ -153,10 +162,9 @@ def packed(changed: Artifacts, only: Mapping[str, AnyFile] | None = None) -> lis
         gone_at(path) if path.startswith("/") else ArtifactFile(path=path, body=None)
         for path in changed.deleted
     ]
-    found += [
-        ArtifactFile(path=written(path), body=None, kind=Left.BEHIND, why=reason.value)
-        for path, reason in changed.refused[:MAX_BEHIND]
-    ]
+    found += left_behind(changed.refused[:MAX_BEHIND])
+    if (more := _unnamed(changed)) > 0:
+        found.append(ArtifactFile(path=_OTHERS, body=None, kind=Left.BEHIND, why=holds_more(more)))
     found += [
         directory_at(path, mode)
         if path.startswith("/")
@@ -186,9 +194,12 @@ def stayed_behind(artifacts: Sequence[ArtifactFile]) -> str | None:
     behind = [file for file in artifacts if file.kind is Left.BEHIND and not is_note(file)]
     parts = []
     if behind:
-        others = f", nor did {len(behind) - 1} others" if len(behind) > 1 else ""
-        why = behind[0].why or "stayed behind"
-        parts.append(f"{behind[0].path!r:.200} {why} and did not reach the tests{others}")
+        number = sum(map(_number_of, behind))
+        others = f", nor did {number - 1:,} others" if number > 1 else ""
+        first = next((file for file in behind if not _MORE.search(file.why or "")), behind[0])
+        parts.append(
+            f"{first.path!r:.200} {first.why or 'stayed behind'} and did not reach the tests{others}"
+        )
     notes: dict[str, ArtifactFile] = {}  # the first one of each kind
     for file in filter(is_note, artifacts):
         notes.setdefault(file.path.rpartition(" (")[2], file)
@@ -199,6 +210,30 @@ def stayed_behind(artifacts: Sequence[ArtifactFile]) -> str | None:
 def is_note(file: ArtifactFile) -> bool:
     """Whether it names something of a file that the tests see without it."""
     return file.kind is Left.BEHIND and file.why is not None and file.why.startswith(_NOTE)
+
+
+def left_behind(refused: Iterable[tuple[str, RefusedReason]]) -> list[ArtifactFile]:
+    """An entry for each path that stays behind. Paths that are written alike are numbered."""
+    found: dict[str, ArtifactFile] = {}
+    for path, reason in refused:
+        name = shown = written(path)
+        number = 1
+        while name in found:
+            number += 1
+            name = f"{shown} ({number})"
+        found[name] = ArtifactFile(path=name, body=None, kind=Left.BEHIND, why=reason.value)
+    return list(found.values())
+
+
+def holds_more(count: int) -> str:
+    """The reason of one entry for `count` others that stay behind."""
+    return f"holds {count:,} more that cannot be copied"
+
+
+def _number_of(file: ArtifactFile) -> int:
+    """For how many an entry that stayed behind stands."""
+    more = _MORE.search(file.why or "")
+    return int(more[1].replace(",", "")) if more else 1
 
 
 def noted(file: ArtifactFile) -> str:
@@ -274,7 +309,9 @@ class _Change:
 
     def __init__(self, artifacts: Sequence[ArtifactFile], stored: Mapping[str, AnyFile]) -> None:
         self.gone = {
-            f"{WORK}/{artifact.path}" for artifact in artifacts if artifact.deleted and not is_note(artifact)
+            f"{WORK}/{artifact.path}"
+            for artifact in artifacts
+            if artifact.deleted and not is_note(artifact) and not _MORE.search(artifact.why or "")
         }
         self.files: dict[str, AnyFile] = {}
         self.links: dict[str, str] = {}

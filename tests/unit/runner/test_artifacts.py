@@ -7,6 +7,7 @@ import pytest
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.artifacts import (
     INLINE_BYTES,
+    MAX_BEHIND,
     answer_bytes,
     is_note,
     limits_of,
@@ -122,6 +123,35 @@ def test_what_stays_behind_and_whatever_is_too_much_is_named() -> None:
     many = changed({str(i): File(b"") for i in range(20)}, deleted=("one more",))
     assert over_limit(many, None, small) == "artifacts: more than 20 files differ (sandbox.artifact_files)"
     assert str(over_limit(changed(), "x" * INLINE_BYTES, small)).startswith("the answer has 400,002 bytes")
+
+
+PIPE = RefusedReason.SPECIAL
+LONG = f"{'d' * 199}/" * 6
+
+
+@pytest.mark.parametrize(
+    ("refused", "count", "others"),
+    [
+        ([f"f{i:03}" for i in range(100)], 5_000, ", nor did 4,999 others"),
+        ([f"f{i:03}" for i in range(21)], 21, ", nor did 20 others"),
+        ([f"{LONG}{i}" for i in range(5)], 5, ", nor did 4 others"),
+        ([f"{LONG}{i}" for i in range(100)], 5_000, ", nor did 4,999 others"),
+        (["\u2028"] * 1 + [f"\u2028{i}" for i in range(40)], 41, ", nor did 40 others"),
+        (["one"], 1, ""),
+    ],
+)
+def test_all_entries_that_stay_behind_are_counted(refused: list[str], count: int, others: str) -> None:
+    left = replace(changed(refused=tuple((path, PIPE) for path in refused)), counts={PIPE: count})
+    found = packed(left)
+    assert len(found) == min(count, MAX_BEHIND + 1)
+    sentence = str(stayed_behind(found))
+    assert sentence.startswith(repr(refused[0])[:150]) and sentence.endswith(
+        f"did not reach the tests{others}"
+    )
+    assert over_limit(left, None, replace(LIMITS, files=len(found))) is None
+    assert over_limit(left, None, replace(LIMITS, files=len(found) - 1)) is not None
+    pristine = Environment(files={"/app/…": File(b"before")})
+    assert with_artifacts(pristine, found).files == pristine.files
 
 
 @pytest.mark.anyio

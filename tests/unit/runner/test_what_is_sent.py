@@ -297,6 +297,17 @@ async def test_of_many_that_cannot_be_collected_the_number_is_given(first: int) 
     assert len(behind) == MAX_BEHIND + 1
     assert left["/tmp/then/…"].why == f"holds {first + 30 - MAX_BEHIND} more that cannot be copied"
     assert {"/tmp/first/good", "/tmp/then/good"} <= left.keys() and "/tmp/then/link1" not in left
+    assert str(stayed_behind(behind)).endswith(f"nor did {first + 29} others")
+
+
+async def test_entries_with_one_beginning_are_counted_each() -> None:
+    deep = "/".join(["d" * 200] * 6)
+    made = f"mkdir -p /tmp/a/{deep}; cd /tmp/a/{deep}; for n in 1 2 3 4 5; do mkfifo $n; done"
+    async with BubblewrapProvider().open(SandboxSpec(limits=Limits())) as sandbox:
+        assert (await sandbox.exec(["bash", "-c", made])).ok
+        left = await declared(sandbox, [ArtifactSource(source="/tmp/a")], LIMITS)
+    assert len(left) == len({file.path for file in left}) == 5
+    assert str(stayed_behind(left)).endswith("nor did 4 others")
 
 
 @pytest.mark.parametrize(
