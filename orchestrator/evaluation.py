@@ -208,10 +208,12 @@ class EvaluationClient:
         self, connection: AsyncConnection, request: EvaluationRequest, tasks: Sequence[Task]
     ) -> None:
         """Refuse a suite that holds other tasks or options, on any version: they would be mixed into one figure or one curve."""
-        requested = {request.measured(task) for task in tasks}
+        requested: dict[int, set[str]] = {}  # by version
         # A person may have retried dead groups (`penstock dead retry`).
         for version, submission in await evaluated_submissions(connection, self.run_id, request.suite):
-            if tried(submission).removeprefix(request.prefix(version)) not in requested:
+            if version not in requested:
+                requested[version] = {tried(request.submission(version, task)) for task in tasks}
+            if tried(submission) not in requested[version]:
                 raise ArgumentError(
                     "suite",
                     f"{quoted(request.suite)} was evaluated on version {version} with other tasks or options "

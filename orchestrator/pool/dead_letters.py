@@ -11,6 +11,8 @@ from sqlalchemy import ColumnElement, delete, func, literal_column, or_, select,
 from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by, insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.ids import sha256
+from orchestrator.contracts.limits import MAX_SUBMISSION
 from orchestrator.contracts.states import Entity, FailureClass, GroupState, Purpose
 from orchestrator.pool import transitions
 from orchestrator.pool.rows import from_row
@@ -195,21 +197,34 @@ async def attempts_of(connection: AsyncConnection, group_id: int) -> Sequence[De
     return [from_row(DeadAttempt, row) for row in await connection.execute(query)]
 
 
-RETRY = r":retry-[0-9]+$"
-"""The suffix that `next_retry` adds to a submission, as a regular expression for Python and PostgreSQL."""
+_RETRY = r"[:]retry-[0-9]+$"
+"""The suffix that `next_retry` adds to a submission, as a regular expression for Python and PostgreSQL. SQLAlchemy takes `:retry` for a parameter."""
+_LONGEST = MAX_SUBMISSION - len(":retry-99999")
+_KEPT, _DIGITS = 95, 16
 
 
 def tried(submission: str) -> str:
-    """The submission that this one retries, or the submission itself.
+    """The submission that this one retries, or the submission itself. One that has no place for the suffix ends in a hash instead.
 
     >>> tried("eval:held:7:1:abc:retry-12"), tried("eval:held:7:1:abc")
     ('eval:held:7:1:abc', 'eval:held:7:1:abc')
+    >>> len(tried("x" * 128)), tried(f"{tried('x' * 128)}:retry-1") == tried("x" * 128)
+    (112, True)
     """
-    return re.sub(RETRY, "", submission)
+    first = re.sub(_RETRY, "", submission)
+    return first if len(first) <= _LONGEST else f"{first[:_KEPT]}:{sha256(first.encode()).hex()[:_DIGITS]}"
+
+
+def tried_sql(submission: str) -> str:
+    """`tried` in SQL, without parameters. `submission`: an expression."""
+    first = f"regexp_replace({submission}, '{_RETRY}', '')"
+    digest = f"encode(sha256(convert_to({first}, 'UTF8')), 'hex')"
+    short = f"left({first}, {_KEPT}) || ':' || left({digest}, {_DIGITS})"
+    return f"(case when length({first}) > {_LONGEST} then {short} else {first} end)"
 
 
 async def next_retry(connection: AsyncConnection, run_id: int, submission: str) -> str:
-    """The submission for a retry of a dead one: `<submission>:retry-<n>`. The original outcome stays on record."""
+    """The submission for a retry of a dead one: `<tried>:retry-<n>`. The original outcome stays on record."""
     first = tried(submission)
     retries = await connection.scalar(
         select(func.count()).where(

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, literal_column, select
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import Purpose, RunState, ServerState
-from orchestrator.pool.dead_letters import RETRY
+from orchestrator.pool.dead_letters import tried_sql
 from orchestrator.pool.tables import groups, policy_versions, rollout_servers, runs
 
 
@@ -79,7 +79,7 @@ async def evaluation_counts(
     connection: AsyncConnection, run_id: int, suite: str, version: int
 ) -> tuple[int, int]:
     """(groups that ended, groups that were accepted), from the newest try of every submission."""
-    first = func.regexp_replace(groups.c.submission, RETRY, "")
+    first: ColumnElement[str] = literal_column(tried_sql("groups.submission"))
     newest = (
         select(groups.c.done)
         .where(

@@ -15,7 +15,7 @@ from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.ids import EVERY_DOMAIN
-from orchestrator.pool.dead_letters import RETRY
+from orchestrator.pool.dead_letters import tried_sql
 from orchestrator.pool.rows import from_row
 
 Z = 1.959963984540054  # the 97.5 % point of the normal distribution
@@ -145,12 +145,13 @@ _AMONG = """(coalesce(label, ''), pinned_version) in (select * from unnest(cast(
 
 
 def _newest(which: str) -> str:
+    first = tried_sql("submission")
     return f"""
     with newest as (
-      select distinct on (coalesce(label, ''), pinned_version, regexp_replace(submission, :retry, '')) *
+      select distinct on (coalesce(label, ''), pinned_version, {first}) *
         from groups
        where run_id = :run and purpose = 'eval' and pinned_version is not null and {which}
-       order by coalesce(label, ''), pinned_version, regexp_replace(submission, :retry, ''), group_id desc)"""
+       order by coalesce(label, ''), pinned_version, {first}, group_id desc)"""
 
 
 def _groups(which: str) -> TextClause:
@@ -215,9 +216,7 @@ async def some_evaluations(
 
 async def unscored(connection: AsyncConnection, run_id: int, suite: str, version: int) -> list[Unscored]:
     """Reasons why groups of one evaluation have no result, most frequent first; for a dead group the class of its last failure."""
-    found = await connection.execute(
-        _UNSCORED, {"run": run_id, "suite": suite, "version": version, "retry": RETRY}
-    )
+    found = await connection.execute(_UNSCORED, {"run": run_id, "suite": suite, "version": version})
     return [from_row(Unscored, row) for row in found]
 
 
@@ -229,7 +228,7 @@ async def evaluation_progress(connection: AsyncConnection, run_id: int) -> list[
 async def _evaluations(
     connection: AsyncConnection, run_id: int, which: str, params: Mapping[str, Any]
 ) -> list[Evaluation]:
-    params = {**params, "run": run_id, "retry": RETRY}
+    params = {**params, "run": run_id}
     groups, results = _QUESTIONS[which]
     counted: dict[tuple[str, int], list[Any]] = {}
     for row in await connection.execute(results, params):

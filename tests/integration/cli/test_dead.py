@@ -25,6 +25,7 @@ from orchestrator.contracts.events import TaskSubmitted, encode
 from orchestrator.contracts.states import Purpose
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template
+from orchestrator.pool.dead_letters import tried
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.submissions import forget_rejection
 from orchestrator.roles.context import OrchestratorContext
@@ -368,8 +369,9 @@ async def test_a_partly_kept_message_is_not_published_again_and_stays(
         assert (await dead(home, "drop", letter["id"])).exit_code == 0
 
 
+@pytest.mark.parametrize("submission", ["one", "o" * 121, "o" * 128])
 async def test_a_group_is_shown_with_its_attempts_and_submitted_again_under_a_name_of_its_own(
-    home: Path, database_url: str, nats_server: EmbeddedNats
+    home: Path, database_url: str, nats_server: EmbeddedNats, submission: str
 ) -> None:
     config: Config = load(home / "penstock.toml")
     async with (
@@ -386,12 +388,12 @@ async def test_a_group_is_shown_with_its_attempts_and_submitted_again_under_a_na
             ).run
         )
         event = TaskSubmitted(
-            task=TASK, submission="one", purpose=Purpose.EVAL, sampling={"temperature": 0.0}
+            task=TASK, submission=submission, purpose=Purpose.EVAL, sampling={"temperature": 0.0}
         )
         await bus.publish(
             Outgoing(
                 subject=subjects.tasks(run.name, "coding"),
-                msg_id="one",
+                msg_id=submission,
                 schema=event.schema(),
                 body=encode(event),
             )
@@ -418,23 +420,28 @@ async def test_a_group_is_shown_with_its_attempts_and_submitted_again_under_a_na
                 )
             )
         (letter,) = await listed(home)
-        assert letter["reason"] == "its attempts are used up" and "group one" in letter["what"]
+        assert letter["reason"] == "its attempts are used up" and f"group {submission} " in letter["what"]
         shown = json.loads((await dead(home, "show", letter["id"])).stdout)
         (attempt,) = shown["attempts"]
         resumed = {"epoch": 2, "reason": "the runner died", "steps": 7, "replayed": 7, "replay": "continued"}
         assert (attempt["log"], attempt["resumes"]) == ("bwrap: killed", [resumed])
+        again = tried(submission)
+        assert (again == submission) is (submission == "one")
         for n in (1, 2):
             done = await dead(home, "retry", letter["id"])
             assert (done.exit_code, done.stdout) == (
                 0,
-                f"{letter['id']} is submitted again as one:retry-{n}\n",
+                f"{letter['id']} is submitted again as {again}:retry-{n}\n",
             )
         query = (
-            "SELECT count(*) FROM groups WHERE submission LIKE 'one:retry-%' AND purpose = 'eval' AND state = 'accepted'"
+            f"SELECT count(*) FROM groups WHERE submission LIKE '{again}:retry-%' AND purpose = 'eval' AND state = 'accepted'"
             " AND sampling = '{\"temperature\": 0.0}'"
         )
         assert await count(engine, query) == 2
-        assert await count(engine, "SELECT count(*) FROM groups WHERE submission = 'one' AND done") == 1
+        assert (
+            await count(engine, f"SELECT count(*) FROM groups WHERE submission = '{submission}' AND done")
+            == 1
+        )
         group.cancel_scope.cancel()
 
 

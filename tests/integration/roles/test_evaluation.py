@@ -188,10 +188,11 @@ async def test_other_tasks_or_options_under_the_same_name_are_refused(stage: Sta
             await bench(stage).evaluate(suite("a", "b", "c"), request)
 
 
+@pytest.mark.parametrize("name", ["held", "h" * 85])
 async def test_a_dead_group_that_was_tried_again_counts_as_its_newest_try_and_the_same_command_goes_on(
-    stage: Stage,
+    stage: Stage, name: str
 ) -> None:
-    request = EvaluationRequest(suite="held", version=3)
+    request = EvaluationRequest(suite=name, version=3)
     async with playing([*stage.core(), *workers(stage, 3).roles()]):
         first = await bench(stage).evaluate(suite("a", "b"), request)
         async with stage.context.engine.begin() as connection:  # as an outage would have left it
@@ -201,15 +202,15 @@ async def test_a_dead_group_that_was_tried_again_counts_as_its_newest_try_and_th
                 .values(state="dead", reason="its attempts are used up")
             )
             (group,) = await dead_groups(connection, stage.run.run_id)
-            name = await next_retry(connection, stage.run.run_id, group.submission)
+            retry = await next_retry(connection, stage.run.run_id, group.submission)
         gone = await bench(stage).evaluate(suite("a", "b"), request)
         assert (gone.groups, gone.scored, gone.unscored) == (2, 1, 1)
-        await submit_again(stage.bus, stage.run.name, group, name, timeout_s=30)
+        await submit_again(stage.bus, stage.run.name, group, retry, timeout_s=30)
         # Waits for the open try, and counts no submission twice.
         again = await bench(stage).evaluate(suite("a", "b"), request)
         with pytest.raises(ConfigurationError, match="with other tasks or options"):
             await bench(stage).evaluate(suite("b"), request)
-    assert name.endswith(":retry-1") and await stage.count("groups") == 3
+    assert retry.endswith(":retry-1") and await stage.count("groups") == 3
     assert (again.groups, again.scored, again.unscored, again.open) == (first.groups, 2, 0, 0)
     assert next(point.n for point in again.points if point.domain == "all") == 2
 
