@@ -73,28 +73,11 @@ async def _find(
 @app.command("list")
 def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
     """List messages and groups that could not be used, with the reason."""
-    from orchestrator.pool.dead_letters import (
-        DeadGroup,
-        DeadMessage,
-        dead_groups,
-        dead_messages,
-    )
+    from orchestrator.pool.dead_letters import dead_lines
 
-    async def work(connection: "AsyncConnection", run_id: int) -> tuple[list[DeadMessage], list[DeadGroup]]:
-        return await dead_messages(connection, run_id), await dead_groups(connection, run_id)
-
-    messages, groups = _ask(Home.at(config).connected(), work)
     rows = [
-        {"id": f"m{m.number}", "at": str(m.at), "what": f"message {m.subject}", "reason": m.reason}
-        for m in messages
-    ] + [
-        {
-            "id": f"g{g.group_id}",
-            "at": str(g.at),
-            "what": f"group {g.submission} ({g.task}, {g.scaffold})",
-            "reason": g.reason,
-        }
-        for g in groups
+        {"id": line.letter, "at": str(line.at), "what": line.what, "reason": line.reason}
+        for line in _ask(Home.at(config).connected(), dead_lines)
     ]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))

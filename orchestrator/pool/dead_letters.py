@@ -95,6 +95,16 @@ class DeadGroup:
     body: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLine:
+    """A dead message (`m7`) or a dead group (`g7`) in a list, without its body."""
+
+    letter: str
+    at: datetime | None
+    what: str
+    reason: str
+
+
 _IN_PART = re.compile(r" \(the first [0-9,]+ of [0-9,]+ bytes are kept\)\Z")
 
 
@@ -131,6 +141,36 @@ async def dead_messages(
     if number is not None:
         query = query.where(table.dead_letter_id == number)
     return [from_row(DeadMessage, row) for row in await connection.execute(query)]
+
+
+async def dead_lines(connection: AsyncConnection, run_id: int) -> list[DeadLine]:
+    """The messages of `dead_messages` and after them the groups of `dead_groups`. Reads no body: one may have 64 MB."""
+    letter, table = dead_letters.c, groups.c
+    messages = (
+        select(letter.dead_letter_id, letter.at, letter.subject, letter.reason)
+        .where(_of(run_id))
+        .order_by(letter.dead_letter_id)
+    )
+    ended = (
+        select(
+            table.group_id,
+            table.ended,
+            table.submission,
+            tasks.c.name,
+            table.scaffold,
+            func.coalesce(table.reason, ""),
+        )
+        .join(tasks, tasks.c.task_id == table.task_id)
+        .where(table.run_id == run_id, table.state == GroupState.DEAD)
+        .order_by(table.group_id)
+    )
+    return [
+        DeadLine(letter=f"m{number}", at=at, what=f"message {subject}", reason=reason)
+        for number, at, subject, reason in await connection.execute(messages)
+    ] + [
+        DeadLine(letter=f"g{number}", at=at, what=f"group {submission} ({name}, {scaffold})", reason=reason)
+        for number, at, submission, name, scaffold, reason in await connection.execute(ended)
+    ]
 
 
 def _of(run_id: int) -> ColumnElement[bool]:

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import nats
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
@@ -25,7 +25,7 @@ from orchestrator.contracts.events import TaskSubmitted, encode
 from orchestrator.contracts.states import Purpose
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template
-from orchestrator.pool.dead_letters import tried
+from orchestrator.pool.dead_letters import keep_unsendable, tried
 from orchestrator.pool.engine import open_engine
 from orchestrator.pool.submissions import forget_rejection
 from orchestrator.roles.context import OrchestratorContext
@@ -367,6 +367,32 @@ async def test_a_partly_kept_message_is_not_published_again_and_stays(
         )
         assert letter in await listed(home)
         assert (await dead(home, "drop", letter["id"])).exit_code == 0
+
+
+async def test_a_list_reads_no_body(home: Path, database_url: str) -> None:
+    run_name = load(home / "penstock.toml").run.name
+    async with open_engine(database_url) as engine:
+        run = await builders.make_run(engine, load(home / "penstock.toml"))
+        async with engine.begin() as connection:
+            for msg_id in ("a", "b"):
+                await keep_unsendable(
+                    connection, run.run_id, f"tasks.{run_name}.coding", "", msg_id, b"x" * 1000, "too large"
+                )
+    read: list[str] = []
+
+    def note(*call: Any) -> None:
+        read.append(call[2].lower())
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        lines = await listed(home)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert [(line["what"], line["reason"]) for line in lines] == [
+        (f"message tasks.{run_name}.coding", "too large")
+    ] * 2
+    assert any("from dead_letters" in each for each in read) and any("from groups" in each for each in read)
+    assert [each for each in read if "body" in each] == []
 
 
 @pytest.mark.parametrize("submission", ["one", "o" * 121, "o" * 128])
