@@ -4,6 +4,10 @@ from typing import Final
 
 MAX_BYTES: Final = 64 * 1024
 """A ClientHello with post-quantum keys has about 2 KB."""
+MAX_RECORDS: Final = 16
+"""Clients use one record, or a few. The message is read again with every piece that arrives, so that many small records would take the event loop."""
+MAX_EXTENSIONS: Final = 128
+"""Clients send about 20."""
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
 _RECORD_BYTES: Final = 1 << 14
 
@@ -49,7 +53,7 @@ def server_name(data: bytes) -> str | None:
 def _message(data: bytes) -> bytes | None:
     """The handshake message, which may be spread over records."""
     held, at = b"", 0
-    while True:
+    for _ in range(MAX_RECORDS):
         header = data[at : at + 5]
         if header[:1] and header[0] != _HANDSHAKE:
             raise NotTls("it does not begin with a TLS handshake")
@@ -71,6 +75,7 @@ def _message(data: bytes) -> bytes | None:
         at += 5 + size
         if at > len(data):
             return None
+    raise NotTls(f"the ClientHello is spread over more than {MAX_RECORDS} TLS records")
 
 
 def _name(message: bytes) -> str:
@@ -80,8 +85,11 @@ def _name(message: bytes) -> str:
     hello.vector(2)  # ciphers
     hello.vector(1)  # compression
     names: list[bytes] = []
-    extensions = _Bytes(b"") if hello.empty else hello.vector(2)
+    count, extensions = 0, _Bytes(b"") if hello.empty else hello.vector(2)
     while not extensions.empty:
+        count += 1
+        if count > MAX_EXTENSIONS:
+            raise NotTls(f"the ClientHello has more than {MAX_EXTENSIONS} extensions")
         kind, content = extensions.number(2), extensions.vector(2)
         if kind == _SERVER_NAME:
             entries = content.vector(2)
@@ -92,8 +100,8 @@ def _name(message: bytes) -> str:
                     raise NotTls("a server name is of an unknown kind")
                 size = entries.number(2)
                 names.append(entries.take(size))
-    if len(names) > 1:
-        raise NotTls("it names several servers")
+                if len(names) > 1:
+                    raise NotTls("it names several servers")
     if not names:
         return ""
     try:

@@ -39,6 +39,38 @@ def test_a_client_hello_may_be_spread_over_records_and_be_followed_by_others() -
     assert client_hello.server_name(records + b"\x14\x03\x03") == "a.example.org"
 
 
+def spread(message: bytes, size: int) -> bytes:
+    """A handshake message in TLS records of `size` bytes."""
+    pieces = [message[at : at + size] for at in range(0, len(message), size)]
+    return b"".join(b"\x16\x03\x01" + len(piece).to_bytes(2, "big") + piece for piece in pieces)
+
+
+def test_a_client_hello_in_many_small_records_is_refused_before_it_is_whole() -> None:
+    announced = b"\x01" + (60_000).to_bytes(3, "big") + bytes(60_000)
+    most = client_hello.MAX_RECORDS
+    assert client_hello.server_name(spread(announced[: most - 1], 1)) is None
+    with pytest.raises(NotTls, match="more than 16 TLS records"):
+        client_hello.server_name(spread(announced[: most + 1], 1))
+    whole = hello("a.example.org")[5:]
+    assert client_hello.server_name(spread(whole, -(-len(whole) // most))) == "a.example.org"
+
+
+@pytest.mark.parametrize(
+    ("extensions", "why"),
+    [
+        (b"".join(kind.to_bytes(2, "big") + bytes(2) for kind in range(1, 16_000)), "128 extensions"),
+        (b"\0\0\0\x0b\0\x09" + bytes(6) + b"\1\0\0", "several servers"),  # two empty names, then an unknown kind
+    ],
+)  # fmt: skip
+def test_a_client_hello_of_many_parts_is_refused_at_the_first_too_many(extensions: bytes, why: str) -> None:
+    content = (
+        b"\3\3" + bytes(32) + b"\0" + b"\0\2\0\0" + b"\1\0" + len(extensions).to_bytes(2, "big") + extensions
+    )
+    message = b"\1" + len(content).to_bytes(3, "big") + content
+    with pytest.raises(NotTls, match=why):
+        client_hello.server_name(spread(message, 1 << 14))
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_client_hello_or_not_and_raise_nothing_else(data: bytes) -> None:
     for prefix in (b"", b"\x16\x03\x01", b"\x16\x03\x01\x00\x40\x01\x00\x00\x3c\x03\x03"):
