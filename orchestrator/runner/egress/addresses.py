@@ -1,7 +1,10 @@
 """Which addresses may be reached: public ones that are not this machine's own. Addresses that hold another address count as that one."""
 
+import errno
 import socket
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from itertools import zip_longest
 from typing import Final
 
 from orchestrator.contracts.hosts import Address
@@ -48,9 +51,15 @@ def _inner(address: Address) -> IPv4Address | None:
 
 
 def is_ours(address: Address) -> bool:
-    """Whether an address belongs to this machine, whose services listen there."""
+    """Whether an address belongs to this machine, whose services listen there. OSError if the machine is out of descriptors or memory."""
     family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    try:
+        probe = socket.socket(family, socket.SOCK_DGRAM)
+    except OSError as error:
+        if error.errno != errno.EAFNOSUPPORT:  # else the address might be ours
+            raise
+        return False  # a machine without IPv6 has no such address
+    with probe:
         try:
             probe.bind((str(address), 0))
         except OSError:
@@ -61,3 +70,10 @@ def is_ours(address: Address) -> bool:
 def parsed(text: str) -> Address:
     """An address as the resolver gives it, which may have a zone."""
     return ip_address(text.partition("%")[0])
+
+
+def in_turns(addresses: Sequence[Address]) -> list[Address]:
+    """IPv6 and IPv4 by turns, beginning with the kind of the first (RFC 8305): a kind that leads nowhere does not take every attempt."""
+    first = [each for each in addresses if each.version == addresses[0].version]
+    others = [each for each in addresses if each.version != addresses[0].version]
+    return [each for pair in zip_longest(first, others) for each in pair if each is not None]

@@ -23,7 +23,7 @@ from orchestrator.contracts.hosts import Address, host_of
 from orchestrator.contracts.network import Access
 from orchestrator.contracts.quote import quoted
 from orchestrator.runner.egress import client_hello, heads
-from orchestrator.runner.egress.addresses import is_ours, not_public, parsed
+from orchestrator.runner.egress.addresses import in_turns, is_ours, not_public, parsed
 from orchestrator.runner.egress.client_hello import NotTls
 from orchestrator.runner.egress.heads import Malformed, Request
 from orchestrator.runner.egress.metrics import EgressMetrics
@@ -43,6 +43,7 @@ ADDRESSES: Final = 4
 LOOKUPS: Final = 4
 """Names that one sandbox looks up at a time, in threads of its own: names that do not answer hold up nothing else."""
 _CHUNK: Final = 65536
+_LATE: Final = "it does not answer in time"
 
 Resolve = Callable[[str], Awaitable[Sequence[Address]]]
 Dial = Callable[[Address, int], Awaitable[anyio.abc.ByteStream]]
@@ -145,7 +146,7 @@ class Proxy:
             )
         if not self._access.allows(host):
             raise Refused("the host is not among those that the task may reach")
-        with anyio.move_on_after(timeouts().egress_connect_s):
+        with anyio.move_on_after(timeouts().egress_connect_s) as scope:
             try:
                 found = [host] if not isinstance(host, str) else await self._resolve(host)
             except (OSError, UnicodeError) as error:
@@ -153,22 +154,27 @@ class Proxy:
             if not found:
                 raise Refused("its name is not found", 502)
             for address in found:
-                why = not_public(address)
-                if why is None and is_ours(address):
-                    why = f"{address} is this machine's own"
-                if why is not None:
+                if (why := _closed(address)) is not None:
                     raise Refused(why)
-            problem = ""
-            for address in found[:ADDRESSES]:
-                try:
+            return await self._dialled(in_turns(found)[:ADDRESSES], port, flow, scope.deadline)
+        raise Refused(_LATE, 504)
+
+    async def _dialled(
+        self, found: Sequence[Address], port: int, flow: _Flow, deadline: float
+    ) -> anyio.abc.ByteStream:
+        """A connection to the first address that answers. Each has an equal part of the time that is left, so that one that drops packets leaves
+        the others theirs."""
+        problem = ""
+        for tried, address in enumerate(found):
+            share_s = (deadline - anyio.current_time()) / (len(found) - tried)
+            try:
+                with anyio.move_on_after(share_s):
                     server = await self._dial(address, port)
-                except OSError as error:
-                    problem = str(error)
-                    continue
-                flow.address = str(address)
-                return server
-            raise Refused(f"it does not answer: {problem}", 502)
-        raise Refused("it does not answer in time", 504)
+                    flow.address = str(address)
+                    return server
+            except OSError as error:
+                problem = str(error)
+        raise Refused(f"it does not answer: {problem}", 502) if problem else Refused(_LATE, 504)
 
     async def _tunnel(
         self,
@@ -373,6 +379,16 @@ class _Reader:
         """The bytes that are held."""
         found, self._held = self._held, b""
         return found
+
+
+def _closed(address: Address) -> str | None:
+    """Why an address is not dialled, as the end of a sentence; None: it may be. Refused if this cannot be known now."""
+    if (why := not_public(address)) is not None:
+        return why
+    try:
+        return f"{address} is this machine's own" if is_ours(address) else None
+    except OSError as error:
+        raise Refused(f"the runner's machine cannot check its addresses: {error}", 503) from None
 
 
 def _check_name(named: str, host: str | Address) -> None:
