@@ -6,28 +6,45 @@ It is self-contained and placed inside a sandbox, where 127.0.0.1 belongs to thi
 program starts once the port listens. Without a program it prints a line once the port listens, and stays.
 """
 
+import errno
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from threading import Thread
 
 READY = "listening\n"
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED)
+PAUSE_S = 0.2  # until the next try: without a pause the relay would take a whole core
 
 
 def relay(listener: socket.socket, target: str) -> None:
-    """Accept connections forever, with one connection to `target` for each."""
+    """Accept connections forever, with one connection to `target` for each. While descriptors, memory or threads are used up, new connections wait
+    or are dropped. OSError if the listener is closed."""
     while True:
-        client, _ = listener.accept()
-        server = socket.socket(socket.AF_UNIX)
         try:
-            server.connect(target)
-        except OSError:  # the client sees a dropped connection, as if the gateway were away
-            client.close()
-            server.close()
+            client, _ = listener.accept()
+        except OSError as error:
+            if error.errno not in SHORT:
+                raise
+            time.sleep(PAUSE_S)
             continue
-        for source, sink in ((client, server), (server, client)):
-            Thread(target=_copy, args=(source, sink), daemon=True).start()
+        try:
+            Thread(target=_serve, args=(client, target), daemon=True).start()
+        except RuntimeError:  # no thread can be started
+            client.close()
+            time.sleep(PAUSE_S)
+
+
+def _serve(client: socket.socket, target: str) -> None:
+    """Forward both directions. Where that fails, the client sees a dropped connection, as if the gateway were away."""
+    with client, suppress(OSError, RuntimeError), socket.socket(socket.AF_UNIX) as server:
+        server.connect(target)
+        back = Thread(target=_copy, args=(server, client), daemon=True)
+        back.start()
+        _copy(client, server)
+        back.join()
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:

@@ -50,7 +50,7 @@ class Peer(anyio.abc.ByteStream):
         pass
 
 
-async def asked(found: Sequence[str], server: Mapping[str, str]) -> tuple[list[str], bytes]:
+async def reached(found: Sequence[str], server: Mapping[str, str]) -> tuple[list[str], bytes]:
     """The addresses that are dialled for a name with the addresses `found`, and the answer. `server`: what a dialled address does."""
     dialled: list[str] = []
 
@@ -90,7 +90,7 @@ async def test_a_name_with_addresses_of_both_kinds_is_reached_on_a_machine_witho
     found: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without(monkeypatch, errno.EAFNOSUPPORT)
-    dialled, answer = await asked(found, {V4: "answers", V6: "refuses"})
+    dialled, answer = await reached(found, {V4: "answers", V6: "refuses"})
     assert dialled[-1] == V4 and answer == b"HTTP/1.1 200 OK"
 
 
@@ -98,7 +98,7 @@ async def test_an_address_that_cannot_be_checked_is_refused_and_the_program_gets
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     without(monkeypatch, errno.EMFILE)
-    dialled, answer = await asked([V4, V6], {V4: "answers"})
+    dialled, answer = await reached([V4, V6], {V4: "answers"})
     assert not dialled and answer.startswith(b"HTTP/1.1 503 ")
 
 
@@ -107,13 +107,13 @@ async def test_addresses_that_drop_packets_leave_the_others_their_part_of_the_ti
 ) -> None:
     virtual_time.show(monkeypatch, proxy)
     six = [f"{V6}{number}" for number in range(1, 6)]
-    dialled, answer = await asked([*six, V4], {V4: "answers"})
+    dialled, answer = await reached([*six, V4], {V4: "answers"})
     assert dialled == [six[0], V4] and answer == b"HTTP/1.1 200 OK"
-    dialled, answer = await asked([six[0], six[1], V4], {six[1]: "answers"})
+    dialled, answer = await reached([six[0], six[1], V4], {six[1]: "answers"})
     assert dialled == [six[0], V4, six[1]] and answer == b"HTTP/1.1 200 OK"
-    dialled, answer = await asked([*six, V4], {})
+    dialled, answer = await reached([*six, V4], {})
     assert dialled == [six[0], V4, six[1], six[2]] and answer.startswith(b"HTTP/1.1 504 ")
-    dialled, answer = await asked([V4], {V4: "refuses"})
+    dialled, answer = await reached([V4], {V4: "refuses"})
     assert dialled == [V4] and answer.startswith(b"HTTP/1.1 502 ")
 
 
