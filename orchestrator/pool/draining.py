@@ -201,9 +201,11 @@ async def drain(
     no_progress_s: float,
     reserved: int = 0,
     last: bool = False,
+    confirmation: str = "say --yes",
 ) -> Drainable:
     """Order a process or server to take no new work. Nothing changes if it drains already. `reserved`: number of rollout servers for evaluations
-    only. `last`: also drain a rollout server without which calls must wait. ConfigurationError, one sentence, if it is not possible now."""
+    only. `last`: also drain a rollout server without which calls must wait. `confirmation`: how a person gives `last`, for the refusal.
+    ConfigurationError, one sentence, if it is not possible now."""
     target = await find(connection, run_id, kind, name, no_progress_s)
     if target.draining:
         return target
@@ -216,7 +218,7 @@ async def drain(
         if len(remaining) <= reserved:
             raise ConfigurationError(
                 f"without {target.called} no server is left for rollouts: their calls would be held until the order is taken back; "
-                "if you want that, say --yes"
+                f"if you want that, {confirmation}"
             )
     if await _ordered(connection, run_id, target, True):
         await record(

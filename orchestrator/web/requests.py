@@ -80,6 +80,12 @@ class _Parameters:
         return text or default
 
 
+def config_of(site: Site, run: StoredRun) -> Config:
+    """The run's effective configuration; for another run than the dashboard's own, the one it was created with. ConfigurationError if this code
+    cannot read it."""
+    return effective(run.config, site.config if run.name == site.run else Config.from_json(run.config))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query(_Parameters):
     """A GET request. `connection` is a read-only transaction with a time limit."""
@@ -91,11 +97,8 @@ class Query(_Parameters):
 
     @property
     def config(self) -> Config:
-        """The run's effective configuration; for another run than the dashboard's own, the one it was created with."""
-        is_site_run = self.run.name == self.site.run
-        return effective(
-            self.run.config, self.site.config if is_site_run else Config.from_json(self.run.config)
-        )
+        """The run's effective configuration (`config_of`)."""
+        return config_of(self.site, self.run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

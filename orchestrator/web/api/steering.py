@@ -35,11 +35,12 @@ from orchestrator.pool.dead_letters import (
     dead_messages,
     next_retry,
 )
+from orchestrator.pool.draining import Drainable
 from orchestrator.pool.runs import StoredRun, find_run
 from orchestrator.pool.submissions import forget_rejection
 from orchestrator.retry import publish_again, submission_of, submit_again
 from orchestrator.settings.config import Config
-from orchestrator.web.requests import CommandRequest, Refused, post
+from orchestrator.web.requests import CommandRequest, Refused, config_of, post
 
 T = TypeVar("T")
 BUS_S = 5.0
@@ -96,12 +97,13 @@ async def _weights(command: CommandRequest) -> CommandResult:
 
 async def _drain(command: CommandRequest) -> CommandResult:
     kind, name = _target(command)
-    config, last = command.site.config, command.body.get("last", False)
+    last = command.body.get("last", False)
     if not isinstance(last, bool):
         raise Refused(400, "last must be true or false")
-    found = await _apply(
-        command,
-        lambda connection, run: draining.drain(
+
+    async def work(connection: AsyncConnection, run: StoredRun) -> Drainable:
+        config = config_of(command.site, run)
+        return await draining.drain(
             connection,
             run.run_id,
             kind,
@@ -111,8 +113,10 @@ async def _drain(command: CommandRequest) -> CommandResult:
             no_progress_s=config.watchdog.no_progress_s,
             reserved=config.servers.evaluation,
             last=last,
-        ),
-    )
+            confirmation='send "last": true',
+        )
+
+    found = await _apply(command, work)
     return CommandResult(
         f"{found.called[:1].upper()}{found.called[1:]} takes no new work and finishes its current work."
     )
@@ -120,13 +124,14 @@ async def _drain(command: CommandRequest) -> CommandResult:
 
 async def _undrain(command: CommandRequest) -> CommandResult:
     kind, name = _target(command)
-    limit = command.site.config.watchdog.no_progress_s
-    found = await _apply(
-        command,
-        lambda connection, run: draining.undrain(
+
+    async def work(connection: AsyncConnection, run: StoredRun) -> Drainable:
+        limit = config_of(command.site, run).watchdog.no_progress_s
+        return await draining.undrain(
             connection, run.run_id, kind, name, command.who, command.reason, no_progress_s=limit
-        ),
-    )
+        )
+
+    found = await _apply(command, work)
     return CommandResult(f"{found.called[:1].upper()}{found.called[1:]} works again.")
 
 

@@ -446,6 +446,28 @@ async def test_what_drains_is_ordered_shown_recorded_and_taken_back(
         assert (await shown("servers", url))[1] == 2
 
 
+async def test_a_drain_in_another_run_follows_the_settings_of_that_run(
+    engine: AsyncEngine, database_url: str, tmp_path: Path
+) -> None:
+    await builders.make_run(engine, small())
+    other = configured("other", database_url, servers={"evaluation": 1, "embedded": 2})
+    run = await builders.make_run(engine, other)
+    url = "http://127.0.0.1:8"
+    async with engine.begin() as connection:
+        for each in (url, "http://127.0.0.1:9"):
+            later = text("now() + interval '1 hour'")
+            await connection.execute(
+                tables.rollout_servers.insert().values(run_id=run.run_id, url=each, lease_until=later)
+            )
+    async with dashboard(configured("run", database_url), tmp_path) as web:
+        order = {"kind": "server", "id": url}
+        status, answer = await web.post("/api/steer/drain?run=other", order)
+        assert status == 409 and "no server is left for rollouts" in answer["error"], answer
+        assert 'send "last": true' in answer["error"] and "--yes" not in answer["error"]
+        assert (await web.post("/api/steer/drain?run=other", {**order, "last": True}))[0] == 200
+        assert (await web.post("/api/steer/undrain?run=other", order))[0] == 200
+
+
 async def test_an_unknown_key_of_an_order_is_refused_by_its_name_and_nothing_is_done(
     engine: AsyncEngine, database_url: str, tmp_path: Path
 ) -> None:
