@@ -7,7 +7,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 INT2, INT4, INT8 = 2**15 - 1, 2**31 - 1, 2**63 - 1
 """The largest values of PostgreSQL's smallint (attempts), integer (versions, batches, steps, counts) and bigint (ids)."""
@@ -48,6 +48,18 @@ def real(text: str, *, least: float = -math.inf, most: float = math.inf) -> floa
     if not math.isfinite(found) or not least <= found <= most:
         raise ValueError(f"must be a number{_range(least, most)}, not {_shown(text)}")
     return found
+
+
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether a value of JSON, TOML or YAML is a finite number: no flag, and no integer that is too large for a float.
+
+    >>> is_finite(2), is_finite(0.5), is_finite(True), is_finite(float("nan")), is_finite(10**400)
+    (True, True, False, False, False)
+    """
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def option(read: Callable[..., T], *, least: float, most: float) -> Callable[[str], T]:

@@ -3,7 +3,6 @@
 The caller provides a transaction for each call. ConfigurationError, one sentence, if an action is not possible now.
 """
 
-import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -205,7 +204,7 @@ def _check(weights: Mapping[str, float], known: set[str], stage: str) -> None:
         raise ConfigurationError(
             f"say a weight for {', '.join(map(quoted, missing))} too: without one, the others would be served in its place"
         )
-    invalid = [name for name, weight in weights.items() if not (math.isfinite(weight) and 0 < weight <= 1e6)]
+    invalid = [name for name, weight in weights.items() if not 0 < weight <= 1e6]
     if invalid:
         raise ConfigurationError(
             f"the weight of {quoted(invalid[0])} must be above 0 and at most a million: with 0 its accepted groups would wait forever"

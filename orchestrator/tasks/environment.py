@@ -15,13 +15,13 @@ ENV also applies to the tests: with a PATH or PYTHONPATH that leads below /app, 
 | ENV | `A=1 B="x y"`, `A x y`, $A, ${A:-b}, ${A:+b}, ${A-b}, ${A+b} | not PENSTOCK_…, BASH_ENV |
 """
 
-import math
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from orchestrator.contracts.numbers import is_finite
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.bundle import Bundle
 from orchestrator.tasks.dockerfile import (
@@ -307,8 +307,7 @@ def _in(work_dir: str, context: Mapping[str, BuildEntry]) -> dict[str, BuildEntr
 
 def _positive(value: object) -> float:
     """A number above 0. Tasks accepted before this check may have another value: 0."""
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return max(0.0, float(value)) if known else 0.0  # type: ignore[arg-type]
+    return max(0.0, float(value)) if is_finite(value) else 0.0
 
 
 class _Build:

@@ -1,6 +1,5 @@
 """Valid values of the keys of a `task.toml`. Each check returns a description of a valid value if the value is invalid; None: it is valid."""
 
-import math
 import re
 import unicodedata
 from collections.abc import Callable
@@ -9,6 +8,7 @@ from typing import Any, Final
 
 from orchestrator.contracts.hosts import HostList
 from orchestrator.contracts.network import NetworkMode
+from orchestrator.contracts.numbers import is_finite
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.reserved import reserved
 from sandboxes.users import is_user
@@ -50,8 +50,7 @@ _IMAGE: Final = re.compile(r"[a-zA-Z0-9][\w.\-/:@]{0,511}", re.ASCII)
 
 
 def number(value: Any) -> str | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return None if known and math.isfinite(value) and value > 0 else "a number above 0"
+    return None if is_finite(value) and value > 0 else "a number above 0"
 
 
 def whole(value: Any) -> str | None:
@@ -139,7 +138,7 @@ def min_reward(value: Any) -> str | None:
     """A number from 0 to 1 for the reward, or any finite number for each named number of reward.json."""
     if isinstance(value, dict):
         known = value and all(
-            component(name) is None and _finite(least) and (name != REWARD or 0 <= least <= 1)
+            component(name) is None and is_finite(least) and (name != REWARD or 0 <= least <= 1)
             for name, least in value.items()
         )
         return (
@@ -147,7 +146,7 @@ def min_reward(value: Any) -> str | None:
             if known
             else "a table of finite numbers by their names in reward.json, from 0 to 1 for reward"
         )
-    return None if _finite(value) and 0 <= value <= 1 else "a number from 0 to 1, or a table of numbers"
+    return None if is_finite(value) and 0 <= value <= 1 else "a number from 0 to 1, or a table of numbers"
 
 
 def _one_of(members: type[StrEnum], value: Any) -> str | None:
@@ -157,11 +156,6 @@ def _one_of(members: type[StrEnum], value: Any) -> str | None:
 
 def strategy(value: Any) -> str | None:
     return _one_of(RewardStrategy, value)
-
-
-def _finite(value: Any) -> bool:
-    known = isinstance(value, int | float) and not isinstance(value, bool)
-    return known and math.isfinite(value)
 
 
 def mode(value: Any) -> str | None:

@@ -174,7 +174,7 @@ def _limits(value: Any) -> dict[str, Any]:
 def _cores(value: Any) -> float:
     try:
         cores = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
-    except ValueError:
+    except (ValueError, OverflowError):
         cores = 0.0
     if not math.isfinite(cores) or cores <= 0:
         raise ValueError(

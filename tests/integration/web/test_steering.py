@@ -193,6 +193,10 @@ async def test_new_weights_hold_for_what_is_dispatched_next_and_go_with_their_st
             ({}, "say a weight for 'coding', 'general' too"),
             ({"coding": 3, "general": 0}, "must be above 0"),
             ({"coding": 3, "general": -1}, "must be above 0"),
+            (
+                {"coding": 10**400, "general": 1},
+                "the weight of 'coding' must be above 0 and at most a million",
+            ),
             ({"coding": 3, "general": 1, "agent": 1}, "takes no domain 'agent'"),
         ):
             status, answer = await web.post("/api/steer/weights", {"domains": weights})

@@ -9,7 +9,7 @@ from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.keys import KEYS
 
 VALUES = (
-    "1", "-1", "0", "1.5", "nan", "inf", "true", "1979-05-27", "99999999999999999999",
+    "1", "-1", "0", "1.5", "nan", "inf", "true", "1979-05-27", "99999999999999999999", "9" * 400,
     '"x"', '""', '"2048MB"', '"2G"', '"/a"', '"${A}"', '"a\\u0000b"',
     "[]", "[1]", '["x"]', "[[]]", "[{}]", '[{ name = "a" }]', "{}", "{ a = 1 }", '{ A = "b" }', "{ a = { b = [1] } }",
 )  # fmt: skip

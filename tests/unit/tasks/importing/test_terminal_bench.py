@@ -250,6 +250,7 @@ def test_what_the_older_form_does_not_read_is_kept_as_a_description(tmp_path: Pa
         ({COMPOSE: "services: {a: {build: ., deploy: {replicas: 2}}}\n"}, "write resources.limits with cpus and memory alone"),
         ({COMPOSE: "services: {a: {build: ., deploy: {resources: {reservations: {devices: []}}}}}\n"}, "'deploy' of the service is not honoured"),
         ({COMPOSE: "services: {a: {build: ., deploy: {resources: {limits: {cpus: all}}}}}\n"}, "limits.cpus must be a number above 0"),
+        ({COMPOSE: "services: {a: {build: ., deploy: {resources: {limits: {cpus: 1%s}}}}}\n" % ("0" * 400)}, "limits.cpus must be a number above 0"),
         ({COMPOSE: "services: {a: {build: ., deploy: {resources: {limits: {memory: big}}}}}\n"}, "limits.memory must be a size such as 512M"),
         ({COMPOSE: "services: {a: {build: {args: {A: 1}}}}\n"}, "build.args is not honoured"),
         ({COMPOSE: "services: {a: {build: 7}}\n"}, "build must be a folder or a mapping, got 7"),
