@@ -256,23 +256,17 @@ class WeightSyncer:
                 await server.client.continue_()  # an owner that died may have left the server paused
                 difference = await self._canaries.difference(canary)
             if difference > self._tolerance:
-                load_s = await self._load(target, old_version, published, sender)
+                async with AsyncExitStack() as stack:
+                    if loaded:  # it holds other weights after all, so they serve no more
+                        sender, old_version = await stack.enter_async_context(self._sender(target)), None
+                    load_s = await self._load(target, old_version, published, sender)
                 difference = await self._canaries.difference(canary)
             reported = ReportedWeights.of(await server.client.model_info())
         except RolloutServerError:
             server.shut()
             raise
         self._metrics.canary.labels(server.url).set(difference)
-        if difference > self._tolerance:
-            server.shut()
-            raise SyncFailed(
-                f"canary of version {target.version}: logprobs differ by {difference:.4f}, more than gateway.canary_tolerance ({self._tolerance}): "
-                "the server has other weights, or a coarser dtype than the trainer"
-            )
-        digest = published.digest if reported.digest is not None else None
-        if (fault := reported.instead_of(ReportedWeights(str(target.version), None, digest))) is not None:
-            server.shut()
-            raise SyncFailed(f"after the sync, the rollout server {server.url} {fault}")
+        self._check(target, published, reported, difference)
         server.digests.know(target.version, reported.digest)
         server.admit(target.version, reported)
         if not server.ready:  # the pool has learned during the sync that the other servers take much more
@@ -295,6 +289,22 @@ class WeightSyncer:
         await self._lease.write(
             ServerState.READY, target.version, f"canary difference {difference:.5f}", reported.digest
         )
+
+    def _check(
+        self, target: PolicyVersion, published: IntactVersion, reported: ReportedWeights, difference: float
+    ) -> None:
+        """Shut the server and raise SyncFailed if it serves other weights than the target's. `difference`: of its canary."""
+        server = self._server
+        if difference > self._tolerance:
+            server.shut()
+            raise SyncFailed(
+                f"canary of version {target.version}: logprobs differ by {difference:.4f}, more than gateway.canary_tolerance ({self._tolerance}): "
+                "the server has other weights, or a coarser dtype than the trainer"
+            )
+        digest = published.digest if reported.digest is not None else None
+        if (fault := reported.instead_of(ReportedWeights(str(target.version), None, digest))) is not None:
+            server.shut()
+            raise SyncFailed(f"after the sync, the rollout server {server.url} {fault}")
 
     async def _sent(self, sender: Sender, target: PolicyVersion) -> bool:
         """Whether the server serves the sender's weights now. If not, it may have some of them, so it must read the directory."""
@@ -361,7 +371,7 @@ class WeightSyncer:
             else:
                 server.admit(old, held)
             raise SyncFailed(
-                f"the server refuses version {target.version} and keeps {old}: {refused.message}"
+                f"the server refuses version {target.version} and keeps {'its weights' if old is None else old}: {refused.message}"
             ) from refused
         server.version = None  # the old weights are gone, the canary of the new ones is pending
         took_s = anyio.current_time() - started_at

@@ -157,6 +157,39 @@ async def test_weights_that_only_their_logprobs_betray_are_found_by_the_canary_b
         assert "expected the canary's logprobs to differ by at most 0.02" in reason
 
 
+async def test_a_server_without_the_directory_gets_weights_that_only_the_canary_misses_from_a_sender_again(
+    open_at: OpenRig,
+) -> None:
+    """As SGLang on another host: it tells no digest, and its directory says nothing about weights that were sent."""
+    async with open_at(transport="distributed", canary_interval_s=0.2) as rig:
+        rig.proxy.untold = ("weights_digest",)
+        refusal = b'{"success":false,"message":"no such directory","num_paused_requests":0}'
+        rig.proxy.odd["/update_weights_from_disk"] = (400, refusal)
+        await at_version_0(rig)
+        del rig.proxy.seen[:]
+        with capture_logs() as logs:
+            await exchange(rig, 1)
+            reason = await synced_again(rig, logs)
+        assert "expected the canary's logprobs to differ by at most 0.02" in reason
+        assert "/update_weights_from_distributed" in rig.proxy.seen
+        assert not [line for line in logs if line["event"] == "sync.failed"]
+
+
+async def test_a_server_that_keeps_weights_which_failed_the_canary_serves_nothing(open_at: OpenRig) -> None:
+    async with open_at(**UNWATCHED) as rig:
+        rig.proxy.untold = ("weights_digest", "model_path")
+        await at_version_0(rig)
+        server, openings = rig.gateway.pool.servers[0], rig.gateway.pool.servers[0].openings
+        rig.proxy.odd["/update_weights_from_disk"] = (400, b'{"success":false,"message":"disk error"}')
+        with capture_logs() as logs:
+            await exchange(rig, 1, "1")
+            await rig.publish(
+                1, path=rig.policies.versions[0].path, manifest_sha=rig.policies.versions[0].manifest_sha
+            )
+            await eventually(lambda: [line for line in logs if line["event"] == "sync.failed"])
+        assert not server.ready and server.openings == openings
+
+
 async def test_a_sync_does_not_wait_for_a_canary_between_syncs(open_at: OpenRig) -> None:
     async with open_at(canary_interval_s=0.1) as rig:
         await at_version_0(rig)
