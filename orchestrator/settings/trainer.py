@@ -169,7 +169,7 @@ class TrainerSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _bounds(self) -> "TrainerSection":
+    def _bounds(self, info: ValidationInfo) -> "TrainerSection":
         if not (0 <= self.ratio_min <= 1 <= self.ratio_max and self.ratio_min < self.ratio_max):
             raise ValueError(
                 f"ratio_min is {self.ratio_min} and ratio_max {self.ratio_max}: they are absolute ratios with 1 between them, "
@@ -179,7 +179,22 @@ class TrainerSection(Section):
             raise ValueError(
                 f"icepop_min ({self.icepop_min}) must be less than icepop_max ({self.icepop_max})"
             )
+        if not is_stored(info):
+            self._corrects_around_1()
         return self
+
+    def _corrects_around_1(self) -> None:
+        """Raise ValueError for a bound of a mask or weight that excludes the ratio of equal policies."""
+        if not self.icepop_min <= 1 <= self.icepop_max:
+            raise ValueError(
+                f"icepop_min is {self.icepop_min} and icepop_max {self.icepop_max}: they are absolute ratios with 1 between them, "
+                "so an offset of 0.2 above 1 is written 1.2"
+            )
+        for name, bound in {"mis_max": self.mis_max, "tis_max": self.tis_max}.items():
+            if bound < 1:
+                raise ValueError(
+                    f"{name} is {bound}: it is an absolute ratio of at least 1, so an offset of 0.2 above 1 is written 1.2"
+                )
 
     @property
     def untrainable(self) -> str | None:

@@ -130,6 +130,16 @@ def test_without_a_file_everything_has_a_value() -> None:
         ("[trainer]\nratio_min = 1.0\nratio_max = 1.0\n", "trainer: ratio_min is 1.0 and ratio_max 1.0"),
         ("[trainer]\nicepop_min = 6\n", "trainer: icepop_min (6.0) must be less than icepop_max (5.0)"),
         (
+            "[trainer]\nmask = 'icepop'\nicepop_max = 0.9\n",
+            "trainer: icepop_min is 0.5 and icepop_max 0.9: they are absolute ratios with 1 between them",
+        ),
+        ("[trainer]\nicepop_min = 1.2\n", "trainer: icepop_min is 1.2 and icepop_max 5.0: they are absolute"),
+        (
+            "[trainer]\nmask = 'mis'\nmis_max = 0.2\n",
+            "trainer: mis_max is 0.2: it is an absolute ratio of at least 1, so an offset of 0.2 above 1 is written 1.2",
+        ),
+        ("[trainer]\ntis_max = 0.2\n", "trainer: tis_max is 0.2: it is an absolute ratio of at least 1"),
+        (
             "[trainer]\nschedule = 'cosine'\nwarmup_steps = 5\n",
             "trainer: schedule is 'cosine', so decay_steps (0) must be more than warmup_steps (5)",
         ),
@@ -285,6 +295,15 @@ def test_what_a_run_stored_before_a_key_existed_is_the_configuration_that_it_was
         key: stored["reward"][key] for key in list(stored["reward"]) if key not in ("gamma", "batch_scale")
     }
     assert differences(Config.from_json(stored), Config()) == []
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"icepop_max": 0.9}, {"icepop_min": 1.2}, {"mis_max": 0.2}, {"tis_max": 0.2}]
+)
+def test_a_run_that_was_stored_with_a_bound_that_excludes_1_can_be_read(bounds: dict[str, float]) -> None:
+    stored = Config().to_json()
+    stored["trainer"] |= bounds
+    assert Config.from_json(stored).to_json()["trainer"] == stored["trainer"]
 
 
 def test_a_course_of_stages_comes_back_from_the_data_pool_the_same(tmp_path: Path) -> None:
