@@ -306,7 +306,7 @@ def test_an_array_that_cannot_be_read_is_refused_as_a_whole(
     )
 
 
-def test_lines_of_which_the_first_is_an_array_stay_lines(tmp_path: Path) -> None:
+def test_lines_after_an_array_in_the_first_stay_lines(tmp_path: Path) -> None:
     found = imported("swe", rows(tmp_path / "rows.jsonl", "[7]", "[8]"), tmp_path / "to")
     assert found.reasons == {
         f"rows.jsonl line {number}": f"it must be an object, got [{value}]"
