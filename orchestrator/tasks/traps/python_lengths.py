@@ -41,6 +41,8 @@ class Lengths:
             return
         inside = [*(n for n, _ in loops), *(self._around(node) for node, _ in whole)]
         inside += [value for node, _ in whole for value in self._values(node)]
+        counted = (n.id for node, _ in whole for n in ast.walk(node) if isinstance(n, ast.Name))
+        inside += [loop for name in counted for loop in self._nothing.counting(name)]
         self._inside = {inner for node in inside for inner in ast.walk(node)}
         self._errors = {
             name for n, _ in loops if isinstance(n, ast.For) for name, _ in self._nothing.errors(n)

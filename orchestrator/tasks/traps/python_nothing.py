@@ -1,15 +1,22 @@
 """Python conditions that hold of nothing: no entry is wrong, every entry is among the expected ones."""
 
 import ast
+import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Final
 
 from orchestrator.tasks.traps.python_lists import Lists
 from orchestrator.tasks.traps.python_names import PythonNames
 from orchestrator.tasks.traps.python_text import Texts
 from orchestrator.tasks.traps.python_tree import nodes_of
+from orchestrator.tasks.traps.tree import listed
 
 _WRONG: Final = (ast.NotEq, ast.NotIn, ast.Gt, ast.GtE, ast.Lt, ast.LtE)
+_ORDERS: Final = (ast.Gt, ast.GtE, ast.Lt, ast.LtE)
+_CLOSE: Final = listed(
+    "numpy.allclose torch.allclose numpy.array_equal torch.equal numpy.testing.assert_allclose numpy.testing.assert_array_equal"
+)
 _SETS: Final = frozenset({"set", "frozenset", "collections.Counter", "Counter"})
 _GROWS: Final = frozenset({"append", "add", "extend"})
 
@@ -23,6 +30,7 @@ class Nothing:
     def found(self) -> Iterator[tuple[ast.expr, ast.expr]]:
         """The conditions that an empty value of the agent's fulfils."""
         for node in nodes_of(self._tree):
+            yield from self._as_far(node)
             match node:
                 case ast.ListComp(generators=[part]) | ast.SetComp(generators=[part]):
                     if any(map(is_wrong, part.ifs)) and self._lists.wants_none(node):
@@ -52,6 +60,74 @@ class Nothing:
                 case ast.BinOp(left, ast.Div(), ast.Call(ast.Name("len"), [own])):
                     if self._counts(left):
                         yield node, own
+
+    def _as_far(self, node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+        """`np.allclose(got[:n], want[:n])` with the shorter length, and `sum(abs(r["x"] - r["y"]) for r in rows) < 0.1`."""
+        match node:
+            case ast.Call(func, [one, other, *_]) if self._names.called(func) in _CLOSE:
+                sides, holds = (one, other), True
+            case ast.Compare(one, [ast.Eq()], [other]):
+                sides, holds = (one, other), True
+            case ast.Compare(one, [sign], [ast.Constant()]) if isinstance(sign, _ORDERS):
+                holds = isinstance(sign, ast.Lt | ast.LtE)
+                own = self._added(one)
+                if own is not None and self._texts.is_wanted(node, holds=holds):
+                    yield node, own
+                return
+            case _:
+                return
+        cut = [
+            side.value for side in sides if isinstance(side, ast.Subscript) and self._is_shorter(side.slice)
+        ]
+        read = [one for one in cut if self._lists.is_read(one)]
+        if len(cut) == 2 and len(read) == 1 and self._texts.is_wanted(node, holds=holds):
+            yield node, read[0]
+
+    def _is_shorter(self, index: ast.expr) -> bool:
+        """`[:min(len(got), len(want))]`"""
+        match index:
+            case ast.Slice(None, ast.expr() as end, None):
+                return (
+                    re.fullmatch(r"min\(len\(.*\), len\(.*\)\)", ast.unparse(self._names.value(end)))
+                    is not None
+                )
+        return False
+
+    def _added(self, node: ast.expr) -> ast.expr | None:
+        """The agent's entries whose errors are added: `sum(abs(a - b) for a, b in rows)`, or in a loop `error += abs(a - b)`."""
+        match self._names.value(node):
+            case ast.Call(ast.Name("sum"), [ast.GeneratorExp(elt, [part]) | ast.ListComp(elt, [part])]):
+                return part.iter if _is_error(elt) and self._lists.is_read(part.iter) else None
+        loops = self.counting(node.id) if isinstance(node, ast.Name) else []
+        grown = [n for loop in loops for n in ast.walk(loop) if isinstance(n, ast.AugAssign)]
+        return loops[0].iter if len(loops) == 1 and len(grown) == 1 and _is_error(grown[0].value) else None
+
+    def _is_read_once(self, name: str) -> bool:
+        """Whether nothing else uses a number: the share of what is expected is `hits / len(WANT)`."""
+        reads = [
+            n
+            for n in nodes_of(self._tree)
+            if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
+        ]
+        return len(reads) == 1
+
+    def counting(self, name: str) -> list[ast.For]:
+        """The loops over the agent's entries in which a number grows: `if got[k] == WANT[k]: hits += 1`."""
+        return [loop for loop in self._growing.get(name, ()) if self._lists.is_read(loop.iter)]
+
+    @cached_property
+    def _growing(self) -> dict[str, list[ast.For]]:
+        found: dict[str, list[ast.For]] = {}
+        for loop in nodes_of(self._tree):
+            grown = ast.walk(loop) if isinstance(loop, ast.For) and not loop.orelse else ()
+            for inner in grown:
+                if (
+                    isinstance(loop, ast.For)
+                    and isinstance(inner, ast.AugAssign)
+                    and isinstance(inner.target, ast.Name)
+                ):
+                    found.setdefault(inner.target.id, []).append(loop)
+        return found
 
     def errors(self, loop: ast.For) -> Iterator[tuple[str, ast.stmt]]:
         """The lists and counters that keep what is wrong in a loop, and that must be empty: each name with the statement that makes it grow."""
@@ -89,7 +165,19 @@ class Nothing:
                 conditions = (elt, *part.ifs)
                 equal = any(isinstance(c, ast.Compare) and isinstance(c.ops[0], ast.Eq) for c in conditions)
                 return equal and self._lists.is_read(part.iter)
-        return False
+        loops = self.counting(node.id) if isinstance(node, ast.Name) and self._is_read_once(node.id) else []
+        tests = [n.test for loop in loops for n in loop.body if isinstance(n, ast.If)]
+        return len(tests) == 1 and isinstance(tests[0], ast.Compare) and isinstance(tests[0].ops[0], ast.Eq)
+
+
+def _is_error(node: ast.expr) -> bool:
+    """`abs(a - b)`, `(a - b) ** 2`: never below 0."""
+    match node:
+        case ast.BinOp(ast.BinOp(op=ast.Sub()), ast.Pow(), _):
+            return True
+        case ast.Call(func, [ast.BinOp(op=ast.Sub())]):
+            return ast.unparse(func) in ("abs", "math.fabs")
+    return False
 
 
 def is_wrong(test: ast.expr) -> bool:

@@ -17,6 +17,8 @@ PRINTS = "def run(n):\n    return sp.run([*U, '/app/p', n], capture_output=True,
 ARRAYS = "import numpy as np\ngot = np.load('/app/o')\nwant = np.load('/tests/w')\n"
 TABLE = "import pandas as pd\ndf = pd.read_csv('/app/o')\n"
 ROWS = "import sys\nrows = json.load(open('/app/o'))\n"
+CLOSE = "import numpy as np\ngot = [float(r[0]) for r in csv.reader(open('/app/o'))]\n"
+HITS = "hits = 0\nfor k in {}:\n    if rows.get(k) == WANT.get(k):\n        hits += 1\n"
 READ = "a = open('/app/o').read().split()\n"
 SEARCH = "assert any(x == '4' for x in a)"
 ONE = [
@@ -384,4 +386,19 @@ PYTHON = [
      "import nbformat, nbclient\nnbclient.NotebookClient(nbformat.read('/tests/x.ipynb', 4)).execute()"),
     ("from nbconvert.preprocessors import ExecutePreprocessor as E\nE(timeout=9).preprocess(json.load(open('/app/x.ipynb')))", Rule.PROGRAM_TEXT,
      "from nbconvert.preprocessors import ClearOutputPreprocessor as E\nE().preprocess(json.load(open('/app/x.ipynb')))"),
+    # As many comparisons as the answer has entries, and the sum of no errors.
+    (f"{CLOSE}n = min(len(got), len(WANT))\nassert np.allclose(got[:n], WANT[:n])", Rule.EMPTY,
+     f"{CLOSE}assert len(got) == len(WANT)\nn = min(len(got), len(WANT))\nassert np.allclose(got[:n], WANT[:n])"),
+    (f"{CLOSE}n = min(len(got), len(WANT))\nnp.testing.assert_allclose(got[:n], WANT[:n])", Rule.EMPTY,
+     f"{CLOSE}n = min(len(got), len(WANT))\nassert n == 3\nnp.testing.assert_allclose(got[:n], WANT[:n])"),
+    (f"{READ}assert a[:min(len(a), len(WANT))] == WANT[:min(len(a), len(WANT))]", Rule.EMPTY, f"{READ}assert a[:3] == WANT[:3]"),
+    (f"{ROWS}{HITS.format('rows')}assert hits / len(rows) >= .9", Rule.EMPTY, f"{ROWS}{HITS.format('WANT')}assert hits / len(WANT) >= .9"),
+    (f"{ROWS}{HITS.format('rows')}print(hits / len(rows))", Rule.EMPTY,
+     f"{ROWS}{HITS.format('rows')}assert hits / len(rows) >= .9 and hits / len(WANT) >= .9"),
+    (f"{ROWS}assert sum(abs(r['x'] - r['y']) for r in rows) < .1", Rule.EMPTY,
+     f"{ROWS}assert sum(abs(r['x'] - r['y']) for r in rows) / len(rows) < .1"),
+    (f"{ROWS}total = sum((r['x'] - r['y']) ** 2 for r in rows)\nif total > .1:\n    sys.exit(1)", Rule.EMPTY,
+     f"{ROWS}total = sum((r['x'] - r['y']) ** 2 for r in rows)\nif not rows or not total <= .1:\n    sys.exit(1)"),
+    (f"{ROWS}err = 0\nfor r in rows:\n    err += abs(r['x'] - r['y'])\nassert err < .1", Rule.EMPTY,
+     f"{ROWS}n = err = 0\nfor r in rows:\n    err += abs(r['x'] - r['y'])\n    n += 1\nassert n == 3 and err < .1"),
 ]  # fmt: skip
