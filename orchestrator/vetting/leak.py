@@ -129,8 +129,9 @@ async def _solves_without(trials: Trials, suspects: Sequence[Suspect], readable:
 def altered_environment(
     pristine: Environment, suspects: Sequence[Suspect], readable: Readable
 ) -> Environment:
-    """The environment without the suspects' secrets in its variables and placed files."""
+    """The environment without the suspects' secrets in its variables, and in its placed files, links and directories."""
     files, env = dict(pristine.files), dict(pristine.env)
+    gone = {suspect.path for suspect in suspects if suspect.named}
     for suspect in suspects:
         if suspect.variable:
             env[suspect.variable] = "x" * len(readable.variables[suspect.variable])
@@ -139,4 +140,11 @@ def altered_environment(
         elif suspect.path in files:
             file = files[suspect.path]
             files[suspect.path] = File(without(file.data, suspect), file.mode)
-    return replace(pristine, files=files, env=env)
+    return replace(
+        pristine,
+        files=files,
+        env=env,
+        directories=tuple(path for path in pristine.directories if path not in gone),
+        links={path: target for path, target in pristine.links.items() if path not in gone},
+        modes={path: mode for path, mode in pristine.modes.items() if path not in gone},
+    )

@@ -3,17 +3,19 @@
 from dataclasses import replace
 from typing import Final
 
+from orchestrator.contracts.quote import quoted
 from orchestrator.probing import ProbeRun
 from orchestrator.runner.healthcheck import until_healthy
 from orchestrator.runner.open_sandbox import open_sandbox
 from orchestrator.runner.worker import sandbox_limits
 from orchestrator.settings.sandbox import SandboxSection
-from orchestrator.tasks.environment import builds_where_needed
+from orchestrator.tasks.environment import Environment, builds_where_needed
 from orchestrator.tasks.settings import Healthcheck
 from orchestrator.tasks.vetting.conditions import FAKETIME
-from orchestrator.tasks.vetting.leaks import Readable
-from orchestrator.vetting.collecting import SCRIPT, members, most
+from orchestrator.tasks.vetting.leaks import SHOWN_FILES, Readable
+from orchestrator.vetting.collecting import FILE_BYTES, PACK_BYTES, SCRIPT, members, most
 from sandboxes.base import DEFAULT_ENV, HOME, PLACED, WORK, KilledBy, Provider, Sandbox
+from sandboxes.paths import parents
 
 PLACES: Final = (WORK, HOME, "/tmp", "/logs", *PLACED)
 ROUND_BYTES: Final = 64 << 20
@@ -52,9 +54,31 @@ async def readable(
         note, unread = "only the files of environment/ were searched: the sandbox sent none", ""
     given = {name: value for name, value in variables.items() if DEFAULT_ENV.get(name) != value}
     shown = Readable(
-        files=placed | files, variables=given | dict(run.pristine.env), unread=unread, remedy=remedy
+        files=placed | files,
+        variables=given | dict(run.pristine.env),
+        entries=_entries(run.pristine),
+        unread=unread,
+        remedy=remedy,
     )
-    return shown, faketime, note
+    return shown, faketime, "; ".join(filter(None, (note, large_note(run.pristine))))
+
+
+def large_note(pristine: Environment) -> str:
+    """A sentence on placed files that are too large to be searched; empty: none is."""
+    large = [path for path, file in pristine.files.items() if file.size > most(path)]
+    if not large:
+        return ""
+    names = ", ".join(map(quoted, large[:SHOWN_FILES])) + (" …" if len(large) > SHOWN_FILES else "")
+    return (
+        f"files above {FILE_BYTES >> 20} MB (packs of git: {PACK_BYTES >> 20} MB) were not searched: {names}"
+    )
+
+
+def _entries(pristine: Environment) -> dict[str, str]:
+    """The links of an environment with their targets, and its empty directories with nothing."""
+    full = {above for path in (*pristine.files, *pristine.links) for above in parents(path)}
+    empty = {path: "" for path in (*pristine.directories, *pristine.modes) if path not in full}
+    return empty | dict(pristine.links)
 
 
 async def _files(sandbox: Sandbox, *, images: bool) -> tuple[dict[str, bytes], str, str]:

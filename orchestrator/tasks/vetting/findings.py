@@ -66,7 +66,7 @@ REMEDIES: Final[dict[TaskFault, str]] = {
     TaskFault.LEAK_ENCODED: "remove the encoded answer from environment/: an agent decodes it in one command",
     TaskFault.LEAK_IN_CACHE: "remove caches (__pycache__, package caches) that were made from the solution or the tests",
     TaskFault.LEAK_IN_HISTORY: "remove the repository's objects: begin a history without the solution",
-    TaskFault.LEAK_IN_NAME: "rename the file: its name gives the answer",
+    TaskFault.LEAK_IN_NAME: "rename the file, link or directory, or change the link: its name or target gives the answer",
     TaskFault.NOT_SEARCHED: "add GNU tar, or wc and head, to the image: without them it cannot be searched for leaks",
     TaskFault.SLOW_ORACLE: "raise [agent].timeout_sec",
     TaskFault.SLOW_TESTS: "raise [verifier].timeout_sec, or make the tests faster",

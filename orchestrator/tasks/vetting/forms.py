@@ -1,4 +1,5 @@
 """The texts that a file shows to an agent who decodes it in one or two commands: as it is, reversed, base64, hex, decompressed, and these nested.
+A file of up to 1 MB is also decoded from its end: the text of its reversed bytes.
 
 Archives may lie about their sizes, point back to themselves, or hold the same bytes many times: what is read of one file has a limit (`Budget`).
 """
@@ -30,6 +31,8 @@ MAX_DECODED: Final = 256 << 20
 """Bytes of all decoded texts of one file."""
 MIN_COST: Final = 4096
 """Bytes that a decoded text counts for at least, however short it is."""
+BACKWARDS_BYTES: Final = 1 << 20
+"""Of a file that is decoded backwards, too."""
 _PIECE: Final = 4096
 _CHUNK: Final = 1 << 20
 SHORT: Final = 12
@@ -104,8 +107,11 @@ def views(data: bytes, depth: int = DEPTH, budget: Budget | None = None) -> Iter
     True
     """
     yield View(Form.PLAIN, data)
-    yield View(Form.REVERSED, data[::-1])
-    yield from _decoded(data, depth, budget or Budget())
+    yield View(Form.REVERSED, backwards := data[::-1])
+    budget = budget or Budget()
+    yield from _decoded(data, depth, budget)
+    if depth and len(data) <= BACKWARDS_BYTES and not git_objects.is_packed(data[:16]):
+        yield from (View(Form.REVERSED, inner.text) for inner in _decoded(backwards, depth - 1, budget))
 
 
 def _decoded(data: bytes, depth: int, budget: Budget) -> Iterator[View]:
@@ -138,6 +144,8 @@ def _wide(data: bytes) -> Iterator[bytes]:
 def _of_base64(data: bytes) -> Iterator[bytes]:
     for found in _BASE64.finditer(data):
         run = re.sub(rb"\s", b"", found[0]).translate(_URL_SAFE)
+        if run.islower() and run.translate(None, b"+/").isalpha():
+            continue  # a name: of a million texts, encoded, two are like it
         for at in range(_ALIGNMENTS):  # a name may stand in front without a separator
             part = run[at : len(run) - (len(run) - at) % 4 or None]
             tail = run[at + len(part) :]

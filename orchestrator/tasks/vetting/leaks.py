@@ -10,14 +10,14 @@ takes the text away (`without`), runs the solution again, and `confirmed` decide
 | encoded, in a file | `ENCODED` of the lines of any body; any value |
 | compiled Python | names and texts of a Python file that no readable one has (`compiled`) |
 | in a variable | as in a file, and a value of a file of tests |
-| a file's name | any value |
+| a name of a file, link or empty directory; the target of a link | any value |
 
 `tests/unit/tasks/vetting/test_leak_rates.py` measures both error rates of these thresholds.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from orchestrator.contracts.quote import quoted
@@ -42,23 +42,26 @@ _CACHE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readable:
-    """The files and variables that an agent can read. `files`: absolute path → content; `variables`: of its programs; `unread`: why files are
-    missing; `remedy`: in place of that for an image from which nothing can be read."""
+    """The files and variables that an agent can read. `files`: absolute path → content; `variables`: of its programs; `entries`: absolute path →
+    target of a link, or nothing for an empty directory; `unread`: why files are missing; `remedy`: in place of that for an image from which nothing
+    can be read."""
 
     files: Mapping[str, bytes]
     variables: Mapping[str, str]
+    entries: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""
     remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
-    """Secrets at one place. `path`: a file, or empty; `variable`: or empty; `named`: the secret is in the file's path. `body`: whose they are;
-    `texts`: the secrets that match."""
+    """Secrets at one place. `path`: a file, or empty; `variable`: or empty; `named`: the secret is in the path, or for `target` in the target of
+    the link there. `body`: whose they are; `texts`: the secrets that match."""
 
     path: str = ""
     variable: str = ""
     named: bool = False
+    target: bool = False
     form: Form
     body: Body
     texts: tuple[bytes, ...]
@@ -118,6 +121,9 @@ def search(bodies: Iterable[Body], readable: Readable) -> Searched:
         found += best.values()
         if budget.spent:
             cut.append(path)
+    for path, target in readable.entries.items():
+        found += _named(path, bodies, needles)
+        found += (replace(each, path=path, target=True) for each in _named(target, bodies, needles))
     for name, value in readable.variables.items():
         for view in views(value.encode(errors="replace")):
             there = needles.within(view.text)
@@ -133,7 +139,7 @@ def search(bodies: Iterable[Body], readable: Readable) -> Searched:
 
 
 def _named(path: str, bodies: list[Body], needles: Needles) -> Iterator[Suspect]:
-    """A file whose path holds a value, unless the solution writes files of such names."""
+    """A path that holds a value, unless the solution writes files of such names."""
     there = needles.within(path.encode(errors="replace"))
     for body in bodies if there else ():
         texts = _values(body, there)
@@ -212,7 +218,8 @@ def _says(suspect: Suspect) -> str:
         Source.ANSWER: "of the solution's answer",
     }[suspect.body.source]
     how = "" if suspect.form is Form.PLAIN else f" ({suspect.form.value})"
-    where = "the name of " + suspect.path if suspect.named else suspect.place
+    name = "the target of the link " if suspect.target else "the name of "
+    where = name + suspect.path if suspect.named else suspect.place
     longest = max(suspect.texts, key=len).decode(errors="replace")
     text = longest if len(longest) <= SHOWN else f"{longest[:SHOWN]}…"
     return f"{where} holds text {whose}{how}: {text!r}"

@@ -21,7 +21,7 @@ from orchestrator.tasks.vetting.leaks import ENCODED, MIN_BYTES, Readable
 from orchestrator.tasks.vetting.secrets import Body, Solved, Source
 
 LEFT: Final = 0.1
-"""Of the lines of the solution that its pattern does not have: a file with more of them is a copy."""
+"""The least part of a solution's text that its pattern lacks. A file that lacks less is a copy."""
 _TESTS: Final = re.compile(r"(?<!conf)test|spec", re.IGNORECASE)
 _SCRIPT: Final = "test.sh"
 """The program that decides belongs to the task alone."""

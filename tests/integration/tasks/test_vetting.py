@@ -349,6 +349,41 @@ async def test_a_file_of_an_image_is_hidden_while_the_solution_runs_and_restored
     assert left is not None and left.exit_code == NOT_HIDDEN and left.artifacts == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "solution", "faults"),
+    [
+        ("directory", f"echo {WORD}", (TaskFault.LEAK_IN_NAME,)),
+        ("link", f"echo {WORD}", (TaskFault.LEAK_IN_NAME,)),
+        ("target", f"echo {WORD}", (TaskFault.LEAK_IN_NAME,)),
+        ("directory", "ls given | grep word", ()),
+        ("link", "ls given | grep word", ()),
+        ("target", "readlink given/latest", ()),
+    ],
+)
+async def test_an_answer_in_the_name_of_a_directory_or_a_link_is_a_leak_unless_the_solution_reads_it(
+    kind: str, solution: str, faults: tuple[TaskFault, ...], tmp_path: Path
+) -> None:
+    same = '[ "$(head -c 100 out)" = ' + WORD + " ]"
+    files = WELL_MADE["write"] | {
+        "instruction.md": b"Write the pass word of the machine room into out.",
+        "solution/solve.sh": f"{solution} > out".encode(),
+        "tests/test.sh": f"mkdir -p /logs/verifier; {same}; echo $((1 - $?)) > /logs/verifier/reward.txt".encode(),
+        "environment/files/a.txt": b"some text",
+    }
+    Task.from_files(files).write(tmp_path / "task")
+    given = tmp_path / "task/environment/files/given"
+    given.mkdir()
+    if kind == "directory":
+        (given / WORD).mkdir()
+    else:
+        (given / ("latest" if kind == "target" else WORD)).symlink_to(
+            WORD if kind == "target" else "../a.txt"
+        )
+    options = Options(section=SandboxSection(), times=1, until=Level.CONTROLS_HOLD)
+    found = await vet("a", load_task(tmp_path / "task"), BubblewrapProvider(), options)
+    assert found.faults == faults, found.findings
+
+
 async def test_a_text_that_cannot_be_hidden_is_a_leak_if_it_is_encoded() -> None:
     """Files that an image brings: here the search alone sees them, and the machine's own files stand for them."""
     trials = Trials(Task.from_files(WELL_MADE["decode"]), BubblewrapProvider(), section=SandboxSection())

@@ -20,6 +20,7 @@ import pytest
 from orchestrator.settings.providers import ImagesSection
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.bundle import Bundle
+from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.probes import PROBES, Needs, ProbeKind, probe
 from orchestrator.tasks.resources import granted
@@ -36,6 +37,7 @@ from orchestrator.tasks.vetting.outcomes import Outcome, flaky_findings, nothing
 from orchestrator.tasks.vetting.secrets import Body, Solved, Source, secrets_of
 from orchestrator.tasks.vetting.tamper import finding_of, remedy_of
 from orchestrator.vetting.leak import MAX_PLACES, is_copy, reads_history, untried_note
+from orchestrator.vetting.readable import large_note
 from orchestrator.vetting.task import provider_of
 from orchestrator.vetting.trials import Trials
 from sandboxes.base import File
@@ -285,6 +287,10 @@ FORMS = {
         b'x = ("%b"\n     "%b")' % (base64.b64encode(SECRET)[:10], base64.b64encode(SECRET)[10:]),
         Form.BASE64,
     ),
+    "base64, reversed": (base64.b64encode(b"the word: " + SECRET)[::-1], Form.REVERSED),
+    "hex, reversed": (b"id: " + SECRET.hex().encode()[::-1], Form.REVERSED),
+    "gzip, reversed": (gzip.compress(SECRET, mtime=0)[::-1], Form.REVERSED),
+    "gzip, base64, reversed": (base64.b64encode(gzip.compress(SECRET, mtime=0))[::-1], Form.REVERSED),
     "reversed, gzip, base64": (base64.b64encode(gzip.compress(SECRET[::-1], mtime=0)), Form.BASE64),
 }
 
@@ -322,6 +328,18 @@ def test_suspect_places_that_were_not_tried_are_named() -> None:
     assert says == (
         "only 12 of 17 suspect places were tried one by one, not '/app/12.txt', '/app/13.txt', '/app/14.txt' …"
     )
+
+
+def test_files_that_are_too_large_to_be_searched_are_named() -> None:
+    files = {
+        "/app/a.bin": File(bytes((8 << 20) + 1)),
+        "/app/b.bin": File(bytes(8 << 20)),
+        "/app/c.pack": File(bytes(9 << 20)),
+    }
+    assert large_note(Environment(files=files)) == (
+        "files above 8 MB (packs of git: 64 MB) were not searched: '/app/a.bin'"
+    )
+    assert large_note(Environment(files={})) == ""
 
 
 def body(source: Source = Source.WORK) -> Body:
@@ -394,6 +412,22 @@ def test_variables_and_names_of_files_are_searched() -> None:
         (TaskFault.LEAK_IN_NAME, "/app/word-7c41d09be2f8.lock"),
         (TaskFault.LEAK_IN_ENV, "$HINT"),
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "target", "says"),
+    [
+        (f"/app/cache/{SECRET.decode()}", "", "the name of /app/cache/word-7c41d09be2f8 holds"),
+        (f"/app/{SECRET.decode()}", "x", "the name of /app/word-7c41d09be2f8 holds"),
+        ("/app/latest", f"../{SECRET.decode()}", "the target of the link /app/latest holds"),
+    ],
+)
+def test_names_of_empty_directories_and_links_and_targets_of_links_are_searched(
+    path: str, target: str, says: str
+) -> None:
+    found = search([body()], Readable(files={}, variables={}, entries={path: target})).suspects
+    (finding,) = confirmed(found)
+    assert (finding.fault, finding.where) == (TaskFault.LEAK_IN_NAME, path) and says in finding.says
 
 
 def test_values_of_tests_are_no_secret_in_plain_files_but_in_variables() -> None:
