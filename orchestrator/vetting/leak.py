@@ -43,18 +43,20 @@ _READS: Final = re.compile(
 """A command of git that may bring a text of the past."""
 
 
-def solved_of(left: Left, readable: Readable) -> Solved:
-    """The files that a solution added, by content."""
+def solved_of(left: Left, readable: Readable, *, of_image: bool) -> Solved:
+    """The files that a solution added, by content. `of_image`: the work directory may be another than /app."""
     written = {
         file.path: unb64(file.body)
         for file in left.artifacts
         if file.body is not None and (file.kind is LeftKind.FILE or (is_change(file) and type_of(file) == 0))
     }
     before = {}
-    for file in left.artifacts:  # an image may have another work directory
-        ends = (file.path,) if file.path.startswith("/") else (f"{WORK}/{file.path}", f"/{file.path}")
-        known = (path for end in ends for path in readable.files if path.endswith(end))
-        if (path := next(known, None)) is not None:
+    for file in left.artifacts:
+        own = file.path if file.path.startswith("/") else f"{WORK}/{file.path}"
+        known = [own] if own in readable.files else []
+        if of_image and not known:
+            known = [path for path in readable.files if path.endswith(f"/{file.path.lstrip('/')}")]
+        for path in known[:1]:
             before[path] = readable.files[path]
     return Solved(written=written, before=before, answer=left.answer)
 
@@ -63,7 +65,9 @@ async def leak_findings(trials: Trials, left: Left, readable: Readable) -> tuple
     """The leaks of a task whose solution left `left` and earns the maximum; a note on what was not read, empty for nothing."""
 
     def look() -> Searched:
-        solved = solved_of(left, readable)
+        pristine = trials.run.pristine
+        of_image = pristine.build is not None or pristine.prebuilt is not None
+        solved = solved_of(left, readable, of_image=of_image)
         return search(not_shown(secrets_of(trials.task, solved), solved, readable), readable)
 
     # In a thread: the timers of other tasks run on.
