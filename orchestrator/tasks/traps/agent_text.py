@@ -37,7 +37,7 @@ _LISTS: Final = frozenset({"ls", "git", "make"})
 MOVES: Final = frozenset({"cp", "mv", "ln", "install"})
 _BRACES: Final = re.compile(r"\$\{(\w+)\}")
 _FIRST: Final = re.compile(r"\$\{?(\w+)")
-_DIRECTORY: Final = re.compile(r"mktemp\b[^)]*?\s-(?:\w*d|-directory)")
+_DIRECTORY: Final = re.compile(r"mktemp\b[^)]{0,200}?\s-(?:\w*d|-directory)")
 _OUTPUT: Final = re.compile(r"[\d&\s]*>(?!&)")
 POSITIONAL: Final = frozenset({*"0123456789", "@", "*"})
 

@@ -9,9 +9,13 @@ from orchestrator.tasks.traps.transforms import programs_of
 from orchestrator.tasks.traps.tree import plain
 
 _END: Final = re.compile(r"\bEND\s*\{(.*)", re.DOTALL)
-_FAILS: Final = re.compile(r"\bexit\s*\(?\s*(?:1|!)")
-_FLAG: Final = re.compile(r"\bexit\s*\(?\s*(\w+)\s*\)?(?:\s*(?:>|!=)\s*0|\s*\?\s*1\s*:\s*0)?\s*;?\s*\}")
-_AT_MOST: Final = re.compile(r"\bexit\s*\(?\s*NR\s*>\s*\d+\s*\)?\s*;?\s*\}")
+_EXIT: Final = r"\bexit\s*(?:\(\s*)?"
+_CLOSED: Final = r"\s*(?:\)\s*)?"
+_ENDS: Final = r"(?:;\s*)?\}"
+_FAILS: Final = re.compile(rf"{_EXIT}(?:1|!)")
+_FLAG: Final = re.compile(rf"{_EXIT}(\w+){_CLOSED}(?:(?:>|!=)\s*0\s*|\?\s*1\s*:\s*0\s*)?{_ENDS}")
+_AT_MOST: Final = re.compile(rf"{_EXIT}NR\s*>\s*\d+{_CLOSED}{_ENDS}")
+_BEGIN: Final = re.compile(r"\bBEGIN\s*\{")
 
 
 def fails_by_line(name: str, arguments: list[Node]) -> bool:
@@ -29,7 +33,8 @@ def _fails(program: str) -> bool:
     if flag is None or re.search(r"\b(?:FNR|NR|length)\b", end[1]):
         return False
     before = program[: end.start()]
-    begins = re.search(rf"\bBEGIN\s*\{{[^}}]*\b{flag[1]}\s*=\s*[1-9]", before)
+    blocks = (block.partition("}")[0] for block in _BEGIN.split(before)[1:])
+    begins = any(re.search(rf"\b{flag[1]}\s*=\s*[1-9]", block) for block in blocks)
     changes = re.search(rf"\b{flag[1]}\s*(?:=(?!=)|\+[+=])|\+\+{flag[1]}\b", before)
     again = re.search(rf"\b{flag[1]}\s*(?:=(?!=)|\+[+=])", end[1])
-    return begins is None and changes is not None and again is None
+    return not begins and changes is not None and again is None

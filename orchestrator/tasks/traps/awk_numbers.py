@@ -11,9 +11,9 @@ from orchestrator.tasks.traps.transforms import data_files, programs_of
 from orchestrator.tasks.traps.tree import plain
 
 _FAILS: Final = (
-    r"\bexit(?![^;}}\n]*\?)\s*\(?[^!?;{{}}<>\n]*{0}\s*\)?\s*[<>]",
-    r"\bif\s*\([^!;{{}}<>\n]*{0}\s*\)?\s*[<>][^;{{}}\n]*\)\s*\{{?\s*exit\s*\(?\s*1",
-    r"\bexit(?=[^;}}\n]*[!?])[^;{{}}\n]*?{0}\s*\)?\s*[<>]=",
+    r"\bexit(?![^;}}\n]{{0,400}}\?)[^!?;{{}}<>\n]{{0,400}}{0}\s*(?:\)\s*)?[<>]",
+    r"\bif\s*\([^!;{{}}<>\n]{{0,400}}{0}\s*(?:\)\s*)?[<>][^;{{}}\n]{{0,400}}\)\s*(?:\{{\s*)?exit\s*(?:\(\s*)?1",
+    r"\bexit(?=[^;}}\n]{{0,400}}[!?])[^;{{}}\n]{{0,400}}?{0}\s*(?:\)\s*)?[<>]=",
 )
 """`exit (d > 0.1 || …)`, `if (d > 0.1) exit 1`, `exit !(d <= 0.1)`: for mawk, NaN is equal to every number."""
 _KNOWS: Final = re.compile(r"~|nan|isnum", re.IGNORECASE)
@@ -38,11 +38,13 @@ def _fails_by_order(program: str, given: list[str]) -> bool:
         return False
     own = rf"(?:{'|'.join(given)})"
     calculated = rf"{own}\s*[-+*/]\s*[\w.$]+"
-    names = {m[1] for m in re.finditer(rf"\b(\w+)\s*[-+*/]=[^;}}\n]*?{own}", program)}
+    names = {m[1] for m in re.finditer(rf"\b(\w+)\s*[-+*/]=[^;}}\n]{{0,400}}?{own}", program)}
     before = -1
     while before != len(names):
         before = len(names)
         known = "|".join([calculated, *(rf"\b{name}\b" for name in names)])
-        names |= {m[1] for m in re.finditer(rf"\b(\w+)\s*[-+*/]?=(?!=)[^;}}\n]*?(?:{known})", program)}
+        names |= {
+            m[1] for m in re.finditer(rf"\b(\w+)\s*[-+*/]?=(?!=)[^;}}\n]{{0,400}}?(?:{known})", program)
+        }
     number = "|".join([calculated, *(rf"\b{name}\b" for name in names)])
     return any(re.search(form.format(f"(?:{number})"), program) for form in _FAILS)

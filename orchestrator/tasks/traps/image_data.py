@@ -18,10 +18,10 @@ from orchestrator.tasks.traps.rules import Rule, Trap, lines_of
 from sandboxes.elsewhere import DEFAULT, SHARED, lies_elsewhere, place_of
 
 _PATH: Final = re.compile(r"/[\w./-]+")
-_RESTORED: Final = re.compile(
-    r"\b(?:cp|install|mv)\s(?:[^;&|#]*\s)?[\"']?/tests/[^;&|#\s]+\s+[\"']?(/[\w./-]+)[\"']?\s*(?:$|[;&|#])"
-)
-"""A copy of a file of the tests to a file."""
+_COMMANDS: Final = re.compile(r"[;&|#]")
+_COPIES: Final = re.compile(r"\b(?:cp|install|mv)\s")
+_RESTORED: Final = re.compile(r"(?<=\s)[\"']?/tests/\S+\s+[\"']?(/[\w./-]+)[\"']?\s*$")
+"""What a copy of a file of the tests to a file ends with."""
 _SOLUTION: Final = re.compile(r"(steps/[^/]+/)?solution/")
 _READ_BYTES: Final = 1 << 20
 
@@ -57,9 +57,17 @@ def image_data_traps(task: Task, tests: Mapping[str, bytes]) -> Iterator[Trap]:
         for number, line in enumerate(lines_of(body.decode(errors="replace"))):
             if line.lstrip().startswith("#"):
                 continue
-            restored |= {match[1] for match in _RESTORED.finditer(line)}
+            restored |= set(_restored(line))
             if (trusted - restored).intersection(_PATH.findall(line)):
                 yield Trap(rule=Rule.IMAGE_DATA, file=path, line=number, text=line.strip())
+
+
+def _restored(line: str) -> Iterator[str]:
+    """The files to which a line copies files of the tests."""
+    for command in _COMMANDS.split(line):
+        copies = _COPIES.search(command)
+        if copies and (found := _RESTORED.search(command, copies.end())):
+            yield found[1]
 
 
 def _is_writable(place: str) -> bool:

@@ -10,6 +10,8 @@ from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import faults
 from orchestrator.tasks.downloads import downloads
 from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.traps.image_data import image_data_traps
+from orchestrator.tasks.traps.shell import shell_traps
 
 SHORT, LONG = 6_000, 24_000
 TEST = "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n"
@@ -37,6 +39,23 @@ def script(text: str) -> None:
     read({"tests/test.sh": f"{TEST}{text}"})
 
 
+IMAGE_DATA = {
+    **BASE,
+    "environment/Dockerfile": "FROM debian:12\nWORKDIR /app\nCOPY data /data\n",
+    "environment/data/want.csv": "1,2\n",
+    "solution/solve.sh": "python3 make.py > /app/out.csv\n",
+}
+
+
+def awk(text: str) -> None:
+    shell_traps("tests/test.sh", f"awk '{text} }}' /app/out && ok=1\n", frozenset())
+
+
+def copies(text: str) -> None:
+    task = Task.from_files({path: text.encode() for path, text in IMAGE_DATA.items()})
+    list(image_data_traps(task, {"tests/test.sh": text.encode()}))
+
+
 Reads = Callable[[str], object]
 REPEATED: list[tuple[Reads, str, str]] = [
     *((instruction, "<!--", each) for each in ("canary", "<!--canary", "-->canary", "\n<!--canary-->")),
@@ -48,6 +67,9 @@ REPEATED: list[tuple[Reads, str, str]] = [
     *((script, "", each) for each in ("sh a.sh", "sh ", "sh $(", '"\\\r\n', "<<A\r\n", "<<'a", "$'\\", "-a\n")),
     *((downloads, "", each) for each in ("-a\n", "-a ", ";-a", ";a=", "(a=", "(-a", "do curl ", "(apt -", "|apt -")),
     *((downloads, "", each) for each in ("(git clone ", "do uv run ", "sudo -a ", "pip -a", "a= ", "(pip", "python -m")),
+    *((awk, begin, each) for begin in ("{ exit", "{ bad = 1 } END { exit bad", "{ exit ($1") for each in (" ", "\t")),
+    *((awk, begin, "{ bad = 1 } END { exit bad") for begin in ("BEGIN{", "BEGIN { bad = 0 }")),
+    *((copies, begin, each) for begin in ("", "cp ") for each in ("cp ", " /tests/a", "/tests/", " /tests/a /b")),
 ]  # fmt: skip
 
 
