@@ -13,6 +13,8 @@ from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.traps.image_data import image_data_traps
 from orchestrator.tasks.traps.shell import shell_traps
 
+pytestmark = pytest.mark.tier("tasks")
+
 SHORT, LONG = 6_000, 24_000
 TEST = "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n"
 BASE = {"task.toml": "", "instruction.md": "x", "tests/test.sh": TEST}
