@@ -244,7 +244,14 @@ class Trainer:
 
         async def work(connection: AsyncConnection) -> bool:
             if await pool_batches.commit(
-                connection, self.run_id, self.run, batch, new, reports, self._subject, self._trained
+                connection,
+                self.run_id,
+                self.run,
+                batch=batch,
+                new=new,
+                metrics=reports,
+                subject=self._subject,
+                trained=self._trained,
             ):
                 return True
             newest = await newest_version(connection, self.run_id)  # ours, if only the reply was lost

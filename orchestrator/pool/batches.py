@@ -390,6 +390,7 @@ async def commit(
     connection: AsyncConnection,
     run_id: int,
     run: str,
+    *,
     batch: LiveBatch,
     new: NewVersion,
     metrics: Sequence[Mapping[str, Any]],

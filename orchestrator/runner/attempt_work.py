@@ -162,11 +162,11 @@ class AttemptWork:
                     black,
                     agent_step.view,
                     self.sandbox,
-                    self.session,
-                    self.clocks,
-                    agent_step.limits,
-                    activity,
-                    sight,
+                    session=self.session,
+                    clocks=self.clocks,
+                    limits=agent_step.limits,
+                    activity=activity,
+                    sight=sight,
                     installs=agent_step.step.number == 0,
                 )
             async with NativeLlm(self.gateway.url, self.session.token) as native:
@@ -175,11 +175,11 @@ class AttemptWork:
                     self.scaffold,
                     agent_step.view,
                     self.sandbox,
-                    native,
-                    self.clocks,
-                    agent_step.limits,
-                    self.tool_calls,
-                    context_policy,
+                    native=native,
+                    clocks=self.clocks,
+                    limits=agent_step.limits,
+                    tool_calls=self.tool_calls,
+                    context_policy=context_policy,
                     served=self._served,
                 )
 

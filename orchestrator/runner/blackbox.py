@@ -42,12 +42,12 @@ async def run_black(
     scaffold: BlackBox,
     task: TaskView,
     sandbox: Sandbox,
+    *,
     session: OpenSession,
     clocks: Clocks,
     limits: AgentLimits,
     activity: Callable[[], Awaitable[Activity]],
     sight: "Sight",
-    *,
     installs: bool = True,
 ) -> AttemptOutcome:
     """One run of the agent under `clocks`. `activity` queries the gateway about the session, and `sight` stores the observations. The program's files

@@ -19,12 +19,12 @@ async def run_white(
     scaffold: Scaffold,
     task: TaskView,
     sandbox: Sandbox,
+    *,
     native: NativeLlm,
     clocks: Clocks,
     limits: AgentLimits,
     tool_calls: list[ToolCallTimed],
     context_policy: ContextPolicy | None = None,
-    *,
     served: Served | None = None,
 ) -> AttemptOutcome:
     """One run of the agent under `clocks`, each agent's history under `context_policy`. Appends tool calls to `tool_calls` as they end. `served`: the

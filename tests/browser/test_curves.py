@@ -68,7 +68,9 @@ async def trained(engine: AsyncEngine, name: str, **changes: Any) -> StoredRun:
             new = NewVersion(version=n + 1, parent=n, path=f"/v{n + 1}", manifest_sha="11")
             measured = MEASURED if n == 2 else {**MEASURED, **EARLIER[n]}
             steps = [{**measured, **changes}]
-            assert await batches.commit(connection, run.run_id, name, batch, new, steps, "policy.x")
+            assert await batches.commit(
+                connection, run.run_id, name, batch=batch, new=new, metrics=steps, subject="policy.x"
+            )
     return run
 
 

@@ -244,7 +244,13 @@ class PoolMachine(RuleBasedStateMachine):
                     version=version, parent=newest.version, path=f"/v{version}", manifest_sha=f"{version:02x}"
                 )
                 return await batches.commit(
-                    connection, self.run.run_id, self.run.name, batch, new, [{"loss": 0.0}], "policy.m"
+                    connection,
+                    self.run.run_id,
+                    self.run.name,
+                    batch=batch,
+                    new=new,
+                    metrics=[{"loss": 0.0}],
+                    subject="policy.m",
                 )
 
             assert self.transaction(commit)

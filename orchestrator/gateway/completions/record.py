@@ -99,9 +99,25 @@ class Recorder:
                 forest = session.forest
                 origin = forest.classify(placement, request.reason)
                 tokens = _Tokens.of(placement, origin, generated)
-                node = self._node(len(forest.nodes), request, placement, origin, generated, parsed, tokens)
+                node = self._node(
+                    len(forest.nodes),
+                    request,
+                    placement,
+                    origin=origin,
+                    generated=generated,
+                    parsed=parsed,
+                    tokens=tokens,
+                )
                 event = self._event(
-                    session, request, placement, origin, generated, parsed, sampling, tokens, node
+                    session,
+                    request,
+                    placement,
+                    origin=origin,
+                    generated=generated,
+                    parsed=parsed,
+                    sampling=sampling,
+                    tokens=tokens,
+                    node=node,
                 )
                 marks = self._marks(session, request, generated, event, origin)
                 message = self._message(msgspec.structs.replace(event, marks=marks))
@@ -212,6 +228,7 @@ class Recorder:
         idx: int,
         request: CompletionRequest,
         placement: Placement,
+        *,
         origin: StepOrigin,
         generated: Generated,
         parsed: Parsed,
@@ -244,6 +261,7 @@ class Recorder:
         session: Session,
         request: CompletionRequest,
         placement: Placement,
+        *,
         origin: StepOrigin,
         generated: Generated,
         parsed: Parsed,

@@ -201,7 +201,14 @@ async def _train(engine: AsyncEngine, run: StoredRun, policies: Path) -> None:
                 for row in rows
             ]
             assert trained and await batches.commit(
-                connection, run.run_id, run.name, batch, new, metrics, "policy.healthy", trained
+                connection,
+                run.run_id,
+                run.name,
+                batch=batch,
+                new=new,
+                metrics=metrics,
+                subject="policy.healthy",
+                trained=trained,
             )
             version += 1
 

@@ -78,7 +78,9 @@ async def test_train_steps_that_a_rewind_undid_are_not_counted(
             batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
             assert batch is not None
             steps = [{"loss": 0.1 * number}]
-            assert await batches.commit(connection, run.run_id, run.name, batch, new, steps, "policy.x")
+            assert await batches.commit(
+                connection, run.run_id, run.name, batch=batch, new=new, metrics=steps, subject="policy.x"
+            )
     async with engine.begin() as connection:
         await rewind(connection, run.run_id, 0, "policy.x", "why", lambda version: True)
     home = str(directory(tmp_path / "home", "rewound", database_url))

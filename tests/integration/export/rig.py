@@ -109,7 +109,9 @@ async def exported_run(database_url: str) -> AsyncIterator[ExportedRun]:
                 {"loss": 0.5, "applied": True, "skip_reason": None, "domains": {"coding": {"reward": 0.25}}}
             ]
             new = NewVersion(version=1, parent=0, path="/v1", manifest_sha="11")
-            assert await batches.commit(connection, run.run_id, run.name, batch, new, metrics, "policy.x")
+            assert await batches.commit(
+                connection, run.run_id, run.name, batch=batch, new=new, metrics=metrics, subject="policy.x"
+            )
             first = await connection.scalar(
                 select(tables.rollouts.c.rollout_id).order_by(tables.rollouts.c.rollout_id)
             )

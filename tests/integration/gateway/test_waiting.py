@@ -233,7 +233,16 @@ async def test_a_black_box_that_works_in_its_sandbox_while_its_calls_queue_has_w
     ):
         tasks.start_soon(native.complete, [user("elm")])
         await eventually(activity, lambda seen: seen.in_flight, within_s=PATIENCE_S)
-        outcome = await run_black(Burner(), view, sandbox, session, clocks, limits, activity, Sight())
+        outcome = await run_black(
+            Burner(),
+            view,
+            sandbox,
+            session=session,
+            clocks=clocks,
+            limits=limits,
+            activity=activity,
+            sight=Sight(),
+        )
         tasks.cancel_scope.cancel()
     server.admit(0)
     assert outcome.answer == "done"

@@ -153,7 +153,13 @@ async def trained_to_version_1(rig: Rig, policies: Policies) -> None:
         made = policies.versions[1]
         new = NewVersion(version=1, parent=0, path=str(made.path), manifest_sha=made.manifest_sha)
         assert await batches.commit(
-            connection, rig.run_id, rig.run, batch, new, [{}], subjects.policy(rig.run)
+            connection,
+            rig.run_id,
+            rig.run,
+            batch=batch,
+            new=new,
+            metrics=[{}],
+            subject=subjects.policy(rig.run),
         )
 
 

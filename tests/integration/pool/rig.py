@@ -210,7 +210,15 @@ async def a_row_in_every_table(engine: AsyncEngine, name: str = "full") -> Store
         batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
         assert batch is not None and batch.digest is not None
         new = replace(NewVersion(version=1, parent=0, path="/v1", manifest_sha="11"))
-        assert await batches.commit(connection, run.run_id, run.name, batch, new, [{"loss": 0.5}], "policy.x")
+        assert await batches.commit(
+            connection,
+            run.run_id,
+            run.name,
+            batch=batch,
+            new=new,
+            metrics=[{"loss": 0.5}],
+            subject="policy.x",
+        )
         rollout_id = await connection.scalar(
             select(func.min(tables.rollouts.c.rollout_id)).where(tables.rollouts.c.run_id == run.run_id)
         )

@@ -61,7 +61,9 @@ async def commit(engine: AsyncEngine, run: StoredRun, batch: LiveBatch, parts: i
             manifest_sha=f"{version:02x}",
         )
         metrics = [{"part": part} for part in range(parts)]
-        return await batches.commit(connection, run.run_id, run.name, batch, new, metrics, "policy.run")
+        return await batches.commit(
+            connection, run.run_id, run.name, batch=batch, new=new, metrics=metrics, subject="policy.run"
+        )
 
 
 async def taken(engine: AsyncEngine, run: StoredRun) -> list[int]:

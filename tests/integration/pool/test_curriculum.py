@@ -61,7 +61,9 @@ async def commit_one(engine: AsyncEngine, run: StoredRun) -> None:
         batch = await batches.take(connection, run.run_id, queue_policy("greedy", 20, 0.3), 2, 1)
         assert batch is not None
         new = NewVersion(version=1, parent=0, path="/1", manifest_sha="1")
-        assert await batches.commit(connection, run.run_id, run.name, batch, new, [{}], "p")
+        assert await batches.commit(
+            connection, run.run_id, run.name, batch=batch, new=new, metrics=[{}], subject="p"
+        )
 
 
 async def held(engine: AsyncEngine, run: StoredRun) -> str:

@@ -486,10 +486,10 @@ async def test_each_process_can_do_its_work_with_its_role(
             trainer,
             run.run_id,
             run.name,
-            batch,
-            NewVersion(version=1, parent=0, path="/v1", manifest_sha="11"),
-            [{"loss": 1.0}],
-            "policy.x",
+            batch=batch,
+            new=NewVersion(version=1, parent=0, path="/v1", manifest_sha="11"),
+            metrics=[{"loss": 1.0}],
+            subject="policy.x",
         )
     async with roles[Role.GATEWAY].begin() as gateway:
         session = {"run_id": run.run_id, "rollout_id": rollout_id, "attempt": 1, "epoch": 1, "budget": {}}

@@ -59,7 +59,14 @@ async def ended_run(engine: AsyncEngine, name: str = "old") -> StoredRun:
             for step in found
         ]
         await batches.commit(
-            connection, run.run_id, run.name, batch, new, [{"loss": 0.5}], f"policy.{name}", trained
+            connection,
+            run.run_id,
+            run.name,
+            batch=batch,
+            new=new,
+            metrics=[{"loss": 0.5}],
+            subject=f"policy.{name}",
+            trained=trained,
         )
         assert await begin_end(connection, run.run_id, "done")
     await over(engine, run)

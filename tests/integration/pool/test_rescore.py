@@ -65,7 +65,9 @@ class Scene(AuditedRun):
             version=number, parent=number - 1, path=f"/p/version-{number:06d}", manifest_sha=f"{number:02x}"
         )
         assert await self.do(
-            lambda c: batches.commit(c, self.run.run_id, self.run.name, batch, new, [{}], "policy.run")
+            lambda c: batches.commit(
+                c, self.run.run_id, self.run.name, batch=batch, new=new, metrics=[{}], subject="policy.run"
+            )
         )
 
     async def states(self) -> dict[str, str]:

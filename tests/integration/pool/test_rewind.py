@@ -60,7 +60,13 @@ class Trained(AuditedRun):
                     manifest_sha=f"{number:02x}",
                 )
                 return await batches.commit(
-                    connection, self.run.run_id, self.run.name, batch, new, [{"loss": 0.0}], "policy.run"
+                    connection,
+                    self.run.run_id,
+                    self.run.name,
+                    batch=batch,
+                    new=new,
+                    metrics=[{"loss": 0.0}],
+                    subject="policy.run",
                 )
 
             assert await self.do(commit)
@@ -170,7 +176,9 @@ async def test_a_batch_that_has_no_weights_yet_is_undone_without_a_new_version(t
     assert await trained.rewind(3) == Rewound(to_batch=3, batches=(4,), groups=2, superseded=(), version=None)
     assert await trained.versions() == before and (await trained.states())[8] == "ready"
     new = NewVersion(version=9, parent=4, path="/p/version-000009", manifest_sha="09")
-    commit = lambda c: batches.commit(c, 1, trained.run.name, closed, new, [{}], "policy.run")
+    commit = lambda c: batches.commit(
+        c, 1, trained.run.name, batch=closed, new=new, metrics=[{}], subject="policy.run"
+    )
     assert not await trained.do(commit), "a trainer that trained it in the meantime has lost"
     assert (await trained.claim()).batch_id != closed.batch_id
     await trained.audited()

@@ -107,7 +107,9 @@ async def test_a_batch_in_the_list_is_all_of_its_train_steps(engine: AsyncEngine
         taken = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
         assert taken is not None
         new = NewVersion(version=1, parent=0, path="/v1", manifest_sha="11")
-        assert await batches.commit(connection, run.run_id, run.name, taken, new, parts, "policy.x")
+        assert await batches.commit(
+            connection, run.run_id, run.name, batch=taken, new=new, metrics=parts, subject="policy.x"
+        )
     async with engine.connect() as connection:
         [row] = await look.batch_list(connection, run.run_id)
     assert (row.train_steps, row.action_tokens) == (2, 65)

@@ -101,7 +101,9 @@ async def test_weights_that_a_rewind_published_again_stand_at_the_train_step_tha
             async with engine.begin() as connection:
                 batch = await batches.take(connection, run.run_id, queue_policy("greedy", 6, 0.3), 2, 1)
                 assert batch is not None
-                assert await batches.commit(connection, run.run_id, run.name, batch, new, [{}, {}], "policy")
+                assert await batches.commit(
+                    connection, run.run_id, run.name, batch=batch, new=new, metrics=[{}, {}], subject="policy"
+                )
 
     async def rewound(batch_no: int) -> None:
         async with engine.begin() as connection:

@@ -76,10 +76,10 @@ async def test_a_trained_rollout_its_group_and_its_batch(
             connection,
             run.run_id,
             run.name,
-            batch,
-            NewVersion(version=1, parent=0, path="/v1", manifest_sha="11"),
-            metrics,
-            "policy.x",
+            batch=batch,
+            new=NewVersion(version=1, parent=0, path="/v1", manifest_sha="11"),
+            metrics=metrics,
+            subject="policy.x",
         )
         members = (
             await connection.scalars(

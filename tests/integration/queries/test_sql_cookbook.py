@@ -55,7 +55,9 @@ async def reader(engine: AsyncEngine, database_url: str) -> AsyncIterator[AsyncE
         batch = await batches.take(connection, 1, queue_policy("greedy", 6, 0.3), 2, 1)
         assert batch is not None
         new = NewVersion(version=1, parent=0, path="/v1", manifest_sha="11")
-        assert await batches.commit(connection, 1, run.name, batch, new, [METRICS, METRICS], "policy.x")
+        assert await batches.commit(
+            connection, 1, run.name, batch=batch, new=new, metrics=[METRICS, METRICS], subject="policy.x"
+        )
         members = text("SELECT rollout_id FROM rollouts WHERE group_id = :g ORDER BY member")
         [rollout_id, *_] = (await connection.scalars(members, {"g": first})).all()
         step = {"run_id": 1, "rollout_id": rollout_id, "attempt": 1, "idx": 0}
@@ -217,7 +219,9 @@ async def test_a_rollout_is_trained_in_the_part_of_the_batch_that_its_group_fall
         batch = await batches.take(connection, run.run_id, queue_policy("greedy", 9, 0.3), 5, 1)
         assert batch is not None
         new = NewVersion(version=1, parent=0, path="/v1", manifest_sha="11")
-        assert await batches.commit(connection, run.run_id, run.name, batch, new, [METRICS] * 3, "policy.x")
+        assert await batches.commit(
+            connection, run.run_id, run.name, batch=batch, new=new, metrics=[METRICS] * 3, subject="policy.x"
+        )
     query = "SELECT DISTINCT group_id, part, train_step FROM trained_in WHERE run_id = :r ORDER BY group_id"
     async with reader.connect() as connection:
         found = (await connection.execute(text(query), {"r": run.run_id})).all()

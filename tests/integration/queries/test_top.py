@@ -50,10 +50,10 @@ async def run(engine: AsyncEngine) -> AsyncIterator[StoredRun]:
             connection,
             run.run_id,
             run.name,
-            batch,
-            NewVersion(version=1, parent=0, path="/v1", manifest_sha="11"),
-            metrics,
-            "policy.x",
+            batch=batch,
+            new=NewVersion(version=1, parent=0, path="/v1", manifest_sha="11"),
+            metrics=metrics,
+            subject="policy.x",
         )
     [lease, _] = await running(engine, run)
     await record(engine, run, [each.event for each in Tree(1).grow(run.name, lease, 2)])

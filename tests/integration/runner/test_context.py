@@ -89,7 +89,18 @@ async def attempted(
         NativeLlm(rig.gateway.url, session.token) as llm,
     ):
         view = TaskView(name="t", domain="general", instruction=TASK)
-        outcome = await captured(lambda: run_white(found, view, sandbox, llm, clocks, limits, [], policy))
+        outcome = await captured(
+            lambda: run_white(
+                found,
+                view,
+                sandbox,
+                native=llm,
+                clocks=clocks,
+                limits=limits,
+                tool_calls=[],
+                context_policy=policy,
+            )
+        )
     seal = await rig.seal(rollout)
     await rig.stored(rollout, seal.steps)
     rows = await rig.rows(

@@ -56,7 +56,11 @@ async def attempt(
         TaskView(name="t", domain="general", instruction="Work."),
     )
     native = cast(NativeLlm, policy)
-    return await captured(lambda: run_white(find("shell"), view, sandbox, native, clocks, limits, timed))
+    return await captured(
+        lambda: run_white(
+            find("shell"), view, sandbox, native=native, clocks=clocks, limits=limits, tool_calls=timed
+        )
+    )
 
 
 async def test_commands_of_one_reply_meet_and_each_has_a_time_of_its_own() -> None:

@@ -133,7 +133,16 @@ async def test_a_program_finds_its_own_files_and_leaves_only_its_work(
     spec = environment.spec(black.files(view, endpoint_of(session), limits), Limits())
     clocks = Clocks(timeout_s=60.0, stall_s=60.0, completion_s=60.0)
     async with lab.provider().open(spec) as sandbox:
-        outcome = await run_black(black, view, sandbox, session, clocks, limits, unseen, Sight())
+        outcome = await run_black(
+            black,
+            view,
+            sandbox,
+            session=session,
+            clocks=clocks,
+            limits=limits,
+            activity=unseen,
+            sight=Sight(),
+        )
         found = await sandbox.changed()
     assert outcome.failure is FailureClass.COMPLETED, outcome
     assert {path: file.data for path, file in found.added.items()} == {

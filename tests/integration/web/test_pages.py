@@ -67,7 +67,9 @@ async def trained(engine: AsyncEngine, run: StoredRun, first: int, n: int, *, ve
                 version=version + i, parent=version + i - 1, path=f"/v{version + i}", manifest_sha="11"
             )
             steps = [reported(2 * (first + i) + part) for part in (1, 2)]
-            assert await batches.commit(connection, run.run_id, run.name, batch, new, steps, "policy.x")
+            assert await batches.commit(
+                connection, run.run_id, run.name, batch=batch, new=new, metrics=steps, subject="policy.x"
+            )
 
 
 async def started(engine: AsyncEngine, name: str = "run") -> StoredRun:

@@ -89,6 +89,13 @@ async def test_a_programs_own_time_out_counts_if_the_agents_own_time_is_up(
         token="t", path="/s/t/v1", base_url="", socket_path="", expires=0.0, context=LIMITS.context
     )
     outcome = await run_black(
-        Impatient(), VIEW, cast(Sandbox, Place()), session, watch, LIMITS, activity, Sight()
+        Impatient(),
+        VIEW,
+        cast(Sandbox, Place()),
+        session=session,
+        clocks=watch,
+        limits=LIMITS,
+        activity=activity,
+        sight=Sight(),
     )
     assert (outcome.failure, outcome.reason) == (failure, "its time ended")

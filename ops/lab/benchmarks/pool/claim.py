@@ -82,7 +82,13 @@ async def measure(rig: Rig, claims: int, table: Report) -> list[BenchmarkTarget]
                 version = await next_version(connection, run.run_id)
                 new = NewVersion(version=version, parent=version - 1, path="/v", manifest_sha="00")
                 assert await batches.commit(
-                    connection, run.run_id, run.name, closed, new, [{"loss": 0.0}], f"policy.{run.name}"
+                    connection,
+                    run.run_id,
+                    run.name,
+                    batch=closed,
+                    new=new,
+                    metrics=[{"loss": 0.0}],
+                    subject=f"policy.{run.name}",
                 )
 
             started = time.perf_counter()
