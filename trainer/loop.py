@@ -103,9 +103,9 @@ async def all_ranks(stack: AsyncExitStack, settings: TrainerSettings, config: Co
     from trainer.ranks.rendezvous import leading  # loads torch.distributed
 
     assert settings.place is not None
-    meeting = leading(settings.place, config, settings.arguments)
-    ranks, orders = await anyio.to_thread.run_sync(meeting.__enter__, abandon_on_cancel=True)
-    stack.push(meeting)
+    rendezvous = leading(settings.place, config, settings.arguments)
+    ranks, orders = await anyio.to_thread.run_sync(rendezvous.__enter__, abandon_on_cancel=True)
+    stack.push(rendezvous)
     log.info("ranks.joined", ranks=ranks.size, device=str(ranks.device))
     return LeadingLearners(ranks, orders)
 

@@ -30,10 +30,10 @@ import torch
 from torch import nn
 
 from orchestrator.settings.trainer import TrainerSection
-from trainer.benchmarks.bars import bar
 from trainer.benchmarks.qwen3 import VOCAB, policy
 from trainer.benchmarks.resident import grown, in_fresh_process
 from trainer.benchmarks.shapes import rewrites
+from trainer.benchmarks.targets import bar
 from trainer.learner import optimizer_settings, update_settings
 from trainer.samples import Sample
 from trainer.tree.execute import backward

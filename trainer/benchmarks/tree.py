@@ -27,12 +27,12 @@ import torch
 
 from orchestrator.runtime.output_place import file_to_write
 from trainer.benchmarks import bounded, gpu
-from trainer.benchmarks.bars import bar
 from trainer.benchmarks.peaks import ONE_PASS, budget, peaks
 from trainer.benchmarks.plot import Point, draw
 from trainer.benchmarks.qwen3 import policy
 from trainer.benchmarks.rows import BASELINES, ROW_BUDGET
 from trainer.benchmarks.shapes import Shape, group, shapes
+from trainer.benchmarks.targets import bar
 from trainer.benchmarks.turns import Race, Timed, flops
 from trainer.tree.pack import pack_samples
 from trainer.tree.passes import PassBudget

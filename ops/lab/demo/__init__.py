@@ -5,6 +5,6 @@ prepare   the task suite and the run's configuration
 phases    publish, wait, evaluate: a client of the bus and of SQL
 progress  the output while the loop runs
 outcome   the figures, from SQL and from the ledger kept outside the system
-bars      the conditions that the demo must meet, and whether they hold
+targets   the conditions that the demo must meet, and whether they hold
 report    terminal, JSON and PNG
 """

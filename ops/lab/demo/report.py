@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ops.lab.demo.bars import DemoTarget, bars, change
 from ops.lab.demo.outcome import (
     LOST,
     TRAINED_TWICE,
@@ -18,6 +17,7 @@ from ops.lab.demo.outcome import (
     Results,
 )
 from ops.lab.demo.phases import Evaluation
+from ops.lab.demo.targets import DemoTarget, bars, change
 from orchestrator.audit import Report
 from orchestrator.queries.evaluations import wilson
 from orchestrator.runtime.figures import sparkline

@@ -12,10 +12,10 @@ import pytest
 
 from ops.lab.benchmarks.soak import processes
 from ops.lab.benchmarks.soak.__main__ import main as soak
-from ops.lab.benchmarks.soak.bars import Found, bars_of, name
 from ops.lab.benchmarks.soak.fit import BLOCKS, of_level, of_rate
 from ops.lab.benchmarks.soak.places import size
 from ops.lab.benchmarks.soak.samples import Figure, Key, Sample
+from ops.lab.benchmarks.soak.targets import Found, bars_of, name
 from orchestrator.deploy.embedded.identity import ProcessId
 from orchestrator.deploy.embedded.process_spec import ProcessState, ProcessStatus, SupervisorStatus
 

@@ -2,7 +2,7 @@
 
 A whole stack with embedded PostgreSQL, NATS and rollout server, trainer, runners and dashboard works under load for N minutes. It is read up to
 150 times: memory, descriptors, threads and CPU time of each process, bytes on disk by part, control groups, mounts, sandboxes and shared memory.
-Each bar is a slope per 1,000 rollouts over the last two thirds, with its noise (`fit`); `bars` has the targets and their reasons. At the end the
+Each bar is a slope per 1,000 rollouts over the last two thirds, with its noise (`fit`); `targets` has the targets and their reasons. At the end the
 run is drained and audited.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import anyio
 
-from ops.lab.benchmarks.soak.bars import Found, bars_of, name, target, unit
 from ops.lab.benchmarks.soak.run import Soaked, soak, write_run
 from ops.lab.benchmarks.soak.samples import Figure, Sample
+from ops.lab.benchmarks.soak.targets import Found, bars_of, name, target, unit
 from ops.lab.benchmarks.targets import BenchmarkTarget, Report, show
 from ops.lab.chaos.prepare import make_policy
 from ops.lab.chaos.scenario import leaves

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from ops.lab.demo.bars import bars
 from ops.lab.demo.outcome import DemoOutcome, Results
 from ops.lab.demo.phases import Evaluation
 from ops.lab.demo.report import final_line, show_bars
+from ops.lab.demo.targets import bars
 from orchestrator.queries.evaluations import difference
 
 
