@@ -60,7 +60,8 @@ def rescore(
         raise ValueError("give --task or --tests: corrected tests choose their tasks themselves")
     resolved = Home.at(config).connected()
     run = recorded(resolved)
-    print_notes(run.notes(resolved, OF_TASKS))
+    if run.unknown is None:  # else the command itself fails, with the same reason
+        print_notes(run.notes(resolved, OF_TASKS))
     limits = BundleLimits.of(run.config(resolved).tasks)
     repaired = {task.name: task for task in read(tests or [], limits)}
     chosen = Chosen(tuple(domains or ()), tuple(tasks or ()))
