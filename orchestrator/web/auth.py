@@ -1,7 +1,8 @@
 """The token of a dashboard and the values derived from it. The holder of the token may view and steer.
 
-The cookie and the steering key are digests of the token with a purpose. A leaked cookie (cookies do not know ports) is therefore not the token, and
-a page of another site, which can read neither, cannot make a browser steer.
+The cookie and the steering key are digests of the token with a purpose. A page of another site can read neither, and cannot make a browser steer.
+The cookie is enough to view and to steer, as /api/me gives its holder the steering key. A leaked cookie (cookies do not know ports) does not reveal
+the token, and ends with it: once a new token is made.
 """
 
 import hashlib
