@@ -24,6 +24,7 @@ from sandboxes.tools import OLDEST_BWRAP, bwrap, older
 
 GIB = 1024**3
 _NEEDED_DISK, _NEEDED_MEMORY, _NEEDED_SHM, _NEEDED_FILES = 5 * GIB, 4 * GIB, 64 * 1024**2, 4096
+_AS_ROOT = "as root (a container: --shm-size=1g)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +219,10 @@ def _shared_memory() -> DoctorCheck:
     try:
         size = shutil.disk_usage("/dev/shm").total
     except OSError:
-        return DoctorCheck(name="/dev/shm", ok=False, detail="missing", fix="mount -t tmpfs tmpfs /dev/shm")
-    fix = _at_least(size, _NEEDED_SHM, "mount -o remount,size=1G /dev/shm")
+        return DoctorCheck(
+            name="/dev/shm", ok=False, detail="missing", fix=f"mount -t tmpfs tmpfs /dev/shm {_AS_ROOT}"
+        )
+    fix = _at_least(size, _NEEDED_SHM, f"mount -o remount,size=1G /dev/shm {_AS_ROOT}")
     return DoctorCheck(name="/dev/shm", ok=size >= _NEEDED_SHM, detail=f"{size / GIB:.1f} GiB", fix=fix)
 
 
@@ -227,9 +230,10 @@ def _files() -> DoctorCheck:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     ok = limit == resource.RLIM_INFINITY or limit >= _NEEDED_FILES
     detail = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
-    return DoctorCheck(
-        name="open files", ok=ok, detail=detail, fix="" if ok else f"ulimit -n {_NEEDED_FILES}"
-    )
+    # This is the hard limit: a user cannot raise it by `ulimit`.
+    fix = f'as root, write "* hard nofile {_NEEDED_FILES}" to /etc/security/limits.conf and log in again'
+    fix += f" (a container: --ulimit nofile={_NEEDED_FILES}; a systemd unit: LimitNOFILE={_NEEDED_FILES})"
+    return DoctorCheck(name="open files", ok=ok, detail=detail, fix="" if ok else fix)
 
 
 def _ports() -> DoctorCheck:

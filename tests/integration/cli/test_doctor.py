@@ -2,7 +2,10 @@
 
 import json
 import os
+import resource
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -74,6 +77,21 @@ def test_the_services_of_a_run_are_checked(
     shown = CliRunner().invoke(app, ["doctor", "-c", str(tmp_path), "--json"])
     [postgres] = [check for check in json.loads(shown.output) if check["name"] == "PostgreSQL"]
     assert shown.exit_code == 1 and not postgres["ok"] and "127.0.0.1:1/d" in postgres["detail"]
+
+
+def test_limits_that_only_root_raises_are_reported_with_what_root_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    files = found("open files")
+    assert (
+        (files.ok, files.detail) == (False, "1024")
+        and "as root" in files.fix
+        and "ulimit -n" not in files.fix
+    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 20, free=1 << 40))
+    shared = found("/dev/shm")
+    assert not shared.ok and "as root" in shared.fix and "--shm-size" in shared.fix
 
 
 def test_missing_bubblewrap_is_named_with_the_command_that_installs_it(
