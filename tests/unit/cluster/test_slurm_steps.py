@@ -1,6 +1,9 @@
 """The share of a node that each process of a job has: GPUs of its own, and cores of its own if there are enough."""
 
+import os
 import re
+import shutil
+import stat
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -106,6 +109,62 @@ def test_a_step_says_which_gpus_it_has_and_whether_it_shares(
     words = srun(tmp_path, gres, ["runner-0", "0", "0", "4", "8000", gpus, has])
     assert [each for each in words if each.startswith(("--exact", "--overlap", "--gres"))] == expected
     assert {"--cpus-per-task=4", "--mem=8000M"} <= set(words)
+
+
+def prepared(tmp_path: Path) -> "subprocess.CompletedProcess[str]":
+    """A process of a job on this machine, with TMPDIR below `tmp_path`: its step runs here."""
+    (tmp_path / "logs/logs/7/attempt-0").mkdir(parents=True)
+    (tmp_path / "logs/logs/7/attempt-0/penstock.toml").write_text("[run]\n")
+    (functions,) = re.findall(
+        r"^# --- what every attempt begins with ---$.*?(?=^# Ends every step)",
+        script(topology("node8")),
+        re.MULTILINE | re.DOTALL,
+    )
+    text = f"""set -euo pipefail
+SHARED="$PWD/logs" SECRETS=() BIN=/bin GRES= HET=()
+{functions}
+step() {{ shift 7; "$@"; }}
+process runner-0 0 0 4 8000 0 alone nothing echo "it runs"
+"""
+    return subprocess.run(
+        ["bash", "-c", text],
+        env={"PATH": "/usr/bin:/bin", "TMPDIR": str(tmp_path / "node"), "SLURM_JOB_ID": "7"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_directory_of_an_attempt_is_made_for_the_jobs_user_alone(tmp_path: Path) -> None:
+    place = tmp_path / "node/penstock-7-0"
+    for _ in range(2):  # the second step of a node finds it
+        done = prepared(tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "it runs\n", "")
+        assert [stat.S_IMODE(each.stat().st_mode) for each in (place, place / "runner-0")] == [0o700, 0o700]
+        place.chmod(0o777)
+        shutil.rmtree(tmp_path / "logs")
+    assert (place / "runner-0/penstock.toml").is_file()
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "directory"])
+def test_a_place_that_another_user_made_first_is_named_and_gets_no_file(kind: str, tmp_path: Path) -> None:
+    place, target = tmp_path / "node/penstock-7-0", tmp_path / "target"
+    target.mkdir()
+    place.parent.mkdir()
+    if kind == "link":
+        place.symlink_to(target)
+    elif kind == "file":
+        place.touch()
+    else:
+        if os.geteuid() != 0:
+            pytest.skip("only root makes a directory of another user")
+        place.mkdir(mode=0o777)
+        os.chown(place, 65534, 65534)
+    done = prepared(tmp_path)
+    assert done.returncode != 0 and "it runs" not in done.stdout
+    assert f"{place} cannot be made or is another user's: remove it on " in done.stderr
+    assert not list(target.iterdir()) and (kind != "directory" or not list(place.iterdir()))
 
 
 def test_resources_of_a_step_are_those_of_its_process() -> None:

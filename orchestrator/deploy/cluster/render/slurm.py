@@ -37,6 +37,18 @@ for secret in "${SECRETS[@]}"; do
   [ -r "$secret" ] || { echo "the secret $secret cannot be read: it must be a file that the job's user can read on every node" >&2; exit 1; }
 done
 
+# own_directory PLACE: a directory that this user alone enters. Below /tmp another user may have made it first.
+own_directory() {
+  mkdir -p "${1%/*}"
+  mkdir -m 700 "$1" 2>/dev/null || true # made by another step of this node
+  if [ "$(stat -c "%u %F" "$1")" != "$EUID directory" ]; then
+    echo "$1 cannot be made or is another user's: remove it on ${HOSTNAME:-this node}, or set TMPDIR" >&2
+    return 1
+  fi
+  chmod 700 "$1"
+}
+owned="$(declare -f own_directory); own_directory ${PENSTOCK_STATE@Q}" # for a bash on another node
+
 declare -A running=() # what was started, by the process id of its srun
 stopping=""
 
@@ -63,7 +75,7 @@ process() {
   local place=("${@:1:7}")
   shift 8
   local home="$PENSTOCK_STATE/$name"
-  prepared="mkdir -p -m 700 ${home@Q} && cp ${logs@Q}/penstock.toml ${home@Q}/"
+  prepared="$owned && mkdir -p -m 700 ${home@Q} && cp ${logs@Q}/penstock.toml ${home@Q}/"
   case "$wait" in
     schema) prepared+=" && ${BIN@Q}/penstock cluster wait -c ${home@Q}" ;;
     run) prepared+=" && ${BIN@Q}/penstock cluster wait -c ${home@Q} --run" ;;
@@ -312,6 +324,7 @@ def script(topology: Topology) -> str:
             f'cat > "$logs/{process.name}.conf" <<NATS',
             here_document(conf) + "NATS",
             f"step {process.name} {group} {node} {math.ceil(nats_resources.cpus)} {round(nats_resources.memory_gb * 1000)} 0 {job.has(process)} "
+            f"""bash -c "$owned"' && exec "$@"' {process.name} """
             f'"$BIN/nats-server" --config "$logs/{process.name}.conf"',
         ]
     return "\n".join([*lines, "", WATCH])
