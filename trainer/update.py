@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from orchestrator.contracts.choices import Aggregation, Anchor
+from orchestrator.contracts.choices import Aggregation, Anchor, MismatchMask
 from orchestrator.runtime.phase_timer import phase
 from trainer.expert_bias import move_biases
 from trainer.logprobs import CHUNK
@@ -122,6 +122,8 @@ def finish(
     `clip` scales them to at most a norm and returns the norm before; `trained`: some token has a train weight > 0; `finite`: the loss is finite.
     """
     skip = None if trained else SkipReason.NO_ACTION_TOKENS
+    if skip is None and settings.correction.mask != MismatchMask.NONE and sums.all_cut:
+        skip = SkipReason.ALL_TOKENS_MASKED  # momentum alone would move the weights
     if not finite:
         skip = SkipReason.LOSS_NOT_FINITE
     norm = 0.0

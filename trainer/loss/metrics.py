@@ -145,6 +145,11 @@ class MetricSums:
         self._routed = balance_loss, imbalance
         self.load = load
 
+    @property
+    def all_cut(self) -> bool:
+        """Whether the correction truncated or masked every token so far; False without tokens."""
+        return 0 < self._sums["tokens"] == self._sums["cut"]
+
     def result(self, *, skip_reason: SkipReason | None, gradient_norm: float) -> TrainStepMetrics:
         """The metrics of the packs added so far."""
         sums, values = self._sums, self._values

@@ -7,6 +7,7 @@ class SkipReason(StrEnum):
     """Why a train step was skipped: parameters and optimizer state stayed as they were."""
 
     NO_ACTION_TOKENS = "no_action_tokens"
+    ALL_TOKENS_MASKED = "all_tokens_masked"  # by trainer.mask
     LOSS_NOT_FINITE = "loss_not_finite"
     GRADIENT_NOT_FINITE = "gradient_not_finite"
     GRADIENT_SPIKE = "gradient_spike"

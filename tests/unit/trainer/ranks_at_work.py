@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
-from orchestrator.contracts.choices import Anchor
+from orchestrator.contracts.choices import Anchor, MismatchMask
 from orchestrator.settings.trainer import TrainerSection
 from tests.unit.trainer import forests
 from tests.unit.trainer.alike import differences
@@ -163,7 +163,8 @@ def equal(
 
 
 def skipped(broken: str) -> Work:
-    """How two ranks react when `broken`, on rank 1 alone, is not finite: the reason, and whether any weight or moment changed."""
+    """How two ranks react when `broken`, on rank 1 alone, is not finite, or a "mask" excludes every token of both: the reason, and whether any
+    weight or moment changed."""
 
     def work(ranks: Ranks) -> Any:
         model = model_of("qwen3", torch.float32)
@@ -181,6 +182,9 @@ def skipped(broken: str) -> Work:
         if broken == "loss":  # of one sample, so of one rank
             samples[-1].advantage[:] = -1e30
             settings = UpdateSettings(budget=SMALL, negative_scale=1e30)
+        if broken == "mask":
+            of_nothing = CorrectionSettings(mask=MismatchMask.ICEPOP, icepop_min=1e30, icepop_max=1e31)
+            settings = UpdateSettings(budget=SMALL, correction=of_nothing)
         [metrics] = steps(model, optimizer, [samples], settings, ranks)
         moments = {key: whole(value) for key, value in optimizer_tensors(model, optimizer).items()}
         counts = ranks.exchange(
@@ -422,6 +426,7 @@ WORKS: dict[str, Work] = {
     ),
     "loss": skipped("loss"),
     "gradient": skipped("gradient"),
+    "mask": skipped("mask"),
     "refused": refused,
     "proximal": proximal,
     "exported": exported,

@@ -101,6 +101,10 @@ def test_what_is_not_finite_on_one_rank_skips_the_train_step_on_all(
     assert found[broken]["ranks"] == [{"skip": f"{broken}_not_finite", "same": True}] * 2
 
 
+def test_a_train_step_whose_tokens_are_all_masked_is_skipped_by_all_ranks(found: dict[str, Any]) -> None:
+    assert found["mask"]["ranks"] == [{"skip": "all_tokens_masked", "same": True}] * 2
+
+
 def test_a_budget_that_is_too_small_for_one_rank_is_refused_by_all(found: dict[str, Any]) -> None:
     first, second = found["refused"]
     assert first == second and "too small for a path of" in first and "trainer.pack_pairs" in first

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.contracts.choices import Anchor
+from orchestrator.contracts.choices import Anchor, MismatchMask
 from tests.unit.trainer.forests import Forest, everything, group_of_rollouts, qwen3, seeded
 from trainer.loss.base import Loss
 from trainer.loss.choose import BOUNDED, UNBOUNDED
@@ -185,12 +185,21 @@ def huge(scale: float) -> list[Sample]:
     return forest.samples
 
 
+ICEPOP_OF_NOTHING = CorrectionSettings(mask=MismatchMask.ICEPOP, icepop_min=1e30, icepop_max=1e31)
+
+
 @pytest.mark.parametrize(
     ("reason", "samples", "settings"),
     [
         ("loss_not_finite", huge(3e38), {}),
         ("gradient_not_finite", huge(1e24), {}),
         ("gradient_spike", huge(1e3), {"spike_grad_norm": 1.0}),
+        ("all_tokens_masked", huge(1.0), {"correction": ICEPOP_OF_NOTHING}),
+        (
+            "all_tokens_masked",
+            huge(1.0),
+            {"correction": CorrectionSettings(mask=MismatchMask.MIS, mis_max=1e-30)},
+        ),
         ("no_action_tokens", [dataclasses.replace(s, weight=np.zeros_like(s.weight)) for s in huge(1.0)], {}),
     ],
 )
@@ -209,6 +218,20 @@ def test_a_skipped_step_is_reported_and_touches_neither_parameters_nor_optimizer
         assert all(torch.equal(optimizer.state[p][key], kept[key]) for key in kept)
     assert all(p.grad is None for p in model.parameters())
     assert train_step(model, optimizer, group_of_rollouts(), UpdateSettings(), trainer_version=1).applied
+
+
+def test_a_step_of_which_the_mask_leaves_one_sample_is_applied() -> None:
+    model = policy()
+    samples = huge(1.0)
+    (logprobs, _) = recompute_logprobs(model, samples, UpdateSettings())
+    kept = dataclasses.replace(samples[0], behavior_logprobs=logprobs)
+    far = dataclasses.replace(samples[1], behavior_logprobs=samples[1].behavior_logprobs - 9)
+    correction = CorrectionSettings(mask=MismatchMask.ICEPOP, icepop_min=0.9, icepop_max=1.1)
+    optimizer = make_optimizer(model, OptimizerSettings())
+    metrics = train_step(
+        model, optimizer, [kept, far], UpdateSettings(correction=correction), trainer_version=0
+    )
+    assert metrics.applied and metrics.cut_fraction == 0.5
 
 
 def test_a_model_with_nan_weights_skips_the_step() -> None:
