@@ -139,10 +139,12 @@ def following(place: Place, arguments: dict[str, str]) -> Iterator[tuple[Ranks, 
 
 
 def device_of(place: Place) -> torch.device:
-    """One GPU per rank on a machine with GPUs, otherwise the CPU."""
+    """One GPU per rank on a machine with GPUs, otherwise the CPU. Without $LOCAL_RANK, every machine has the same number of ranks, one after the
+    other, and one GPU for each."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", place.rank)))
+    local_rank = os.environ.get("LOCAL_RANK", place.rank % torch.cuda.device_count())
+    return torch.device("cuda", int(local_rank))
 
 
 @contextmanager

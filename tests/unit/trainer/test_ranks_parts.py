@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from trainer.ranks.codec import parts_from_bytes, parts_to_bytes
 from trainer.ranks.consistency import Facts, difference
 from trainer.ranks.lockstep import aligned
 from trainer.ranks.rank_env import Place, place_given
+from trainer.ranks.rendezvous import device_of
 from trainer.samples import Sample
 from trainer.tree.plan import FlatTree
 
@@ -107,6 +109,17 @@ def test_what_torchrun_says_is_taken_and_what_it_says_in_part_is_refused() -> No
         place_given({key: value for key, value in environment.items() if key != "MASTER_PORT"})
     with pytest.raises(ValueError, match="that rank does not exist"):
         place_given(environment | {"RANK": "4"})
+
+
+def test_a_rank_takes_its_hosts_gpu_also_where_only_the_rank_of_all_hosts_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert [device_of(Place(rank, 4)).index for rank in range(4)] == [0, 1, 0, 1]
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert device_of(Place(2, 4)).index == 1
 
 
 @pytest.mark.parametrize(
