@@ -51,6 +51,7 @@ def gumbel(keys: Many[int], vocab_size: int) -> Tensor:
         x *= _signed(factor)
     x ^= (x >> 31) & ((1 << 33) - 1)
     u = ((x >> 40) & 0xFFFFFF).to(torch.float32).add_(0.5).mul_(2.0**-24)
+    u.clamp_(max=1 - 2.0**-24)  # the largest rounds to 1, whose noise is -inf
     return u.neg_().log1p_().neg_().log_().neg_()
 
 

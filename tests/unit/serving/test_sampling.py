@@ -75,6 +75,16 @@ def test_noise_depends_on_seed_position_and_token_only_and_is_gumbel() -> None:
         assert abs(float((rows[:-1] * rows[1:]).mean()) - 0.25) < 0.004  # neighbours are not correlated
 
 
+def test_the_noise_of_the_largest_hash_is_finite_and_its_token_can_be_drawn() -> None:
+    key, token = 0x37F11132FC5C4B2F, 5  # whose hash has 24 bits of 1
+    noise = gumbel([key], 8)[0]
+    assert math.isclose(noise[token], -math.log(24 * math.log(2)), rel_tol=1e-6)
+    logits = torch.full((1, 8), -5.0)
+    logits[0, token] = 5.0
+    (one,) = draw(logits, [Draw(sampling=Sampling(top_k=1), key=key)])
+    assert one.token == token
+
+
 @pytest.mark.parametrize("temperature", [GREEDY_BELOW, 1.0, MAX_NUMBER])
 @pytest.mark.parametrize("bias", [-MAX_NUMBER, 0.0, MAX_NUMBER])
 def test_the_largest_numbers_that_are_accepted_give_finite_logprobs(temperature: float, bias: float) -> None:
