@@ -31,6 +31,7 @@ from orchestrator.runtime.metrics import measured
 from orchestrator.runtime.phase_timer import Count, collect, phase
 from orchestrator.settings.config import Config, effective
 from orchestrator.settings.timeouts import timeouts, use
+from orchestrator.settings.trainer import RATIO_BOUNDS
 from trainer.batch import BadBatch
 from trainer.learner import Learners
 from trainer.lock import only_trainer
@@ -127,7 +128,8 @@ def check_config(config: Config) -> None:
     """Raise ConfigurationError for settings with which no batch could be trained."""
     if fault := config.sampling.untrainable or config.trainer.untrainable:
         raise ConfigurationError(fault)
-    if config.trainer.anchor == Anchor.PROXIMAL and config.trainer.parts == 1:
+    bounded = config.trainer.loss in RATIO_BOUNDS
+    if bounded and config.trainer.anchor == Anchor.PROXIMAL and config.trainer.parts == 1:
         log.warning(
             "trainer.ratio_is_one",
             reason="the anchor is the trainer before the batch, and a batch is one train step: ratio bounds do nothing",

@@ -2,7 +2,7 @@
 
     loss = − Σ_t c_t · log π(o_t)
 
-The coefficients c carry the token weights; advantages and anchors play no part.
+The coefficients c carry the token weights, and with a mask or `anchor = "proximal"` those of correction.py. Advantages play no part.
 
 Example, c = 1/3: logp (−1, −2, −0.5) → loss = 3.5/3, gradient by logp −1/3 everywhere.
 """

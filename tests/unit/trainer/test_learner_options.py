@@ -133,7 +133,13 @@ def test_the_proximal_anchor_is_taken_once_for_all_train_steps_of_a_batch(
 
 @pytest.mark.parametrize(
     ("section", "warned"),
-    [({"anchor": "proximal"}, True), ({"anchor": "proximal", "parts": 2}, False), ({"parts": 1}, False)],
+    [
+        ({"anchor": "proximal"}, True),
+        ({"anchor": "proximal", "parts": 2}, False),
+        ({"parts": 1}, False),
+        ({"anchor": "proximal", "loss": "reinforce"}, False),
+        ({"anchor": "proximal", "loss": "sft"}, False),
+    ],
 )
 def test_a_ratio_that_can_only_be_one_is_logged_at_the_start(section: dict[str, Any], warned: bool) -> None:
     with capture_logs() as logged:
