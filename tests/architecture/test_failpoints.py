@@ -20,6 +20,7 @@ EXEMPT = {
     "orchestrator/scripted/": "a run over a database of its own, thrown away at its end",
     "orchestrator/scaffold_check/": "a check over a database of its own, thrown away at its end",
     "orchestrator/deploy/embedded/postgres_binaries.py": "copies PostgreSQL's programs before any run; a copy without its final name is made again",
+    "orchestrator/deploy/embedded/postgres_place.py": "moves files before their server starts; after a kill the next start goes on with them",
     "orchestrator/audit/snapshot.py": "a transaction that only reads, in a process outside the system",
     "orchestrator/runtime/failpoints.py": "takes the file that arms a failpoint",
     "trainer/sft/export.py": "writes one file for a person, from rows that do not change; started again, it writes it again",

@@ -35,15 +35,15 @@ def place_of(pgdata: Path, user: str | None) -> Path:
         shutil.rmtree(aside, ignore_errors=True)
     place = Path(os.readlink(pgdata))
     if not place.exists():
-        _check_new(pgdata, is_begun=place.parent.is_dir())
+        _check_new(pgdata, made=place.parent.is_dir())
     _check_owner(place.parent / "origin", pgdata)
     return place
 
 
-def _check_new(pgdata: Path, *, is_begun: bool = True) -> None:
+def _check_new(pgdata: Path, *, made: bool = True) -> None:
     """Raises ValueError if a server has served this directory before: an empty database would take the place of what it held."""
     data_dir = pgdata.parent
-    if (data_dir / "server.json").exists() or not is_begun:
+    if (data_dir / "server.json").exists() or not made:
         leads = f" (it leads to {os.readlink(pgdata)})" if pgdata.is_symlink() else ""
         raise ValueError(
             f"the database of {data_dir} is gone: {pgdata} is missing{leads}. Restore it from a backup, or remove {data_dir} to begin "

@@ -21,7 +21,7 @@ _PATH: Final = re.compile(r"/[\w./-]+")
 _COMMANDS: Final = re.compile(r"[;&|#]")
 _COPIES: Final = re.compile(r"\b(?:cp|install|mv)\s")
 _RESTORED: Final = re.compile(r"(?<=\s)[\"']?/tests/\S+\s+[\"']?(/[\w./-]+)[\"']?\s*$")
-"""What a copy of a file of the tests to a file ends with."""
+"""The end of a command that copies a file of the tests to a file."""
 _SOLUTION: Final = re.compile(r"(steps/[^/]+/)?solution/")
 _READ_BYTES: Final = 1 << 20
 

@@ -234,7 +234,8 @@ def test_a_file_of_another_kind_does_not_count_as_missing(penstock: Penstock, tm
         ("--witness", "fifo", "is not a directory: name one with answers.jsonl"),
         ("--witness", "none", "does not exist: name one"),
     ):
-        done = penstock("audit", option, str(tmp_path / name))
+        arguments = ["audit", option, str(tmp_path / name)]
+        done = penstock(*arguments)
         assert done.code == 1 and f"{tmp_path / name} {words}" in done.err
 
 

@@ -220,7 +220,7 @@ def test_a_skipped_step_is_reported_and_touches_neither_parameters_nor_optimizer
     assert train_step(model, optimizer, group_of_rollouts(), UpdateSettings(), trainer_version=1).applied
 
 
-def test_a_step_of_which_the_mask_leaves_one_sample_is_applied() -> None:
+def test_a_step_is_applied_if_the_mask_leaves_one_sample_of_it() -> None:
     model = policy()
     samples = huge(1.0)
     (logprobs, _) = recompute_logprobs(model, samples, UpdateSettings())

@@ -1,4 +1,4 @@
-"""Text that the agent's files have by design is no secret; copies of the hidden tests and of the solution stay suspects."""
+"""Text that the agent's files have by design is not secret; copies of the hidden tests and of the solution stay suspects."""
 
 import zlib
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def suspects(
 
 
 @pytest.mark.parametrize("name", SOLVED)
-def test_what_tests_and_solution_repeat_of_the_project_is_no_suspect(name: str) -> None:
+def test_what_tests_and_solution_repeat_of_the_project_is_not_suspected(name: str) -> None:
     shown = {"/app/.git/objects/pack/a.pack": packed(f"{EVALUATE}\n{TOTALS}\n{PATTERN}")}
     assert suspects(name) == suspects(name, shown) == set()
 
