@@ -169,7 +169,6 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
                 if outcome is None:
                     current().busy("the newest version", on="disk", within=LOAD_S)
                     await trainer.resume()
-                    await halt_if_hopeless(trainer)
                     continue
                 reports, committed = outcome
                 if committed:
@@ -193,15 +192,17 @@ async def train_or_count(
     trainer: Trainer, batch: LiveBatch, count: Count, late_seconds: dict[str, float]
 ) -> tuple[list[dict[str, Any]], bool] | None:
     """`train_batch`. None: the batch failed, and that is in its history. The error, whose frames hold the failed step's tensors, ends here, before
-    the checkpoint is loaded again."""
+    the checkpoint is loaded again. Raises Halted."""
     try:
         return await train_batch(trainer, batch, count, late_seconds)
     except Exception as error:  # noqa: BLE001  # counted and logged: one batch can end only itself
         if isinstance(error, BadBatch):
-            await trainer.quarantine(batch, str(error))
+            quarantined = await trainer.quarantine(batch, str(error))
         else:
-            await trainer.failed(batch, error)
-        return None
+            quarantined = await trainer.failed(batch, error)
+    if quarantined:  # a batch that is tried again makes nothing worse
+        await halt_if_hopeless(trainer)
+    return None
 
 
 async def train_batch(

@@ -262,21 +262,22 @@ class Trainer:
         log.info("batch.committed" if committed else "batch.undone", version=new.version)
         return committed
 
-    async def quarantine(self, batch: LiveBatch, reason: str) -> None:
-        """Abandon the batch, with `reason` in its row. The caller resumes."""
+    async def quarantine(self, batch: LiveBatch, reason: str) -> bool:
+        """Abandon the batch, with `reason` in its row; False: a rewind undid it before. The caller resumes."""
         if not await transact(
             self._engine,
             lambda connection: quarantine(connection, self.run_id, batch.batch_id, reason),
             at="trainer.quarantine",
         ):
             log.info("batch.undone", batch=batch.batch_no, reason="it is no longer closed")
-            return
+            return False
         measured(TrainerMetrics).batches.labels("quarantined").inc()
         log.error("batch.quarantined", batch=batch.batch_no, groups=batch.taken, reason=reason)
+        return True
 
-    async def failed(self, batch: LiveBatch, error: Exception) -> None:
-        """Count a failure that may be the batch's own, in its history: once the caller resumes, the batch is trained again; it is quarantined
-        after MAX_FAILURES. Raises `error` if the platform is at fault, NoMemory if that is a GPU, RankLost if the ranks must start again."""
+    async def failed(self, batch: LiveBatch, error: Exception) -> bool:
+        """Count a failure that may be the batch's own, in its history: once the caller resumes, the batch is trained again; after MAX_FAILURES it is
+        quarantined (True). Raises `error` if the platform is at fault, NoMemory if that is a GPU, RankLost if the ranks must start again."""
         if isinstance(error, RankFailed):
             with anyio.move_on_after(COUNT_S, shield=True):  # the end of a rank cancels this process's work
                 await self._count_failure(batch, str(error))
@@ -285,9 +286,10 @@ class Trainer:
             raise no_memory(batch.batch_no) from error
         if of_platform(error):
             raise error
-        await self._count_failure(batch, described(error), error)
+        return await self._count_failure(batch, described(error), error)
 
-    async def _count_failure(self, batch: LiveBatch, why: str, error: Exception | None = None) -> None:
+    async def _count_failure(self, batch: LiveBatch, why: str, error: Exception | None = None) -> bool:
+        """Whether this failure ended in a quarantine."""
         earlier = await transact(
             self._engine, lambda connection: failures(connection, batch.batch_id), at="trainer.read"
         )
@@ -309,7 +311,10 @@ class Trainer:
                     at="trainer.read",
                 )
             where = f"; unreadable: {'; '.join(rollouts)}" if rollouts else ""
-            await self.quarantine(batch, f"training it failed {times} times, the last time with {why}{where}")
+            return await self.quarantine(
+                batch, f"training it failed {times} times, the last time with {why}{where}"
+            )
+        return False
 
     async def bad_in_a_row(self) -> int:
         """Batches quarantined since the last commit, restarts included."""

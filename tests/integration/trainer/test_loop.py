@@ -233,6 +233,29 @@ async def test_a_batch_that_cannot_be_trained_is_quarantined_and_the_third_in_a_
     assert sum(state == "voided" for state, _ in details) == 5
 
 
+async def test_a_retry_goes_on_after_a_try_that_merely_failed_and_halts_after_a_quarantine(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await pool.run(queue={"batch_groups": 1})
+    nan = Author(score=lambda full, state_len: np.full(len(full) - state_len, np.nan, np.float32))
+    await ready_groups(pool.engine, run, ["bad 1", "bad 2", "bad 3", "bad 4"], nan)
+    await ready_groups(pool.engine, run, ["good"], Author())
+    for retry in (False, True):
+        with pytest.raises(Halted):
+            await train_batches(await pool.trainer(run), retry=retry)
+    trainer = await pool.trainer(run)
+    read, errors = trainer.read, [KeyError("once")]
+
+    async def fails_once(batch: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return await read(batch)
+
+    monkeypatch.setattr(trainer, "read", fails_once)
+    await train_batches(trainer, 1, retry=True)
+    assert not errors and (await pool.newest(run)).version == 1
+
+
 async def test_checkpoints_are_pruned_but_for_the_newest_the_first_the_served_and_the_pinned(
     pool: Pool,
 ) -> None:
