@@ -13,7 +13,8 @@ batch is no longer closed.
 """
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -210,13 +211,8 @@ class Trainer:
             members = [rollout.rollout_id for rollout in content.rollouts]
             log.info("train_step.members", part=part, groups=groups, rollouts=members)
 
-        try:
+        async with self._with_ranks(batch):
             reports = await _in_thread(lambda: self.learner.train(parts, done))
-        except anyio.get_cancelled_exc_class():  # perhaps because another rank has ended
-            with anyio.move_on_after(COUNT_S, shield=True):
-                if (why := await _in_thread(self._learners.reported)) is not None:
-                    await self._count_failure(batch, why)
-            raise
         self._trained = trained_steps(parts, self.learner.logprobs)
         return reports
 
@@ -229,15 +225,27 @@ class Trainer:
         )
         parent = self.learner.version
         current().busy(f"the checkpoint of batch {batch.batch_no}", on="disk")
-        saved = await _when_there_is_room(
-            f"version {version}",
-            lambda: self.learner.save(self.root, version, batch.batch_no, digest),
-            whatever=True,
-        )
+        async with self._with_ranks(batch):
+            saved = await _when_there_is_room(
+                f"version {version}",
+                lambda: self.learner.save(self.root, version, batch.batch_no, digest),
+                whatever=True,
+            )
         assert saved.written is not None
         measured(TrainerMetrics).saved(saved.written.json())
         log.info("checkpoint.saved", version=version, path=str(saved.path), **saved.written.json())
         return new_version(saved, parent=parent)
+
+    @asynccontextmanager
+    async def _with_ranks(self, batch: LiveBatch) -> AsyncIterator[None]:
+        """Work of all ranks on the batch. If it is cancelled, perhaps because another rank has ended, the failure that the rank reported counts."""
+        try:
+            yield
+        except anyio.get_cancelled_exc_class():
+            with anyio.move_on_after(COUNT_S, shield=True):
+                if (why := await _in_thread(self._learners.reported)) is not None:
+                    await self._count_failure(batch, why)
+            raise
 
     async def commit(self, batch: LiveBatch, new: NewVersion, reports: Sequence[Mapping[str, Any]]) -> bool:
         """Commit batch, version, metrics and announcement in one transaction. False: a rewind undid the batch; resume."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import threading
 import time
 import weakref
 from dataclasses import replace
@@ -29,9 +30,11 @@ from tests.integration.trainer.rig import Pool, model, pool, start_trainer
 from tests.integration.trainer.test_ranks import RUN, live
 from tests.processes import closing
 from tests.services import Databases
+from tests.waiting import eventually
 from trainer import batch as batch_module
 from trainer import checkpoint
 from trainer.failures import NoMemory, RankFailed, described, of_platform
+from trainer.learner import Learners
 from trainer.loop import train_batches
 from trainer.phases import NoBatch, Trainer
 from trainer.ranks.rank_env import RankLost
@@ -248,6 +251,35 @@ async def test_a_failure_of_the_platform_ends_the_trainer_and_keeps_the_batch(po
         assert await failures(connection, batch.batch_id) == 1
     await train_batches(await pool.trainer(run), 2)
     assert (await pool.newest(run)).version == 1
+
+
+@pytest.mark.parametrize("phase", ["train", "save"])
+async def test_a_failure_that_another_rank_reported_counts_when_its_end_cancels_the_phase(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    run = await pool.run()
+    await ready_groups(pool.engine, run, ["a", "b"], Author())
+    trainer = await pool.trainer(run)
+    batch = await trainer.claim()
+    assert not isinstance(batch, NoBatch)
+    parts = await trainer.read(batch)
+    standing, ended = threading.Event(), threading.Event()
+
+    def stands(*given: Any) -> None:  # in a collective without the other rank
+        standing.set()
+        ended.wait(60)
+
+    monkeypatch.setattr(trainer.learner, phase, stands)
+    monkeypatch.setattr(Learners, "reported", lambda self: "rank 1: KeyError: 7")
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(*((trainer.train, batch, parts) if phase == "train" else (trainer.save, batch)))
+            await eventually(standing.is_set)
+            tasks.cancel_scope.cancel()
+    finally:
+        ended.set()
+    async with pool.engine.connect() as connection:
+        assert await failures(connection, batch.batch_id) == 1
 
 
 @pytest.mark.parametrize("broken", [0, 1])
