@@ -1,3 +1,5 @@
+"""Configuration without the services of the environment."""
+
 import pytest
 
 
