@@ -92,14 +92,10 @@ class EvaluationRequest:
 
     def submission(self, version: int, task: Task) -> str:
         """An id made of the request's options, so that the same evaluation never runs twice."""
-        return f"{self.prefix(version)}{self.measured(task)}"
+        return f"{self.prefix(version)}{self._how}{task.content_hash[:HASH]}"
 
     def prefix(self, version: int) -> str:
         return f"eval:{self.suite}:{version}:"
-
-    def measured(self, task: Task) -> str:
-        """The measured tasks and draws: the same on every version of a suite."""
-        return f"{self._how}{task.content_hash[:HASH]}"
 
     @property
     def _how(self) -> str:
@@ -274,7 +270,10 @@ class EvaluationClient:
                     )
                 status, reason = answer
                 if status is not SubmissionStatus.ACCEPTED:
-                    raise PenstockError(f"the task {event.submission} was {status}: {reason}")
+                    raise PenstockError(
+                        f"the task {event.submission} was {status}: {reason}. That answer is final for this name: once its cause is gone, "
+                        "give the evaluation another one"
+                    )
 
     async def _wait(self, tasks: Sequence[Task], suite: str, version: int, tick: Tick) -> None:
         patience = Patience(

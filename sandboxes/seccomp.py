@@ -6,8 +6,8 @@ input pushed into a terminal, namespaces within the sandbox, and inspection of p
 
 A refused call fails with EPERM, or with ENOSYS where programs then fall back to an older call (`clone3`, io_uring). Space cannot be
 preallocated: that takes gigabytes in milliseconds, and the use of disks is measured from time to time. It fails with EOPNOTSUPP, as on file systems
-that cannot do it, and programs write zeros then (`posix_fallocate`). Calls of another architecture (32-bit programs on a 64-bit kernel) fail with
-ENOSYS: the same number means another call there. Classic BPF over
+that cannot do it, and glibc's `posix_fallocate` writes zeros then; musl's fails. Calls of another architecture (32-bit programs on a 64-bit
+kernel) fail with ENOSYS: the same number means another call there. Classic BPF over
 `struct seccomp_data`: number at 0, architecture at 4, the low half of argument n at 16 + 8n (little-endian machines only).
 """
 

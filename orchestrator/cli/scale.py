@@ -1,7 +1,9 @@
 """penstock scale: change the number of runners, gateways or rollout servers of a run on more than one machine."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from stat import S_IMODE
 from typing import TYPE_CHECKING, Annotated, Any
@@ -88,8 +90,7 @@ def scale(
         )
     if write:
         try:
-            file = topology.resolve()
-            write_atomically(file, written.encode(), mode=S_IMODE(file.stat().st_mode), sync=True)
+            _replace(topology.resolve(), written.encode())
         except OSError as error:
             raise ConfigurationError(f"{topology}: {error.strerror}; the new counts are not in it") from None
     if as_json:
@@ -104,6 +105,15 @@ def scale(
         typer.echo(scripted(found, "" if write else refused), nl=False)
     else:
         typer.echo("# how it is done: --target kubernetes, helm, slurm, systemd or compose")
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Write a file anew, whole or not at all; its mode and owner stay. Raises OSError."""
+    before = file.stat()
+    write_atomically(file, content, sync=True)
+    file.chmod(S_IMODE(before.st_mode))
+    with suppress(PermissionError):
+        os.chown(file, before.st_uid, before.st_gid)
 
 
 async def _living(home: Home, names: Sequence[str]) -> dict[str, list[str]]:

@@ -24,7 +24,7 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 def check_endpoint(endpoint: str) -> None:
     """Raises ArgumentError unless `endpoint` is a URL over HTTP, all of it sent. A login is not repeated: it may be a secret."""
-    if "@" in endpoint.partition("://")[2].partition("/")[0]:
+    if "@" in re.split(r"[/?#]", endpoint.partition("://")[2])[0]:
         raise ArgumentError(
             "endpoint",
             "has a login before its @, which would not be sent: take it out, and give --header Authorization=…",

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
+from itertools import islice
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.marks import ParseStatus
@@ -178,7 +179,7 @@ def _calls(step: RecordedStep) -> list[tuple[str, str, int | None, int | None]]:
 def _canonical(arguments: str) -> str:
     """The same text for arguments that are the same JSON values, or differ in white space alone."""
     with suppress(ValueError, RecursionError):
-        arguments = json.dumps(json.loads(arguments), sort_keys=True)
+        arguments = json.dumps(json.loads(arguments), sort_keys=True, ensure_ascii=False)
     return " ".join(arguments.split())
 
 
@@ -203,6 +204,7 @@ def tool_errors(step: RecordedStep, before: Sequence[RecordedStep]) -> float:
 MIN_REASONED = 8  # units (words, or characters of Han and kana) of a thought
 OWN_SHARE = 0.5  # share of the runs of four units that occur once, and in no earlier thought
 REMEMBERED = 64  # steps
+COMPARED = 1024  # units of each thought
 
 
 def structured_reasoning(step: RecordedStep, before: Sequence[RecordedStep]) -> float:
@@ -229,15 +231,18 @@ def structured_reasoning(step: RecordedStep, before: Sequence[RecordedStep]) -> 
         return 0.0
     if ill_formed_tool_call(step, ()) < 0 or reasoning_structure(step, ()) < 0:
         return 0.0
-    for earlier in before[-REMEMBERED:]:
+    for earlier in reversed(before[-REMEMBERED:]):
         own = own - _runs(earlier.action.reasoning)[1]
+        if len(own) < OWN_SHARE * count:
+            return 0.0
     return 1.0 if len(own) >= OWN_SHARE * count else 0.0
 
 
-@lru_cache(maxsize=4 * REMEMBERED)
+@lru_cache(maxsize=16 * REMEMBERED)  # for several groups that are rewarded at once
 def _runs(thought: str) -> tuple[int, frozenset[int]]:
-    """The number of runs of four units in a thought, and the different ones, as hashes: they are compared with those of many thoughts."""
-    units = [match.group().lower() for match in SCRIPTS.finditer(CODE.sub(" ", thought))]
+    """The number of runs of four units in the beginning of a thought, and the different ones, as hashes: they are compared with those of many
+    thoughts."""
+    units = [match.group().lower() for match in islice(SCRIPTS.finditer(CODE.sub(" ", thought)), COMPARED)]
     runs = list(zip(units, units[1:], units[2:], units[3:], strict=False))
     return len(runs), frozenset(map(hash, runs))
 

@@ -4,9 +4,9 @@ import ipaddress
 
 
 def host_name(host: str) -> str:
-    """The host of a Host header, in lower case, without its port and the brackets of IPv6."""
+    """The host of a Host header, in lower case, without its port, a dot at its end and the brackets of IPv6."""
     name = host.rpartition(":")[0] if host.count(":") == 1 or "]:" in host else host
-    return name.strip("[]").lower()
+    return name.strip("[]").lower().removesuffix(".")
 
 
 def is_loopback(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.contracts.errors import ConfigurationError
@@ -27,11 +26,20 @@ def kept_secret(path: Path) -> str:
         partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             write_private(partial, secret + "\n")
-            with suppress(FileExistsError):  # another process was faster
-                path.hardlink_to(partial)
+            _name(partial, path)
         finally:
             partial.unlink(missing_ok=True)
     return path.read_text(encoding="ascii").strip()
+
+
+def _name(partial: Path, path: Path) -> None:
+    """Give the complete file its name, unless another process was faster."""
+    try:
+        path.hardlink_to(partial)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links
+        partial.rename(path)
 
 
 def shared_secret(path: Path) -> str:

@@ -406,8 +406,12 @@ def _override(raw: dict[str, Any], assignment: str) -> tuple[str, ...]:
         raise ConfigurationError(f"{refused}: {key} is a section: give its keys one at a time{example}")
     own = table_of([assignment])
     _check_text(own, "--set")
-    _check_places(own, Path.cwd(), refused)
-    _resolve_paths(own, Path.cwd())
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # removed; absolute paths and other values do not need it
+        here = Path()
+    _check_places(own, here, refused)
+    _resolve_paths(own, here)
     path: list[str] = []
     node, value = raw, own
     for _ in written:

@@ -47,7 +47,7 @@ def kept_token(file: Path) -> str:
         token = kept_secret(file)
     except OSError as error:
         raise ServiceError(
-            f"the dashboard cannot keep its token in {file}: {error}; make room there"
+            f"the dashboard's token in {file} can be neither read nor made: {error.strerror}"
         ) from error
     if len(token) < 16:
         raise ConfigurationError(

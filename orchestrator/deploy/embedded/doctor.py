@@ -1,5 +1,6 @@
 """Everything that this machine lacks, each with the command that installs it. Changes nothing."""
 
+import getpass
 import os
 import resource
 import shutil
@@ -231,7 +232,8 @@ def _files() -> DoctorCheck:
     ok = limit == resource.RLIM_INFINITY or limit >= _NEEDED_FILES
     detail = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
     # This is the hard limit: a user cannot raise it by `ulimit`.
-    fix = f'as root, write "* hard nofile {_NEEDED_FILES}" to /etc/security/limits.conf and log in again'
+    name = getpass.getuser()
+    fix = f'as root, write "{name} hard nofile {_NEEDED_FILES}" to /etc/security/limits.conf and log in again'
     fix += f" (a container: --ulimit nofile={_NEEDED_FILES}; a systemd unit: LimitNOFILE={_NEEDED_FILES})"
     return DoctorCheck(name="open files", ok=ok, detail=detail, fix="" if ok else fix)
 

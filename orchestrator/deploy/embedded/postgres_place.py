@@ -12,6 +12,8 @@ from pathlib import Path
 from orchestrator.deploy.embedded.postgres_remains import running_server
 from orchestrator.deploy.embedded.service_user import neutral_root, own, reachable
 
+ORIGIN = "origin"
+
 
 def place_of(pgdata: Path, user: str | None) -> Path:
     """The directory of the data, with `pgdata` as a link to it if it has to be one; made, if it is not there yet.
@@ -22,26 +24,29 @@ def place_of(pgdata: Path, user: str | None) -> Path:
     aside = pgdata.with_name("pgdata.moved")
     if aside.exists() and not os.path.lexists(pgdata):
         aside.rename(pgdata)  # a kill in the middle of the move
+    shutil.rmtree(aside, ignore_errors=True)
+    if not os.path.lexists(pgdata):
+        _check_new(pgdata, made=True)
     if not pgdata.is_symlink():
-        if not pgdata.exists():
-            _check_new(pgdata)
         if reachable(pgdata.parent, user) or running_server(pgdata) is not None:
             return pgdata
-        home = _neutral_home()
+        home = _neutral_home(pgdata)
         if pgdata.exists():
             _move(pgdata, home / "pgdata", user)
             pgdata.rename(aside)
         pgdata.symlink_to(home / "pgdata")
         shutil.rmtree(aside, ignore_errors=True)
-    place = Path(os.readlink(pgdata))
+    place = pgdata.parent / os.readlink(pgdata)
     if not place.exists():
         _check_new(pgdata, made=place.parent.is_dir())
-    _check_owner(place.parent / "origin", pgdata)
+    if user is not None and place.parent.parent == neutral_root():  # and not a link that a person made
+        _check_owner(place.parent / ORIGIN, pgdata)
     return place
 
 
-def _check_new(pgdata: Path, *, made: bool = True) -> None:
-    """Raises ValueError if a server has served this directory before: an empty database would take the place of what it held."""
+def _check_new(pgdata: Path, *, made: bool) -> None:
+    """Raises ValueError if a server has served this directory before: an empty database would take the place of what it held. `made`: the directory
+    of the data exists."""
     data_dir = pgdata.parent
     if (data_dir / "server.json").exists() or not made:
         leads = f" (it leads to {os.readlink(pgdata)})" if pgdata.is_symlink() else ""
@@ -53,34 +58,51 @@ def _check_new(pgdata: Path, *, made: bool = True) -> None:
 
 def _check_owner(origin: Path, pgdata: Path) -> None:
     """Record that the data is that of `pgdata`. Raises ValueError if another directory still has it: one of the two is a copy."""
-    named = Path(os.fsdecode(origin.read_bytes()).removesuffix("\n")) if origin.exists() else pgdata
+    named = _named(origin) if origin.exists() else pgdata
     if (
         named.is_symlink()
         and named.resolve() == pgdata.resolve()
         and not named.parent.samefile(pgdata.parent)
     ):
         raise ValueError(
-            f"{pgdata.parent} is a copy of {named.parent}, and its link leads to the same database: copy with `cp -aL` or `tar -h`, which "
-            "take its files along"
+            f"{pgdata.parent} and {named.parent} have a link to the same database, so one of them is a copy: copy with `cp -aL` or `tar -h`, "
+            "which take its files along"
         )
-    origin.touch(mode=0o600)
-    origin.write_bytes(os.fsencode(pgdata) + b"\n")
+    _record(origin, pgdata)
 
 
-def _neutral_home() -> Path:
+def _neutral_home(pgdata: Path) -> Path:
+    """A new directory for the data of `pgdata`; an earlier one that it never led to, which a kill or a full disk left, goes first."""
+    for left in neutral_root().glob("data-*"):
+        if (left / ORIGIN).exists() and _named(left / ORIGIN) == pgdata and not (left / "pgdata").exists():
+            shutil.rmtree(left, ignore_errors=True)
     home = neutral_root() / f"data-{secrets.token_hex(8)}"
     home.mkdir(mode=0o711)
     home.chmod(0o711)
+    _record(home / ORIGIN, pgdata)
     return home
+
+
+def _named(origin: Path) -> Path:
+    return Path(os.fsdecode(origin.read_bytes()).removesuffix("\n"))
+
+
+def _record(origin: Path, pgdata: Path) -> None:
+    origin.touch(mode=0o600)
+    origin.write_bytes(os.fsencode(pgdata) + b"\n")
 
 
 def _move(data: Path, to: Path, user: str | None) -> None:
     """Copy a data directory to `to`, as the service user's. A kill leaves it incomplete under another name."""
     partial = to.with_name("pgdata.partial")
-    shutil.copytree(data, partial, symlinks=True)
-    for directory, _, files in os.walk(partial):
-        own(Path(directory), user)
-        for name in files:
-            own(Path(directory, name), user)
+    try:
+        shutil.copytree(data, partial, symlinks=True)
+        for directory, _, files in os.walk(partial):
+            own(Path(directory), user)
+            for name in files:
+                own(Path(directory, name), user)
+    except OSError:
+        shutil.rmtree(to.parent, ignore_errors=True)
+        raise
     os.sync()
     partial.rename(to)

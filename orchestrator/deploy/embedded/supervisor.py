@@ -304,16 +304,15 @@ async def stop_running(layout: RunLayout, *, timeout_s: float = 120.0) -> bool:
     status = read_status(layout)
     if status is not None and await _ended(status.supervisor, timeout_s):
         return True
-    with anyio.move_on_after(timeout_s):
-        while (lock := try_lock(layout.lock)) is None:
-            # One that starts: it has the lock, and writes its status later.
-            starting = ProcessId.read(layout.lock)
-            if starting is not None and await _ended(starting, timeout_s):
-                return True
-            await anyio.sleep(LOCK_INTERVAL_S)
-    if lock is None:
-        raise ValueError(f"another process holds {layout.lock} for more than {timeout_s:g} s")
+    started, give_up_at = False, anyio.current_time() + timeout_s
+    while (lock := try_lock(layout.lock)) is None:
+        # One that starts: it has the lock, and writes its status later. It may end in the middle, so its leftovers are looked for.
+        starting = ProcessId.read(layout.lock)
+        started |= starting is not None and await _ended(starting, timeout_s)
+        if anyio.current_time() > give_up_at:
+            raise ValueError(f"another process holds {layout.lock} for more than {timeout_s:g} s")
+        await anyio.sleep(LOCK_INTERVAL_S)
     try:
-        return await end_leftovers(layout) > 0
+        return await end_leftovers(layout) > 0 or started
     finally:
         os.close(lock)

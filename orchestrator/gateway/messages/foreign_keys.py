@@ -97,11 +97,15 @@ def check_environment(tool: Mapping[str, Any], where: str) -> None:
         )
 
 
+_EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})
+"""Values that hold nothing which would be lost."""
+
+
 def check_key(item: Mapping[str, Any], own: str, others: Iterable[str], where: str, param: str) -> None:
     """Raise Problem 400 naming a key of another wire that holds what this one reads from the missing key `own`."""
-    if item.get(own) in (None, "", []):
+    if item.get(own) in _EMPTY:
         for key in others:
-            if key != own and item.get(key) is not None:
+            if key != own and item.get(key) not in _EMPTY:
                 raise bad_request(f"{where}.{key} is not read: use {own} on this wire", param)
 
 

@@ -287,9 +287,7 @@ async def test_a_copy_with_its_files_is_a_database_of_its_own_and_one_without_th
         await query(server.url, "create table old ()")
         home = server.cluster.pgdata.parent
     await anyio.run_process(["cp", "-a", private_dir, tmp_path / "link"])
-    with pytest.raises(
-        ValueError, match=r"link is a copy of .*postgres, and its link leads to the same database"
-    ):
+    with pytest.raises(ValueError, match=r"link and .*postgres have a link to the same database"):
         prepare_cluster(tmp_path / "link", durable=False)
     archive = tmp_path / "copy.tar"
     await anyio.run_process(["tar", "-chf", archive, "-C", tmp_path, private_dir.name])
@@ -313,6 +311,23 @@ async def test_a_database_that_is_gone_is_named_and_no_empty_one_takes_its_place
         ValueError, match=r"the database of .* is gone: .*pgdata is missing \(it leads to .*Restore it"
     ):
         prepare_cluster(private_dir, durable=False)
+
+
+async def test_a_link_that_a_person_made_is_followed_and_nothing_is_written_next_to_its_target(
+    services_directory: Path,
+) -> None:
+    directory, big = services_directory / "linked", services_directory / "big"
+    big.mkdir(mode=0o755)
+    (big / "origin").write_text("a file of somebody else")
+    async with EmbeddedPostgres(directory, durable=False) as server:
+        await query(server.url, "create table old ()")
+    (directory / "pgdata").rename(big / "pgdata")
+    (directory / "pgdata").symlink_to("../big/pgdata")
+    (directory / "pgdata.moved").mkdir()
+    async with EmbeddedPostgres(directory, durable=False) as server:
+        assert await query(server.url, "select to_regclass('old') is not null")
+    assert (big / "origin").read_text() == "a file of somebody else"
+    assert not (directory / "pgdata.moved").exists(), "what a killed move left"
 
 
 async def test_the_same_where_the_data_lies_in_the_runs_directory(services_directory: Path) -> None:

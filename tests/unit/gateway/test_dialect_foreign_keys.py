@@ -152,7 +152,7 @@ MADE: dict[str, Any] = {"type": "function_call", "call_id": "c", "name": "f", "a
         ("responses", [MADE, {"role": "tool", "tool_call_id": "c", "content": "r"}], "use a function_call_output item"),
         ("responses", [MADE, {"type": "function_call_output", "tool_call_id": "c", "output": "r"}], "tool_call_id is not read: use call_id"),
         ("responses", [MADE, {"type": "function_call_output", "call_id": "c", "content": "r"}], "content is not read: use output"),
-        ("responses", [{**MADE, "arguments": None, "input": {}}], "input is not read: use arguments"),
+        ("responses", [{**MADE, "arguments": None, "input": {"a": 1}}], "input is not read: use arguments"),
         ("responses", [{"type": "custom_tool_call", "call_id": "c", "name": "f", "arguments": "x"}], "arguments is not read: use input"),
         ("responses", [{**MADE, "function": {"arguments": "{}"}}], r"^input\[1\]\.function is not read: use name and arguments"),
         ("responses", [{"role": "user", "text": "hi"}], r"^input\[1\]\.text is not read: use content"),
@@ -207,6 +207,16 @@ def test_a_part_of_the_conversation_under_another_wires_key_is_refused_with_the_
             ],
         ),
         ("anthropic", [{"role": "assistant", "content": "x", "reasoning_content": None, "tool_calls": []}]),
+        *(
+            ("chat", [{"role": "assistant", "tool_calls": [call]}])
+            for call in (
+                {"id": "c", "function": {"name": "f", "arguments": ""}, "input": {}},
+                {"id": "c", "function": {"name": "f", "arguments": ""}, "args": {}},
+                {"id": "c", "function": {"name": "f"}, "parameters": {}},
+                {"id": "c", "function": {"name": "f", "arguments": None}, "arguments": ""},
+                {"call_id": "", "function": {"name": "f", "arguments": "{}"}},
+            )
+        ),
         ("responses", [{**MADE, "id": "fc_1", "status": "completed", "input": None, "namespace": None}]),
     ],
 )

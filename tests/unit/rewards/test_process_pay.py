@@ -77,6 +77,8 @@ def test_a_call_that_a_reply_makes_many_times_costs_all_times_but_the_first() ->
     ls = ran("ls")
     often = RecordedStep(ParsedAction(tool_calls=ls.action.tool_calls * 50), ls.results * 50)
     assert repeated_calls(often, []) == -0.98 and repeated_calls(often, [ls]) == -1
+    wide = replace(ls, action=ParsedAction(tool_calls=(ToolCall("bash", '{"command": "ls\u3000-l"}'),)))
+    assert repeated_calls(wide, [replace(ran("ls -l"), results=ls.results)]) == -1, "any white space"
 
 
 def test_a_thought_of_an_earlier_step_in_another_form_earns_nothing() -> None:

@@ -41,7 +41,7 @@ done
 own_directory() {
   mkdir -p "${1%/*}"
   mkdir -m 700 "$1" 2>/dev/null || true # made by another step of this node
-  if [ "$(stat -c "%u %F" "$1")" != "$EUID directory" ]; then
+  if [ ! -d "$1" ] || [ -L "$1" ] || [ ! -O "$1" ]; then
     echo "$1 cannot be made or is another user's: remove it on ${HOSTNAME:-this node}, or set TMPDIR" >&2
     return 1
   fi
