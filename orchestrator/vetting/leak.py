@@ -29,7 +29,7 @@ from orchestrator.tasks.vetting.leaks import (
 from orchestrator.tasks.vetting.secrets import READ_BYTES, Solved, Source, secrets_of
 from orchestrator.tasks.vetting.shown import not_shown
 from orchestrator.vetting.trials import Trials
-from sandboxes.base import WORK, File
+from sandboxes.base import File
 
 MAX_PLACES: Final = 12
 """Suspects that are tried one by one."""
@@ -43,21 +43,15 @@ _READS: Final = re.compile(
 """A command of git that may bring a text of the past."""
 
 
-def solved_of(left: Left, readable: Readable, *, of_image: bool) -> Solved:
-    """The files that a solution added, by content. `of_image`: the work directory may be another than /app."""
+def solved_of(left: Left, readable: Readable) -> Solved:
+    """The files that a solution added, by content. A file of the same name in another directory is no earlier version of one."""
     written = {
         file.path: unb64(file.body)
         for file in left.artifacts
         if file.body is not None and (file.kind is LeftKind.FILE or (is_change(file) and type_of(file) == 0))
     }
-    before = {}
-    for file in left.artifacts:
-        own = file.path if file.path.startswith("/") else f"{WORK}/{file.path}"
-        known = [own] if own in readable.files else []
-        if of_image and not known:
-            known = [path for path in readable.files if path.endswith(f"/{file.path.lstrip('/')}")]
-        for path in known[:1]:
-            before[path] = readable.files[path]
+    paths = (path for file in left.artifacts for path in readable.paths_of(file.path))
+    before = {path: readable.files[path] for path in paths if path in readable.files}
     return Solved(written=written, before=before, answer=left.answer)
 
 
@@ -65,9 +59,7 @@ async def leak_findings(trials: Trials, left: Left, readable: Readable) -> tuple
     """The leaks of a task whose solution left `left` and earns the maximum; a note on what was not read, empty for nothing."""
 
     def look() -> Searched:
-        pristine = trials.run.pristine
-        of_image = pristine.build is not None or pristine.prebuilt is not None
-        solved = solved_of(left, readable, of_image=of_image)
+        solved = solved_of(left, readable)
         return search(not_shown(secrets_of(trials.task, solved), solved, readable), readable)
 
     # In a thread: the timers of other tasks run on.

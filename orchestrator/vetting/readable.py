@@ -45,6 +45,7 @@ async def readable(
             await until_healthy(sandbox, check)
         faketime = await _first_of(sandbox, FAKETIME)
         variables = await _variables(sandbox)
+        work = await _work(sandbox, run.pristine.work_dir)
         files, unread, beyond = await _files(sandbox, images=images)
     placed = {path: file.data for path, file in run.pristine.files.items() if file.size <= most(path)}
     note, remedy = beyond, _LESS if unread else ""
@@ -59,6 +60,7 @@ async def readable(
         entries=_entries(run.pristine),
         unread=unread,
         remedy=remedy,
+        work=work,
     )
     return shown, faketime, "; ".join(filter(None, (note, large_note(run.pristine))))
 
@@ -123,6 +125,14 @@ async def _variables(sandbox: Sandbox) -> dict[str, str]:
     result = await sandbox.exec(["env", "-0"])
     pairs = (item.partition("=") for item in result.stdout.decode(errors="replace").split("\0") if item)
     return {name: value for name, _, value in pairs}
+
+
+async def _work(sandbox: Sandbox, begins: str) -> str:
+    """The work directory as its programs name it; `/app` where none answers. `begins`: where the task lets them begin, `/app` or below it."""
+    root = sandbox.path("/app").removesuffix("/app")
+    result = await sandbox.exec(["sh", "-c", "pwd -P && printf ."])
+    named = result.stdout.decode(errors="replace").removesuffix("\n.").removeprefix(root)
+    return named.removesuffix(begins.removeprefix(WORK)).rstrip("/") or WORK
 
 
 async def _first_of(sandbox: Sandbox, paths: tuple[str, ...]) -> str:

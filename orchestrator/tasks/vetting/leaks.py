@@ -26,6 +26,7 @@ from orchestrator.tasks.vetting.compiled import kept
 from orchestrator.tasks.vetting.findings import Control, Finding, TaskFault
 from orchestrator.tasks.vetting.forms import MAX_DECODED, Budget, Form, views
 from orchestrator.tasks.vetting.secrets import Body, Source
+from sandboxes.base import WORK
 
 PLAIN: Final = 0.5
 TESTS: Final = 0.9
@@ -44,13 +45,18 @@ _CACHE: Final = re.compile(
 class Readable:
     """The files and variables that an agent can read. `files`: absolute path → content; `variables`: of its programs; `entries`: absolute path →
     target of a link, or nothing for an empty directory; `unread`: why files are missing; `remedy`: in place of that for an image from which nothing
-    can be read."""
+    can be read; `work`: the work directory, which may also be read as `/app`."""
 
     files: Mapping[str, bytes]
     variables: Mapping[str, str]
     entries: Mapping[str, str] = field(default_factory=dict)
     unread: str = ""
     remedy: str = ""
+    work: str = WORK
+
+    def paths_of(self, name: str) -> tuple[str, ...]:
+        """The paths at which a file may be read. `name`: relative to the work directory, or absolute."""
+        return (name,) if name.startswith("/") else (f"{self.work}/{name}", f"{WORK}/{name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,13 @@ from tests.integration.tasks.test_data_elsewhere import Lab, files
 
 pytestmark = [pytest.mark.anyio, pytest.mark.tier("images")]
 DOCKERFILE = b"FROM small\nRUN true\nWORKDIR /app\n"
+WORKSPACE = b"FROM small\nRUN false\nWORKDIR /workspace\n"
 BARE = b"FROM small\nRUN false\nWORKDIR /app\n"
 SOLUTION = """sort rows.txt > sorted.txt
 head -n 1 sorted.txt > first.txt
 tail -n 1 sorted.txt > final.txt
 """
+CONFIG = "LIMIT_OF_ROWS = 40817\nNAME_OF_DEPOT = 'depot-40817'\n"
 COPIES = ("/data/s", "/workspace/s", "/oracle/s", "/opt/store/s", "/usr/share/doc/s", "/usr/lib/s")
 
 
@@ -53,6 +55,14 @@ def lab() -> Iterator[Lab]:
         return Description(work="/app")
 
     made = {DOCKERFILE: store.write(write, source="leaks", name="leaks", volumes=["/opt/store"])}
+    (root / "workspace/backup").mkdir()
+    (root / "workspace/backup/config.py").write_text(CONFIG)
+
+    def elsewhere(target: Unpacker) -> Description:
+        rootfs.copy(root, target)
+        return Description(work="/workspace")
+
+    made[WORKSPACE] = store.write(elsewhere, source="workspace", name="workspace")
     for name in ("wc", "head", "tar"):
         (root / "usr/bin" / name).unlink(missing_ok=True)
     made[BARE] = store.write(write, source="bare", name="bare")
@@ -75,6 +85,16 @@ async def test_a_solution_in_an_image_is_found_wherever_it_lies(lab: Lab) -> Non
     assert set(COPIES) <= set(shown.files)
     found, _ = await leak_findings(trials, await trials.solved(), shown)
     assert {(each.fault, each.where) for each in found} == {(TaskFault.LEAK_IN_FILE, path) for path in COPIES}
+
+
+async def test_a_copy_of_a_new_file_in_the_work_directory_of_an_image_is_a_leak(lab: Lab) -> None:
+    script = f"printf '%s' \"{CONFIG}\" > config.py"
+    task = Task.from_files(files(script, "grep -q 40817 config.py && reward=1", dockerfile=WORKSPACE))
+    trials = Trials(task, lab.provider(), section=lab.section)
+    shown, _, _ = await readable(trials.run, trials.provider, trials.section)
+    assert shown.work == "/workspace"
+    found, _ = await leak_findings(trials, await trials.solved(), shown)
+    assert "/workspace/backup/config.py" in {each.where for each in found}
 
 
 async def test_an_image_that_cannot_be_read_does_not_pass_as_searched(lab: Lab) -> None:

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -32,9 +33,13 @@ def packed(text: str) -> bytes:
 
 
 def suspects(
-    name: str, shown: Mapping[str, str | bytes] | None = None, *, hidden: Mapping[str, str] | None = None
+    name: str,
+    shown: Mapping[str, str | bytes] | None = None,
+    *,
+    hidden: Mapping[str, str] | None = None,
+    written: Mapping[str, str] | None = None,
 ) -> set[str]:
-    """The suspect places of a task of the set with further files in its environment or its hidden tests."""
+    """The suspect places of a task of the set with further files in its environment, its hidden tests or its solution's work."""
     files = made(name) | {path: text.encode() for path, text in (hidden or {}).items()}
     there = {
         f"/app/{path.removeprefix(ENVIRONMENT)}": body
@@ -43,7 +48,11 @@ def suspects(
     }
     more = {path: text if isinstance(text, bytes) else text.encode() for path, text in (shown or {}).items()}
     readable = Readable(files=there | more, variables={})
-    bodies = not_shown(secrets_of(Task.from_files(files), SOLVED[name]), SOLVED[name], readable)
+    solved = SOLVED[name]
+    solved = replace(
+        solved, written={**solved.written, **{path: text.encode() for path, text in (written or {}).items()}}
+    )
+    bodies = not_shown(secrets_of(Task.from_files(files), solved), solved, readable)
     return {suspect.path for suspect in search(bodies, readable).suspects}
 
 
@@ -92,3 +101,69 @@ def test_parts_of_a_solution_in_several_files_of_its_ending_do_not_make_it_known
     shown = {"/app/a.py": "".join(lines[:12]), "/app/b.py": "".join(lines[9:])}
     copy = {"/app/old.txt": REPORTER}
     assert "/app/old.txt" in suspects("pattern", shown | copy)
+
+
+FLAG = '"flag": "FLAG{9f3a77c1e0b2}",'
+ROWS = [f"2024-01-{n:02d},depot-{n * 7919:05d},{n * 104729}" for n in range(1, 21)]
+CONFIG = [
+    f"{name.upper()}_LIMIT = '{name} {n * 7919}'"
+    for n, name in enumerate(("cpu", "disk", "net", "swap", "page", "fork"), 11)
+]
+
+
+@pytest.mark.parametrize(
+    ("written", "path", "text"),
+    [
+        ({"result.json": f'{FLAG}\n"why": "{", ".join(["the sum of all rows"] * 4)}"'}, "/app/debug.json", FLAG),
+        ({"out.csv": "\n".join(ROWS)}, "/app/old.csv", "\n".join(ROWS[:16])),
+        ({"out.sql": "\n".join(ROWS)}, "/app/old.sql", "\n".join(ROWS[:16])),
+        ({"out.py": "\n".join(ROWS), "out.csv": "\n".join(ROWS)}, "/app/old.py", "\n".join(ROWS[:16])),
+        ({"config.py": "\n".join(CONFIG)}, "/app/backup/config_old.py", "\n".join(CONFIG[:5])),
+        ({"flag.py": f"{FLAG}\n" + "\n".join(CONFIG[:3])}, "/app/debug.py", FLAG),
+    ],
+)  # fmt: skip
+def test_parts_of_a_result_and_small_programs_are_no_patterns(
+    written: Mapping[str, str], path: str, text: str
+) -> None:
+    assert path in suspects("pattern", {path: text}, written=written)
+
+
+EXPECTED = "".join(f"{row}\n" for row in ROWS)
+OUTPUTS = f"{TOTALS}{MEANS}"
+OTHERS = OUTPUTS.replace("total", "sum").replace("mean", "middle")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "path", "text"),
+    [
+        ({"tests/expected.csv": EXPECTED}, "/app/.cache/expected.csv", EXPECTED.partition("\n")[2]),
+        ({"tests/expected.csv": EXPECTED}, "/app/tests/expected.csv", EXPECTED.partition("\n")[2]),
+        ({"tests/test_rows.csv": EXPECTED}, "/app/tests/test_rows.csv", EXPECTED.partition("\n")[2]),
+        ({"tests/test_outputs.py": OUTPUTS}, "/app/notes/test_outputs.py", OUTPUTS.replace("3.5", "4.5")),
+        ({"tests/test_outputs.py": OUTPUTS}, "/app/old/tests/test_outputs.py", OUTPUTS.replace("3.5", "4.5")),
+        ({"tests/test_calc.py": OUTPUTS, "tests/inspect_db.py": REPORTER}, "/app/tests/test_calc.py", OUTPUTS),
+        ({"tests/test_outputs.py": OTHERS}, "/app/backup/tests/test_outputs.py", OTHERS),
+    ],
+)  # fmt: skip
+def test_data_of_tests_and_tests_at_another_path_stay_secret(
+    hidden: Mapping[str, str], path: str, text: str
+) -> None:
+    assert path in suspects("extended-tests", {path: text}, hidden=hidden)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_test"),
+    [
+        ("test_outputs.py", True), ("tests.py", True), ("a.spec.ts", True), ("a_test.go", True), ("test1.js", True), ("PriceTest.java", True),
+        ("TestPrice.java", True), ("PriceTests.cs", True), ("PriceSpec.scala", True), ("conftest.py", False), ("inspect_db.py", False),
+        ("contest.py", False), ("latest.js", False), ("Contest.java", False), ("test_rows.csv", False), ("Inspector.java", False),
+    ],
+)  # fmt: skip
+def test_a_test_is_known_by_its_name(name: str, is_test: bool) -> None:
+    repeated = {
+        "tests/test_total.py": TOTALS,
+        f"tests/{name}": MEANS,
+        "tests/test_mean.py": "import evaluate\n",
+    }
+    shown = {"/app/.git/objects/pack/a.pack": packed(TOTALS)}
+    assert (suspects("repeated-tests", shown, hidden=repeated) == set()) is is_test
