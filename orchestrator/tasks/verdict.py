@@ -20,7 +20,7 @@ If a sandbox cannot show these absolute paths (the `local` provider), the runner
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -99,7 +99,8 @@ def parse_reward(
     the number that is the reward. Without it, this is the number named `reward`, or the only number. A number without a name is called `reward`.
     `partial`: these are the numbers of one step, so others may hold the reward; it counts as 0 here.
 
-    In an object, true is 1 and false is 0; with one of them and no number that is the reward, it is a description where there is a text as well.
+    In an object, true is 1 and false is 0. Where there is a text as well, one of them is the reward only if `performance` names it: an object with
+    one of them and without a number `reward` is a description there.
     An object with other values than numbers raises Described; if there is a valid text as well, this is the reward, and a note says so. The two must
     not contradict each other: the object has no value named `reward`, or the same one. Nothing else makes an invalid JSON harmless, so that no work
     can choose between two rewards by what it leads the tests to write.
@@ -167,7 +168,7 @@ def _scores_of_json(text: str, performance: str, *, partial: bool, alone: bool) 
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{REWARD_JSON} must hold a number, or an object of numbers: {error}") from None
     values = _without_flags(found) if isinstance(found, dict) else {REWARD_KEY: found}
-    has_flags = isinstance(found, dict) and any(isinstance(value, bool) for value in found.values())
+    flags = {name for name in values if isinstance(found, dict) and isinstance(found[name], bool)}
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float):
             sentence = f"{REWARD_JSON}: {quoted(name)} must be a finite number, got {quoted(value)}"
@@ -182,8 +183,8 @@ def _scores_of_json(text: str, performance: str, *, partial: bool, alone: bool) 
     for flaw in component_flaws(values):
         raise ValueError(f"{REWARD_JSON}: {flaw}")
     chosen = performance or (next(iter(values)) if len(values) == 1 else REWARD_KEY)
-    if chosen not in values and has_flags and not alone:
-        raise Described(_names_no_reward(values, performance), None)
+    if flags and not alone:
+        _check_described(values, flags, chosen, performance)
     if chosen not in values and partial:
         return Scores(0.0, {name: float(value) for name, value in values.items()})
     if chosen not in values:
@@ -193,6 +194,23 @@ def _scores_of_json(text: str, performance: str, *, partial: bool, alone: bool) 
         raise ValueError(f"{REWARD_JSON} must hold a reward from 0 to 1, got {quoted(reward)}")
     components = {name: float(value) for name, value in values.items()} | {chosen: reward}
     return Scores(reward, components if isinstance(found, dict) else None)
+
+
+def _check_described(values: Mapping[str, float], flags: Set[str], chosen: str, performance: str) -> None:
+    """Described if an object with `flags`, the names of true and false, has no number that is the reward in place of a text."""
+    if chosen == REWARD_KEY and chosen in flags:
+        is_true = bool(values[chosen])
+        raise Described(
+            f"{REWARD_JSON}: {quoted(REWARD_KEY)} must be a number if {REWARD_FILE} holds another one, got {quoted(is_true)}",
+            values[chosen],
+        )
+    if chosen not in values:
+        raise Described(_names_no_reward(values, performance), None)
+    if chosen in flags and not performance:
+        raise Described(
+            f"{REWARD_JSON}: {quoted(chosen)} is not the reward if {REWARD_FILE} holds one: name it in [verifier].performance if it is",
+            None,
+        )
 
 
 def _without_flags(found: Mapping[str, Any]) -> dict[str, Any]:

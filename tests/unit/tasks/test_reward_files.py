@@ -29,12 +29,13 @@ def test_the_json_counts_where_the_tests_name_it_or_it_is_the_only_file(
 
 DESCRIBED = [
     '{"score": 1.0, "status": "pass", "failures": []}', '{"tests": {"a": 1}}', '{"passed": true, "why": ""}', '{"reward": null, "why": ""}',
-    '{"reward": 0.25, "why": ""}', '{"reward": 0.2498, "why": ""}',
+    '{"reward": 0.25, "why": ""}', '{"reward": 0.2498, "why": ""}', '{"passed": true}', '{"passed": false}',
 ]  # fmt: skip
 AMBIGUOUS = [
     '{"reward": 1, "why": ""}', '{"reward": 0.2, "why": ""}', '{"reward": "0.25"}', '{"reward": {"a": 0.25}}', '{"reward": NaN, "why": ""}',
     '{"reward": 1%s, "why": ""}' % ("0" * 400), '{"reward": true, "why": ""}', '"pass"', "[0.25]", "null", "true",
-    '{"reward": NaN}', '{"reward": 2}', '{"tests": 0.25, "style": 0}', '{"why": "", "why": ""}', '{"why": "', "",
+    '{"reward": NaN}', '{"reward": 2}', '{"reward": true}', '{"reward": false}', '{"reward": true, "tests": 0.25}',
+    '{"tests": 0.25, "style": 0}', '{"why": "", "why": ""}', '{"why": "', "",
 ]  # fmt: skip
 
 
@@ -95,14 +96,16 @@ def test_a_setting_names_the_number_that_is_the_reward_and_all_are_kept(
 
 
 @pytest.mark.parametrize(
-    ("json_text", "components"),
+    ("text", "json_text", "components"),
     [
-        ('{"reward": true}', {"reward": 1.0}),
-        ('{"passed": false}', {"passed": 0.0}),
-        ('{"reward": 0.5, "format_ok": true, "fast": false}', {"reward": 0.5, "format_ok": 1.0, "fast": 0.0}),
+        (None, '{"reward": true}', {"reward": 1.0}),
+        (None, '{"passed": false}', {"passed": 0.0}),
+        *(
+            (text, '{"reward": 0.5, "format_ok": true}', {"reward": 0.5, "format_ok": 1.0})
+            for text in (None, "0.25")
+        ),
     ],
 )
-@pytest.mark.parametrize("text", [None, "0.25"])
 def test_true_and_false_in_an_object_are_one_and_zero_as_in_harbor(
     text: str | None, json_text: str, components: dict[str, float]
 ) -> None:
@@ -117,6 +120,7 @@ def test_true_and_false_that_name_no_reward_describe_the_result_next_to_a_text_a
         assert (found.reward, found.components) == (0.25, None) and found.note is not None
     with pytest.raises(ValueError, match="must say which of its numbers is the reward"):
         parse_reward(None, json_text)
+    assert parse_reward("1", '{"reward": true}', named=True).reward == 1.0
     assert parse_reward(None, json_text, partial=True) == Scores(0.0, {"compiles": 1.0, "tests": 0.0})
     assert parse_reward("0.25", json_text, named=True, performance="compiles").reward == 1.0
 
