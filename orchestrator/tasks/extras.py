@@ -52,9 +52,10 @@ def missing_skills(table: Mapping[str, Any], environment: Environment) -> Iterat
     for placed in (*environment.files, *environment.links, *environment.directories, *environment.modes):
         there.update(parents(placed))
     if path not in there:
+        folder = "environment/" if "docker_image" in table else "environment/files/"
         yield (
             f"task.toml: [environment].skills_dir = {quoted(given)}: no image is built, and no directory of the task lies there: put the skills "
-            "below environment/files/, and name their place below /app"
+            f"below {folder}, and name their place below /app"
         )
 
 

@@ -47,7 +47,7 @@ _UNITS: Final = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """`context`: the build's folder, relative to the task; `dockerfile` in it; `image` None: the Dockerfile makes it. `cpus`, `memory_mb`: its
-    limits; None: those of a sandbox. `is_root`: its programs run as root, whatever its image says."""
+    limits; None: those of a sandbox. `is_root`: it names root, in whose place the sandbox's own user works, whatever an image by name says."""
 
     context: str = ""
     dockerfile: str = "Dockerfile"

@@ -138,6 +138,14 @@ def test_a_place_of_skills_that_no_sandbox_can_have_is_refused(
     assert all("skills_dir" in fault and "no directory of the task lies there" in fault for fault in found)
 
 
+@pytest.mark.parametrize(
+    ("image", "folder"), [("", "environment/files/"), ('docker_image = "debian:12"', "environment/")]
+)
+def test_a_missing_place_of_skills_names_the_folder_that_is_placed(image: str, folder: str) -> None:
+    (fault,) = faults(a_task(f'[environment]\nskills_dir = "skills"\n{image}'), SandboxSection())
+    assert f"put the skills below {folder}, and" in fault
+
+
 def test_skills_of_an_image_are_known_when_it_is_built() -> None:
     section = SandboxSection(provider="container")
     task = a_task(

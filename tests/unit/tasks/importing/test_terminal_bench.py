@@ -148,6 +148,13 @@ def test_keys_of_the_compose_file_that_ask_for_what_is_there_anyway_are_taken(
     assert task(tmp_path).settings.environment == {}
 
 
+def test_root_of_the_compose_file_is_the_sandboxes_own_user_on_an_image_by_name_too(tmp_path: Path) -> None:
+    compose = "services: {client: {image: 'debian:12', user: root}}\n"
+    found = one(tmp_path, {COMPOSE: compose, "Dockerfile": None})
+    assert found.outcomes == {"sum": "imported"}, found.reasons
+    assert task(tmp_path).settings.agent.user == task(tmp_path).settings.verifier.user == ""
+
+
 def test_limits_defaults_of_variables_and_merged_values_of_the_compose_file_are_the_tasks(
     tmp_path: Path,
 ) -> None:
