@@ -19,7 +19,12 @@ _RESOLVED: Final = re.compile(
     r"\bresolve\(|realpath|relative_to\(|commonpath|samefile|is_symlink|islink|\.name\b|basename"
 )
 """Words of tests that look at where a path leads."""
-_FORMS: Final = frozenset({"startswith", "endswith", "fullmatch", "match", "search", "count"})
+_FORMS: Final = listed(
+    "startswith endswith fullmatch match search count isalnum isalpha isdecimal isdigit isidentifier isnumeric"
+)
+"""Functions that look at a name. One of letters and digits leads to no other directory."""
+_FILES: Final = frozenset({"StringIO", "BytesIO"})
+_LISTS: Final = listed("splitlines readlines split list tuple sorted filter map iter")
 
 
 def named_files(tree: ast.Module, names: PythonNames, texts: Texts) -> Iterator[ast.expr]:
@@ -36,12 +41,26 @@ def named_files(tree: ast.Module, names: PythonNames, texts: Texts) -> Iterator[
 def _paths(node: ast.Call, names: PythonNames) -> Iterator[ast.expr]:
     """The path that a call opens: `open(got)`, `Path(got).read_text()`."""
     if names.called(node.func) in _OPENS:
-        yield from node.args[:1]
+        yield from (path for path in node.args[:1] if not _is_data(path, names))
     elif isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
         owner = names.value(node.func.value)
         built = isinstance(owner, ast.Call) and names.called(owner.func).rpartition(".")[2] == "Path"
         if built or isinstance(owner, ast.BinOp):
             yield owner
+
+
+def _is_data(given: ast.expr, names: PythonNames) -> bool:
+    """Whether a function gets the text itself: `read_csv(StringIO(text))`, `loadtxt(text.splitlines())`."""
+    value = names.value(given)
+    match value:
+        case ast.Subscript(lines, ast.Slice()):
+            return _is_data(lines, names)
+        case ast.List() | ast.ListComp() | ast.GeneratorExp():
+            return True
+        case ast.Call(ast.Attribute(_, name) | ast.Name(name)) if name in _LISTS:
+            return True
+    calls = (names.called(n.func) for n in ast.walk(value) if isinstance(n, ast.Call))
+    return any(name.rpartition(".")[2] in _FILES for name in calls)
 
 
 def _names_file(path: ast.expr, own: set[str], texts: Texts) -> bool:
@@ -82,8 +101,12 @@ def _written(tree: ast.Module, texts: Texts) -> set[str]:
 
 
 def _known(node: ast.AST) -> Iterator[str]:
-    """The names that a condition looks at: `got == "total.csv"`, `got.startswith("/app/")`, `re.fullmatch(…, got)`."""
+    """The names that a condition looks at: `got == "total.csv"`, `got.startswith("/app/")`, `re.fullmatch(…, got)`, `all(… for c in got)`."""
     match node:
+        case ast.comprehension(_, ast.Name(name)):
+            yield name
+        case ast.Call(ast.Name("int" | "float"), [ast.Name(name)]):
+            yield name
         case ast.Compare(left, _, others):
             yield from (side.id for side in (left, *others) if isinstance(side, ast.Name))
         case ast.Call(ast.Attribute(owner, method), given) if method in _FORMS:

@@ -315,4 +315,17 @@ PYTHON = [
      "assert Path(got).read_text() == '42'"),
     ("import pandas as pd\nname = open('/app/out').readline().strip()\nassert pd.read_csv(f'/app/{name}').equals(WANT)", Rule.NAMED_FILE,
      "def read(f):\n    return open(f).read()\nwith open('/app/out') as f:\n    got = f.read()\nassert got == read('/tests/want')"),
+    ("import pandas as pd\ndf = pd.read_csv(open('/app/out').read().strip())", Rule.NAMED_FILE,
+     "import io\nimport pandas as pd\ntext = open('/app/out').read()\ndf = pd.read_csv(io.StringIO(text))\n"
+     "df = pd.read_csv(io.StringIO(open('/app/o').read()))"),
+    ("import numpy as np\na = np.loadtxt(open('/app/out').read().split()[0])", Rule.NAMED_FILE,
+     "import numpy as np\nlines = open('/app/out').read().splitlines()\na = np.loadtxt(lines)\nb = np.loadtxt(lines[1:])\n"
+     "rows = list(map(str.strip, open('/app/out').read().split()))\nc = np.loadtxt(rows)"),
+    ("import gzip\nname = open('/app/out').read()\ndata = gzip.open(name).read()", Rule.NAMED_FILE,
+     "import gzip\nfrom io import BytesIO\nbody = open('/app/out', 'rb').read()\ndata = gzip.open(BytesIO(body)).read()"),
+    ("import os\nname = open('/app/out').read()\nassert os.path.isfile(name)\nassert open(name).read() == '42'", Rule.NAMED_FILE,
+     "name = open('/app/out').read()\nassert name.isalnum()\nassert open(name).read() == '42'"),
+    ("name = open('/app/out').read()\nassert open(f'/app/{name}').read() == '42'", Rule.NAMED_FILE,
+     "name = open('/app/out').read()\nassert all(c.isalnum() or c in '._' for c in name)\nassert open(name).read() == '42'\n"
+     "n = open('/app/n').read()\nassert open(f'/app/{int(n)}').read() == '42'"),
 ]  # fmt: skip
