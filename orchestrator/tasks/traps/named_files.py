@@ -9,7 +9,7 @@ from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.launch import words
 from orchestrator.tasks.traps.own_word import KEEPS
-from orchestrator.tasks.traps.somewhere import AWKS
+from orchestrator.tasks.traps.somewhere import AWKS, GREPS
 from orchestrator.tasks.traps.transforms import data_files
 from orchestrator.tasks.traps.tree import (
     above,
@@ -23,11 +23,31 @@ from orchestrator.tasks.traps.tree import (
 )
 
 _READS: Final = listed(
-    "cat head tail cmp diff sed awk gawk mawk sort jq tr cut grep egrep fgrep tac nl uniq paste join comm xxd od base64 rev md5sum sha1sum "
+    "cat head tail cmp diff sed awk gawk mawk sort jq cut grep egrep fgrep tac nl uniq paste join comm xxd od base64 rev md5sum sha1sum "
     "sha224sum sha256sum sha384sum sha512sum b2sum cksum sum"
 )
 _KEEPS: Final = KEEPS | AWKS
-_FETCHES: Final = frozenset({"curl", "wget"})
+_CURL: Final = "curl"
+_VALUED: Final = {
+    **dict.fromkeys(("head", "tail"), "nc"),
+    **dict.fromkeys(GREPS, "mABCdDef"),
+    "cut": "bcdf", "sort": "kotST", "od": "ANStwj", "xxd": "clnosR", "cmp": "in", "diff": "CFILSUWXx", "uniq": "fsw", "paste": "d",
+    "join": "12aejotv", "nl": "bdfhilnsvw", "tac": "s", "base64": "w", "curl": "ACDEFHKPQTUXYbcdehmortuwxyz",
+}  # fmt: skip
+"""The letters of options with a value."""
+_LONG: Final = listed(
+    "lines bytes sleep-interval fields characters delimiter delimiters output-delimiter key field-separator output buffer-size "
+    "temporary-directory label ignore-initial ignore-matching-lines exclude exclude-from read-bytes skip-bytes address-radix format "
+    "width regexp file max-count after-context before-context context skip-fields skip-chars check-chars separator wrap body-numbering"
+)
+"""Long options with a value."""
+_CURL_FLAGS: Final = listed(
+    "silent show-error fail fail-with-body location insecure get head include verbose compressed globoff ipv4 ipv6 http1.1 http2 no-buffer "
+    "path-as-is raw netrc digest basic anyauth fail-early create-dirs no-keepalive no-progress-meter progress-bar parallel location-trusted"
+)
+"""Long options of curl without a value; the others have one."""
+_PATTERNS: Final = re.compile(r"-\w*[ef]|--(?:regexp|file)\b.*")
+_SET: Final = re.compile(r"\w+=")
 _RESOLVES: Final = re.compile(r"\b(?:realpath|readlink|basename|sed|tr\b[^|)]*/)")
 """Commands that show where a path leads, or that may take its directories away."""
 _EQUAL: Final = re.compile(r"\s(?:==?|=~|!=|-ef)\s")
@@ -69,9 +89,11 @@ class NamedFiles:
         if node.type != "command" or self._text.wrapped(node) or not (found := words(node)):
             return False
         name = self._text.name(found[0])
-        if name in _FETCHES:
-            return any(self._is_named(w) and not self._is_address(w) for w in operands(found[1:]))
-        return name in _READS and any(map(self._is_named, data_files(name, found[1:])))
+        if name == _CURL:
+            return any(
+                self._is_address(w) and self._is_named(w) for w in operands(_without_values(name, found[1:]))
+            )
+        return name in _READS and any(map(self._is_named, _files(name, found[1:])))
 
     def _learn(self, command: Node, found: list[Node]) -> None:
         """`read -r name < out`"""
@@ -84,7 +106,7 @@ class NamedFiles:
         """Whether a path has text of the agent's in it, and is not in a place of the tests or one that the script made."""
         if word.type == "process_substitution":
             return False
-        path = self._text.text(word)
+        path = self._text.text(word).removeprefix("file://")
         if is_safe(path.partition("$")[0].rstrip("/")) or self._text.is_temporary(path):
             return False
         return any(
@@ -126,5 +148,39 @@ class NamedFiles:
         return not made and not path.isdigit() and self._text.unsafe(file)
 
     def _is_address(self, word: Node) -> bool:
-        """`http://localhost:$port/x`: the agent chooses a part of an address, not a file."""
-        return re.match(r"[\"']?(?:https?://|localhost|127\.)", source_of(word)) is not None
+        """Whether the agent's text may begin an address with `file:`: `file://$got`, `$got`, but not `http://localhost:$port/x`."""
+        if self._text.text(word).startswith("file:"):
+            return True
+        first = next((n for n in every(word) if n.type.endswith(("expansion", "substitution"))), None)
+        return first is not None and plain(word).startswith(source_of(first)) and self._is_agents(first)
+
+
+def _without_values(name: str, arguments: list[Node]) -> list[Node]:
+    """The arguments of a command without the values of its options: without `"$n"` of `head -n "$n"`."""
+    kept, is_value = [], False
+    for word in arguments:
+        if is_value:
+            is_value = False
+        else:
+            kept.append(word)
+            is_value = _has_value(name, plain(word))
+    return kept
+
+
+def _has_value(name: str, option: str) -> bool:
+    """Whether the next word is the value of an option: `-n`, `-sn`, `--lines`, but not `-n5` or `--lines=5`."""
+    if option.startswith("--"):
+        long = option[2:]
+        return (
+            bool(long) and "=" not in long and (long not in _CURL_FLAGS if name == _CURL else long in _LONG)
+        )
+    letters = _VALUED.get(name)
+    return letters is not None and re.fullmatch(rf"-[^-{letters}]*[{letters}]", option) is not None
+
+
+def _files(name: str, arguments: list[Node]) -> list[Node]:
+    """The files that a command reads, without the values of options and the variables of awk."""
+    if name in GREPS and any(_PATTERNS.fullmatch(plain(word)) for word in arguments):
+        return operands(_without_values(name, arguments))
+    files = data_files(name, _without_values(name, arguments))
+    return [word for word in files if name not in AWKS or not _SET.match(source_of(word))]
