@@ -36,7 +36,19 @@ class AsMany:
         failures = [n for n in every(body) if _is_failure(n)]
         if not failures or self._keeps(body, names, failures) or _COUNTS.search(source_of(body)):
             return False
-        return self._succeeds_outside(body) and not self._silence.looks_outside(loop)
+        return self._succeeds_outside(body) and not self._silence.looks_outside(loop, self._places(loop))
+
+    def _places(self, loop: Node) -> set[str]:
+        """The names of the directories whose files a loop goes through: `out` for `for f in /app/out/*.txt` and `for f in $(ls out)`."""
+        found = (path for part in self._sources(loop) for path in self._silence.files_of(part))
+        return {_directory(path).rpartition("/")[2] for path in found}
+
+    def _sources(self, loop: Node) -> list[Node]:
+        """The parts of the script that give a loop its turns."""
+        if loop.type == "for_statement":
+            return loop.named_children[1:-1]
+        read = [(n, words(n)) for n in every(loop.named_children[0]) if n.type == "command"]
+        return [fed for n, found in read if found and (fed := self._text.read_in(n, found)) is not None]
 
     def _succeeds_outside(self, body: Node) -> bool:
         """Whether the script makes the tests succeed in another place than in the body of a loop: `ok=1`."""
@@ -127,6 +139,11 @@ class AsMany:
         files = [plain(a) for name, arguments in given for a in data_files(name, arguments)]
         counts = any(name == "wc" for name, _ in given) and not any(map(is_safe, files))
         return plainly and counts and bool(self._silence.files_of(side))
+
+
+def _directory(path: str) -> str:
+    """`out` for `out/*.txt` and for `out`."""
+    return path.partition("*")[0].rpartition("/")[0] if "*" in path else path.rstrip("/")
 
 
 def _holds_expected(node: Node) -> bool:

@@ -1,6 +1,7 @@
 """Tests of a script that only require that nothing wrong is shown: where the agent's file is missing or empty, nothing is."""
 
 import re
+from collections.abc import Set
 from functools import cached_property
 from typing import Final
 
@@ -31,6 +32,8 @@ _DECIDES: Final = (
 )
 _WITH_ERRORS: Final = re.compile(r"2>&1|&>|>&(?!\d)")
 _EXISTS: Final = re.compile(r"(?:! )?-[defhrL] \S+(?: && (?:! )?-[defhrL] \S+)*")
+_IS_FILE: Final = re.compile(r"\s-[efr]\s")
+_HOW_MANY: Final = re.compile(r"\$#|\$\{#\}")
 _SETS_E: Final = re.compile(r"^\s*set\s+-\w*e|^#!.*\s-\w*e", re.MULTILINE)
 
 
@@ -189,10 +192,14 @@ class Silence:
                 return True
         return any(not own or not files or own & set(files) for _, own in self._deciding)
 
-    def looks_outside(self, part: Node) -> bool:
-        """Whether something else than a part of the script may test what the agent wrote, and not only that it is there."""
-        tested = ((node, source_of(node)) for node, _, any_of_agent in self._tested if any_of_agent)
-        looks = [n for n, source in tested if not _EXISTS.fullmatch(source.removeprefix("test").strip("[] "))]
+    def looks_outside(self, part: Node, places: Set[str] = frozenset()) -> bool:
+        """Whether something else than a part of the script may test what the agent wrote, and not only that it is there.
+
+        `places`: names of the directories whose files this part tests. That one of these files is there, or how many there are (`$#`), is a test.
+        """
+        looks = [
+            node for node, own, of_agent in self._tested if _is_look(node, own, places, of_agent=of_agent)
+        ]
         looks += [node for node, _ in self._deciding] + self._compared
         return any(not part.start_byte <= node.start_byte < part.end_byte for node in looks)
 
@@ -272,6 +279,17 @@ class Silence:
         return any(
             self._is_silent(n, self._text.name(given[0]), given[1:]) for n in commands if (given := words(n))
         )
+
+
+def _is_look(test: Node, own: set[str], places: Set[str], *, of_agent: bool) -> bool:
+    """Whether a condition tests more than that the agent's file is there, or tests that files of these directories are there."""
+    source = source_of(test)
+    if places and _HOW_MANY.search(source):
+        return True
+    if not _EXISTS.fullmatch(source.removeprefix("test").strip("[] ")):
+        return of_agent
+    below = any(not place or place in path.split("/")[:-1] for path in own for place in places)
+    return below and _IS_FILE.search(source) is not None
 
 
 def _holds_for_all(name: str, arguments: list[Node]) -> bool:
