@@ -24,7 +24,6 @@ from orchestrator.tasks.traps.comparisons import by_times
 from orchestrator.tasks.traps.fixed_text import WRAPPER
 from orchestrator.tasks.traps.git import runs_nothing
 from orchestrator.tasks.traps.interpreters import module_of, runs, started
-from orchestrator.tasks.traps.jq_programs import last_value_decides
 from orchestrator.tasks.traps.launch import FOUND, base, found_for, shell_texts, stages, words
 from orchestrator.tasks.traps.links import COPIES, Links
 from orchestrator.tasks.traps.own_word import by_own_files
@@ -154,10 +153,6 @@ class Commands:
         if is_configured(name, arguments, self._text):
             yield Rule.PROGRAM_TEXT
         if by_selection(node, name, arguments, self._text, fed=fed):
-            yield Rule.SOMEWHERE
-        if (fed or any(map(self._text.unsafe, data_files(name, arguments)))) and last_value_decides(
-            node, name, arguments, self._text
-        ):
             yield Rule.SOMEWHERE
         if by_times(node, name, arguments, self._text):
             yield Rule.TIMES

@@ -5,9 +5,8 @@ from typing import Final
 
 from tree_sitter import Node
 
-from orchestrator.tasks.traps.agent_text import AgentText
 from orchestrator.tasks.traps.somewhere import is_wanted
-from orchestrator.tasks.traps.transforms import data_files, programs_of
+from orchestrator.tasks.traps.transforms import programs_of
 from orchestrator.tasks.traps.tree import above, options, plain, source_of
 
 _TEXTS: Final = re.compile(r'"(?:[^"\\]|\\.)*"')
@@ -23,15 +22,11 @@ _NULL_PASSES: Final = re.compile(
 _WRITES: Final = re.compile(r"\s*(?:1|&)?>(?!&|\s*/dev/null)")
 
 
-def last_value_decides(node: Node, name: str, arguments: list[Node], text: AgentText) -> bool:
-    """`jq -e '.[] | . == 42' out`: the status is that of the last value, and nothing else looks at their number or at the whole file."""
+def last_value_decides(node: Node, name: str, arguments: list[Node]) -> bool:
+    """`jq -e '.[] | . == 42' out`: the status is that of the last value."""
     if not _is_status(name, arguments) or not is_wanted(node) or _is_read(node):
         return False
-    if not any(map(_ends_in_stream, map(plain, programs_of(name, arguments)))):
-        return False
-    files = data_files(name, arguments)
-    root = next((a for a in above(node) if a.type == "program"), node)
-    return not ("length" in source_of(root) or any(text.text(file) in text.compared for file in files))
+    return any(map(_ends_in_stream, map(plain, programs_of(name, arguments))))
 
 
 def holds_for_null(name: str, arguments: list[Node]) -> bool:

@@ -191,6 +191,8 @@ class Reading:
         found = launched(node)
         if found and self._silence.passes(node, self._text.name(found[0]), found[1:]):
             yield Rule.EMPTY
+        if found and self._silence.last_passes(node, self._text.name(found[0]), found[1:]):
+            yield Rule.SOMEWHERE
         if {Rule.AGENT_PROGRAM, Rule.BUILD_TOOL} & set(rules) and self._input.reaches(node):
             yield Rule.INPUT
 

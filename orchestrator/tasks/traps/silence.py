@@ -12,7 +12,7 @@ from orchestrator.tasks.traps.awk_lines import fails_by_line
 from orchestrator.tasks.traps.commands import DATA, NAMED
 from orchestrator.tasks.traps.exit_status import next_of, statement_of
 from orchestrator.tasks.traps.integer_tests import errors_pass
-from orchestrator.tasks.traps.jq_programs import holds_for_null
+from orchestrator.tasks.traps.jq_programs import holds_for_null, last_value_decides
 from orchestrator.tasks.traps.launch import LAUNCHERS, words
 from orchestrator.tasks.traps.paid_text import JUDGES
 from orchestrator.tasks.traps.somewhere import (
@@ -32,6 +32,7 @@ _DECIDES: Final = (
 )
 _WITH_ERRORS: Final = re.compile(r"2>&1|&>|>&(?!\d)")
 _EXISTS: Final = re.compile(r"(?:! )?-[defhrL] \S+(?: && (?:! )?-[defhrL] \S+)*")
+_NOT_EMPTY: Final = re.compile(r"(?:! )?-[defhrsL] \S+(?: && (?:! )?-[defhrsL] \S+)*")
 _IS_FILE: Final = re.compile(r"\s-[efr]\s")
 _HOW_MANY: Final = re.compile(r"\$#|\$\{#\}")
 _SETS_E: Final = re.compile(r"^\s*set\s+-\w*e|^#!.*\s-\w*e", re.MULTILINE)
@@ -192,13 +193,23 @@ class Silence:
                 return True
         return any(not own or not files or own & set(files) for _, own in self._deciding)
 
-    def looks_outside(self, part: Node, places: Set[str] = frozenset()) -> bool:
+    def last_passes(self, node: Node, name: str, arguments: list[Node]) -> bool:
+        """`jq -e '.[] | . == 42' out`, where nothing else looks at the number of values, or at the whole file."""
+        last = last_value_decides(node, name, arguments) and self._reads_own(node, name, arguments)
+        return last and not self.looks_outside(node, weak=_NOT_EMPTY)
+
+    def looks_outside(
+        self, part: Node, places: Set[str] = frozenset(), *, weak: re.Pattern[str] = _EXISTS
+    ) -> bool:
         """Whether something else than a part of the script may test what the agent wrote, and not only that it is there.
 
         `places`: names of the directories whose files this part tests. That one of these files is there, or how many there are (`$#`), is a test.
+        `weak`: the conditions that are no test.
         """
         looks = [
-            node for node, own, of_agent in self._tested if _is_look(node, own, places, of_agent=of_agent)
+            node
+            for node, own, of_agent in self._tested
+            if (of_agent and not weak.fullmatch(_condition(node))) or _requires_files(node, own, places)
         ]
         looks += [node for node, _ in self._deciding] + self._compared
         return any(not part.start_byte <= node.start_byte < part.end_byte for node in looks)
@@ -281,15 +292,17 @@ class Silence:
         )
 
 
-def _is_look(test: Node, own: set[str], places: Set[str], *, of_agent: bool) -> bool:
-    """Whether a condition tests more than that the agent's file is there, or tests that files of these directories are there."""
-    source = source_of(test)
-    if places and _HOW_MANY.search(source):
-        return True
-    if not _EXISTS.fullmatch(source.removeprefix("test").strip("[] ")):
-        return of_agent
+def _condition(test: Node) -> str:
+    """`-f out` for `[ -f out ]`."""
+    return source_of(test).removeprefix("test").strip("[] ")
+
+
+def _requires_files(test: Node, own: set[str], places: Set[str]) -> bool:
+    """Whether a condition is about the number of files, or tests that files of these directories are there."""
     below = any(not place or place in path.split("/")[:-1] for path in own for place in places)
-    return below and _IS_FILE.search(source) is not None
+    return (bool(places) and _HOW_MANY.search(source_of(test)) is not None) or (
+        below and _IS_FILE.search(source_of(test)) is not None
+    )
 
 
 def _holds_for_all(name: str, arguments: list[Node]) -> bool:
