@@ -42,6 +42,18 @@ _NAMED: Final = {
     "lua": re.compile(r"\b(?:dofile|loadfile)\s*\(?\s*[\"']([^\"']+)[\"']"),
 }  # fmt: skip
 """Files that a program runs by their name."""
+_LITERALS: Final = re.compile(
+    r"""\\.|(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')"""
+    r"|(?:[(,=~!&|{;]|\b(?:if|unless|and|or|not|when|split|return)\b|^)\s{0,9}/(?:[^/\\\n]|\\.)+/"
+    r"|\b(?:m|qr)(?:\{[^{}]{0,200}\}|([/|!,#])(?:(?!\2).){0,200}\2)",
+    re.DOTALL,
+)
+"""Texts in quotes, and patterns: `/…/` behind a sign or a word that no value ends, `m{…}`, `qr/…/`."""
+_WORDS: Final = re.compile(
+    r"`|\b(?:eval|exec|shell_exec|system2?|do|require|include|load\w*|spawn|dofile|popen|passthru|proc_open|unserialize|source|Function)\b"
+)
+_CODE: Final = re.compile(r"[$@#]\{")
+"""Code in a text: `"@{[eval $_]}"`, `"#{eval(x)}"`."""
 _LANGUAGES: Final = {"luajit": "lua", "nodejs": "node"}
 _READS: Final = re.compile(
     r"\b(?:STDIN|ARGV|ARGF|gets|stdin|readlines?|scan|File|IO|fopen|fgets|file|open|parse|io\.(?:read|lines|open)|readFileSync|file_get_contents)\b"
@@ -65,11 +77,18 @@ def runs_agents_text(node: Node, name: str, rest: list[Node], text: AgentText) -
     named = _NAMED[language].findall(program) if language in _NAMED else []
     if any(not is_safe(path) and (path.startswith("/") or not inside) for path in named):
         return True
-    if _RUNS[language].search(program) is None:
+    if _RUNS[language].search(_without_words(program)) is None:
         return False
     given = [word for word in rest[1:] if not plain(word).isdigit()]
     own_file = not inside and not given and _READS.search(program) is not None and '"/tests' not in program
     return text.stdin(node) is not None or any(map(text.unsafe, given)) or (own_file and _names_file(program))
+
+
+def _without_words(program: str) -> str:
+    """A program whose texts and patterns name no calls: `die "no eval allowed" if /eval\\s*\\(/` looks for the word."""
+    return _LITERALS.sub(
+        lambda m: m[0] if m["text"] and _CODE.search(m[0]) else _WORDS.sub("x", m[0]), program
+    )
 
 
 def opens_names(letters: str, rest: list[Node], text: AgentText) -> bool:

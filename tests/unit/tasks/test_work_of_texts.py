@@ -53,6 +53,10 @@ def awk(text: str) -> None:
     shell_traps("tests/test.sh", f"awk '{text} }}' /app/out && ok=1\n", frozenset())
 
 
+def perl(text: str) -> None:
+    shell_traps("tests/test.sh", f"perl -ne '{text}' /app/out && ok=1\n", frozenset())
+
+
 def copies(text: str) -> None:
     task = Task.from_files({path: text.encode() for path, text in IMAGE_DATA.items()})
     list(image_data_traps(task, {"tests/test.sh": text.encode()}))
@@ -71,6 +75,7 @@ REPEATED: list[tuple[Reads, str, str]] = [
     *((downloads, "", each) for each in ("(git clone ", "do uv run ", "sudo -a ", "pip -a", "a= ", "(pip", "python -m")),
     *((awk, begin, each) for begin in ("{ exit", "{ bad = 1 } END { exit bad", "{ exit ($1") for each in (" ", "\t")),
     *((awk, begin, "{ bad = 1 } END { exit bad") for begin in ("BEGIN{", "BEGIN { bad = 0 }")),
+    *((perl, "", each) for each in ('"', '\\"', "/", "(/", "( ", "m{", "m!", "eval ")),
     *((copies, begin, each) for begin in ("", "cp ") for each in ("cp ", " /tests/a", "/tests/", " /tests/a /b")),
 ]  # fmt: skip
 

@@ -33,6 +33,12 @@ SHELL = [
     # Programs of other languages in the script.
     ("perl -ne 'print eval $_' out", Rule.PROGRAM_TEXT, "perl -ne 'eval { print; 1 } or exit 1' out"),
     ('perl -ne "print eval \\$_" out', Rule.PROGRAM_TEXT, "perl -ne 'exit 1 if /(eval|exec)/ or /\\beval\\b/' out"),
+    ("perl -ne 'next if /eval/; print \"x\", eval($_), \"y\"' out", Rule.PROGRAM_TEXT,
+     "perl -ne 'die \"no eval allowed\" if /eval\\s*\\(/ or m{ eval $x}; print \"an eval of $_\"' < out"),
+    ("ruby -ne 'eval($_)' out", Rule.PROGRAM_TEXT, "ruby -ne 'abort \"no eval here\" if $_ =~ /eval\\s*\\(/ or /system\\s*\\(/' out"),
+    ("perl -ne 'print \"@{[eval $_]}\"' out", Rule.PROGRAM_TEXT, "perl -ne 'print \"`date $_`\", m!`$x`!' out"),
+    ("Rscript -e 'x <- 4 / 2; eval(parse(\"out\")); y <- 3 / 1'", Rule.PROGRAM_TEXT,
+     "Rscript -e 'if (any(grepl(\"eval(parse\", readLines(\"out\"), fixed=TRUE))) quit(status=1)'"),
     ("perl -pe 's/(\\d+)/$1/ee' < out", Rule.PROGRAM_TEXT, "perl -pe 's/(\\d+)/$1 + 1/e' < out"),
     ("perl -pe 's/(.*)/system($1)/e' out", Rule.PROGRAM_TEXT, "perl -pe 's/(.*)/uc($1)/e' out"),
     ("perl -e 'open F, \"out\"; print eval <F>'", Rule.PROGRAM_TEXT, "perl -e 'open F, \"out\"; print <F>; eval \"use JSON; 1\" or exit 1'"),
