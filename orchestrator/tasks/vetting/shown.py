@@ -4,7 +4,7 @@
 |---|---|
 | of a file of the hidden tests | at the same path, if the hidden one is a test in source code and has more text: the tests extend the project's |
 | of one that has no more text | at the same path, if another hidden test has text of its own: it passed before the work |
-| of the solution and the programs that it writes | of the ending of a new program, with `ENCODED` of its text and without `LEFT` of it: its pattern |
+| of programs of the solution, also those that it writes | of the ending of a new program, with `ENCODED` of its text and without `LEFT` of it: its pattern |
 
 A readable file that has all of a secret is thus never known, except the second kind. Data have no pattern: rows of an answer are the answer.
 """
@@ -25,8 +25,8 @@ LEFT: Final = 0.1
 LINES: Final = 3
 """The fewest lines that a pattern shares with a new program, and the fewest that it lacks of a file whose half it has."""
 _PROGRAM: Final = re.compile(
-    r"\.([cm]?[jt]s|[jt]sx|[chlrstv]|[ch](pp|xx|h)|cc|adb|awk|ba(sh|ts)|cljs?|coffee|cs|cu|d|dart|el|elm|erl|exs?|f|f90|fsx?|go|groovy|hrl|hs|java|jl|kts?"
-    r"|lisp|lua|mli?|mm?|nim|pas|php|p[lm]|ps1|py[ix]?|rb|rkt|rs|scala|scm|sh|sol|svh?|svelte|swift|tcl|vb|vhdl?|vue|zig|zsh)$",
+    r"\.([cm]?[jt]s|[jt]sx|[chlrstv]|[ch](pp|xx|h)|cc|adb|awk|ba(sh|ts)|cljs?|coffee|cs|cu|d|dart|el|elm|erl|exs?|f|f90|fsx?|go|groovy|hrl|hs|java|jl"
+    r"|kts?|lisp|lua|mli?|mm?|nim|pas|php|p[lm]|ps1|py[ix]?|rb|rkt|rs|scala|scm|sh|sol|svh?|svelte|swift|tcl|vb|vhdl?|vue|zig|zsh)$",
     re.IGNORECASE,
 )
 """Endings of source code. Files such as .sql and .html may be results."""
@@ -58,7 +58,7 @@ def _is_program(name: str) -> bool:
 
 def _may_follow(body: Body) -> bool:
     """Whether a body may repeat a pattern. A file of data is a result."""
-    return body.source is Source.SOLUTION or (body.source is Source.WORK and _is_program(body.name))
+    return body.source in (Source.SOLUTION, Source.WORK) and _is_program(body.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

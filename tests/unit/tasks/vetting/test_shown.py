@@ -128,6 +128,14 @@ def test_parts_of_a_result_and_small_programs_are_no_patterns(
     assert path in suspects("pattern", {path: text}, written=written)
 
 
+def test_data_of_the_solution_have_no_pattern() -> None:
+    rows = "\n".join(ROWS)
+    shown = {"/app/old.py": "\n".join(ROWS[:16])}
+    assert "/app/old.py" in suspects(
+        "pattern", shown, hidden={"solution/rows.csv": rows}, written={"new.py": rows}
+    )
+
+
 EXPECTED = "".join(f"{row}\n" for row in ROWS)
 OUTPUTS = f"{TOTALS}{MEANS}"
 OTHERS = OUTPUTS.replace("total", "sum").replace("mean", "middle")
