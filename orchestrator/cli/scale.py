@@ -108,7 +108,7 @@ def scale(
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """Write a file anew, whole or not at all; its mode and owner stay. Raises OSError."""
+    """Replace the content of a file, whole or not at all; its mode and owner stay. Raises OSError."""
     before = file.stat()
     write_atomically(file, content, sync=True)
     file.chmod(S_IMODE(before.st_mode))

@@ -44,7 +44,7 @@ _READS: Final = re.compile(
 
 
 def solved_of(left: Left, readable: Readable) -> Solved:
-    """The files that a solution added, by content. A file of the same name in another directory is no earlier version of one."""
+    """The files that a solution added, by content. A file of the same name in another directory is not an earlier version of one."""
     written = {
         file.path: unb64(file.body)
         for file in left.artifacts

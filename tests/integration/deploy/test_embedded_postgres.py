@@ -318,7 +318,7 @@ async def test_a_link_that_a_person_made_is_followed_and_nothing_is_written_next
 ) -> None:
     directory, big = services_directory / "linked", services_directory / "big"
     big.mkdir(mode=0o755)
-    (big / "origin").write_text("a file of somebody else")
+    (big / "origin").write_text("a file of the person")
     async with EmbeddedPostgres(directory, durable=False) as server:
         await query(server.url, "create table old ()")
     (directory / "pgdata").rename(big / "pgdata")
@@ -326,7 +326,7 @@ async def test_a_link_that_a_person_made_is_followed_and_nothing_is_written_next
     (directory / "pgdata.moved").mkdir()
     async with EmbeddedPostgres(directory, durable=False) as server:
         assert await query(server.url, "select to_regclass('old') is not null")
-    assert (big / "origin").read_text() == "a file of somebody else"
+    assert (big / "origin").read_text() == "a file of the person"
     assert not (directory / "pgdata.moved").exists(), "what a killed move left"
 
 
