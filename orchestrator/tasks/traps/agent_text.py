@@ -133,6 +133,11 @@ class AgentText(FixedText):
                 found.append((node, f"[ {source[5:]} ]"))
         return found
 
+    @cached_property
+    def sources_of_conditions(self) -> dict[int, str]:
+        """The texts of `conditions`, by the id of the node."""
+        return {node.id: source for node, source in self.conditions}
+
     def carries(self, node: Node) -> bool:
         """Whether the text of a node holds agent text."""
         for inner in every(node):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Final
 
 from tree_sitter import Node
@@ -52,8 +53,7 @@ class AsMany:
 
     def _succeeds_outside(self, body: Node) -> bool:
         """Whether the script makes the tests succeed in another place than in the body of a loop: `ok=1`."""
-        outside = (n for n in self._nodes if not body.start_byte <= n.start_byte < body.end_byte)
-        return any(not _is_failure(n) and decides(n) for n in outside)
+        return any(not body.start_byte <= at < body.end_byte for at in self._successes)
 
     def _turns(self, loop: Node) -> set[str]:
         """The variables of a loop whose turns are the agent's; none for another loop."""
@@ -92,10 +92,27 @@ class AsMany:
                 return True
             if node.type == "variable_assignment":
                 kept.add(source_of(node.named_children[0]).partition("[")[0])
-        later = {
-            source_of(n) for n in self._nodes if n.type == "variable_name" and n.start_byte >= body.end_byte
-        }
-        return bool((kept - flags) & later)
+        return any(self._last_uses.get(name, -1) >= body.end_byte for name in kept - flags)
+
+    @cached_property
+    def _successes(self) -> list[int]:
+        """The first and the last place at which the script makes the tests succeed."""
+        found = [n.start_byte for n in self._nodes if not _is_failure(n) and decides(n)]
+        return [found[0], found[-1]] if found else []
+
+    @cached_property
+    def _last_uses(self) -> dict[str, int]:
+        """The last place of each variable."""
+        return {source_of(n): n.start_byte for n in self._nodes if n.type == "variable_name"}
+
+    @cached_property
+    def _values(self) -> dict[str, list[Node]]:
+        """The values that the script sets, by variable."""
+        found: dict[str, list[Node]] = {}
+        for n in self._nodes:
+            if n.type == "variable_assignment" and len(n.named_children) > 1:
+                found.setdefault(source_of(n.named_children[0]), []).append(n.named_children[1])
+        return found
 
     def count_passes(self, test: Node) -> bool:
         """`[ "$(join out /tests/want | wc -l)" = "$(wc -l < out)" ]`: as many right lines as the answer has."""
@@ -114,12 +131,7 @@ class AsMany:
     def _commands(self, side: Node) -> Iterator[tuple[str, list[Node]]]:
         """The commands whose output is one side of a comparison, also by a variable that is set once."""
         name = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", source_of(side))
-        values = [
-            n.named_children[1]
-            for n in self._nodes
-            if name is not None and n.type == "variable_assignment" and len(n.named_children) > 1
-            if source_of(n.named_children[0]) == name[1]
-        ]
+        values = [] if name is None else self._values.get(name[1], [])
         for node in every(values[0] if len(values) == 1 else side):
             if node.type == "command" and (found := words(node)):
                 yield self._text.name(found[0]), found[1:]

@@ -82,11 +82,9 @@ def errors_pass(node: Node, text: AgentText) -> bool:
     after = next_of(statement_of(node))
     if after is None or "?" not in source_of(after):
         return False
-    for test, source in text.conditions:
-        found = _ONE.search(source)
-        if found is None or not after.start_byte <= test.start_byte < after.end_byte:
-            continue
-        if is_wanted(test, holds=found[1] in ("-ne", "!=")):
+    for test in every(after):
+        found = _ONE.search(text.sources_of_conditions.get(test.id, ""))
+        if found is not None and is_wanted(test, holds=found[1] in ("-ne", "!=")):
             return True
     return False
 

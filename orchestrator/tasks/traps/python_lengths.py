@@ -259,7 +259,7 @@ class Lengths:
 
     def _compares_elsewhere(self) -> bool:
         """Whether another condition of the source needs something that the agent wrote or printed."""
-        return any(n not in self._inside for n in self._compares if not self._is_of_errors(n.left))
+        return any(n not in self._inside and not self._is_of_errors(n.left) for n in self._compares)
 
     @cached_property
     def _compares(self) -> list[ast.Compare]:

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Final
@@ -104,12 +105,13 @@ class Nothing:
 
     def _is_read_once(self, name: str) -> bool:
         """Whether nothing else uses a number: the share of what is expected is `hits / len(WANT)`."""
-        reads = [
-            n
-            for n in nodes_of(self._tree)
-            if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
-        ]
-        return len(reads) == 1
+        return self._reads[name] == 1
+
+    @cached_property
+    def _reads(self) -> Counter[str]:
+        """How often the source reads each name."""
+        names = (n for n in nodes_of(self._tree) if isinstance(n, ast.Name))
+        return Counter(n.id for n in names if isinstance(n.ctx, ast.Load))
 
     def counting(self, name: str) -> list[ast.For]:
         """The loops over the agent's entries in which a number grows: `if got[k] == WANT[k]: hits += 1`."""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Set
 from functools import cached_property
+from itertools import chain
 from typing import Final
 
 from tree_sitter import Node
@@ -44,6 +45,7 @@ class Silence:
     def __init__(self, root: Node, text: AgentText) -> None:
         self._root, self._text = root, text
         self._nodes = [*every(root)]
+        self._looks_by: dict[re.Pattern[str], list[int]] = {}
 
     @property
     def decides(self) -> bool:
@@ -206,13 +208,22 @@ class Silence:
         `places`: names of the directories whose files this part tests. That one of these files is there, or how many there are (`$#`), is a test.
         `weak`: the conditions that are no test.
         """
-        looks = [
-            node
-            for node, own, of_agent in self._tested
-            if (of_agent and not weak.fullmatch(_condition(node))) or _requires_files(node, own, places)
-        ]
-        looks += [node for node, _ in self._deciding] + self._compared
-        return any(not part.start_byte <= node.start_byte < part.end_byte for node in looks)
+        required = (node.start_byte for node, own, _ in self._tested if _requires_files(node, own, places))
+        looks = chain(self._looking(weak), required if places else ())
+        return any(not part.start_byte <= at < part.end_byte for at in looks)
+
+    def _looking(self, weak: re.Pattern[str]) -> list[int]:
+        """The first and the last place at which the script looks at what the agent wrote."""
+        if weak not in self._looks_by:
+            found = [
+                node
+                for node, _, of_agent in self._tested
+                if of_agent and not weak.fullmatch(_condition(node))
+            ]
+            found += [node for node, _ in self._deciding] + self._compared
+            places = [node.start_byte for node in found]
+            self._looks_by[weak] = [min(places), max(places)] if places else []
+        return self._looks_by[weak]
 
     @cached_property
     def _compared(self) -> list[Node]:

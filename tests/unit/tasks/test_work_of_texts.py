@@ -57,6 +57,10 @@ def perl(text: str) -> None:
     shell_traps("tests/test.sh", f"perl -ne '{text}' /app/out && ok=1\n", frozenset())
 
 
+def shell(text: str) -> None:
+    shell_traps("tests/test.sh", text, frozenset())
+
+
 def copies(text: str) -> None:
     task = Task.from_files({path: text.encode() for path, text in IMAGE_DATA.items()})
     list(image_data_traps(task, {"tests/test.sh": text.encode()}))
@@ -76,6 +80,8 @@ REPEATED: list[tuple[Reads, str, str]] = [
     *((awk, begin, each) for begin in ("{ exit", "{ bad = 1 } END { exit bad", "{ exit ($1") for each in (" ", "\t")),
     *((awk, begin, "{ bad = 1 } END { exit bad") for begin in ("BEGIN{", "BEGIN { bad = 0 }")),
     *((perl, "", each) for each in ('"', '\\"', "/", "(/", "( ", "m{", "m!", "eval ")),
+    (shell, "ok=1\n", "while read a; do [ $a = 4 ] || ok=0; done < out\n"),
+    (shell, "", "[ $g -eq 4 ]; [ $? -ne 1 ]\n"),
     *((copies, begin, each) for begin in ("", "cp ") for each in ("cp ", " /tests/a", "/tests/", " /tests/a /b")),
 ]  # fmt: skip
 
