@@ -4,7 +4,7 @@
 |---|---|
 | of a file of the hidden tests | at the same path, if the hidden one is a test in source code and has more text: the tests extend the project's |
 | of one that has no more text | at the same path, if another hidden test has text of its own: it passed before the work |
-| of programs of the solution, also those that it writes | of the ending of a new program, with `ENCODED` of its text and without `LEFT` of it: its pattern |
+| of programs of the solution, also those that it writes | of the ending of a new program, with `ENCODED` of its text, without `LEFT`: its pattern |
 
 A readable file that has all of a secret is thus never known, except the second kind. Data have no pattern: rows of an answer are the answer.
 """
