@@ -2,6 +2,7 @@
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.contracts.errors import ConfigurationError
@@ -39,7 +40,11 @@ def _name(partial: Path, path: Path) -> None:
     except FileExistsError:
         pass
     except OSError:  # a file system without hard links
-        partial.rename(path)
+        with (
+            suppress(FileExistsError),
+            os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file,
+        ):
+            file.write(partial.read_text(encoding="ascii"))
 
 
 def shared_secret(path: Path) -> str:
