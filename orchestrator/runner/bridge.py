@@ -5,9 +5,10 @@ like an absent gateway, as it would on the same host. The gateway ends connectio
 A quarter of the runner's descriptors is the limit of one socket; above it, new connections are closed at once.
 """
 
+import os
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -32,10 +33,10 @@ Target = Callable[[], tuple[str, int] | None]
 @asynccontextmanager
 async def bridged(path: Path, target: Target, *, most: int | None = None) -> AsyncIterator[None]:
     """Serve a socket at `path` while the context is open. Any user may connect (the token is the key). Its directory must exist. `most`: connections
-    at a time, each with two descriptors; by default a quarter of the descriptors that this process may open."""
+    at a time, each with four descriptors; by default a quarter of the descriptors that this process may open."""
     path.unlink(missing_ok=True)
     listener = await anyio.create_unix_listener(path, mode=0o666, backlog=BACKLOG)
-    bridge = _Bridge(target, descriptor_limit() // 8 if most is None else most)
+    bridge = _Bridge(target, descriptor_limit() // 16 if most is None else most)
     try:
         async with in_background(partial(accepting.serve, listener, bridge.serve)):
             try:
@@ -48,27 +49,33 @@ async def bridged(path: Path, target: Target, *, most: int | None = None) -> Asy
 
 
 class _Connection:
-    """The two ends of a connection."""
+    """The two ends of a connection, by descriptors of its own: event loops do not shut sockets down, and reuse the number of one that they closed."""
 
-    def __init__(self, client: anyio.abc.SocketStream) -> None:
-        self.client = client
-        self._ends = [client]
+    def __init__(self) -> None:
+        self._ends: list[socket.socket] = []
         self._is_over = False
 
-    def leads_to(self, server: anyio.abc.SocketStream) -> None:
-        """Note the other end, and end it if the connection is over."""
-        self._ends.append(server)
-        if self._is_over:
-            self.end()
+    @contextmanager
+    def through(self, stream: anyio.abc.SocketStream) -> Iterator[None]:
+        """`stream` is an end while the context is open; it ends at once if the connection is over. Raises OSError without a free descriptor."""
+        raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
+        with socket.socket(fileno=os.dup(raw.fileno())) as own:
+            self._ends.append(own)
+            if self._is_over:
+                self.end()
+            try:
+                yield
+            finally:
+                self._ends.remove(own)
 
     def end(self) -> None:
         """Let both directions read an end. What was sent still arrives.
 
         A receiving task is not cancelled for it: where bytes arrive at the same moment, anyio's callback would raise InvalidStateError."""
         self._is_over = True
-        for stream in self._ends:
+        for end in self._ends:
             with suppress(OSError):
-                stream.extra(anyio.abc.SocketAttribute.raw_socket).shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
 
 
 class _Bridge:
@@ -85,10 +92,10 @@ class _Bridge:
             target = self._target()
             if target is None or self._ended or len(self._open) >= self._most:
                 return
-            connection = _Connection(client)
+            connection = _Connection()
             self._open.add(connection)
             try:
-                await _pass(connection, target)
+                await _pass(client, target, connection)
             finally:
                 self._open.discard(connection)
                 if self._ended and not self._open:
@@ -104,22 +111,31 @@ class _Bridge:
                 await self._ended.wait()
 
 
-async def _pass(connection: _Connection, target: tuple[str, int]) -> None:
+async def _pass(client: anyio.abc.SocketStream, target: tuple[str, int], connection: _Connection) -> None:
     try:
         with anyio.fail_after(timeouts().gateway_connect_s):
             server = await anyio.connect_tcp(*target)
     except (OSError, TimeoutError) as error:
         log.info("bridge.refused", host=target[0], port=target[1], error=str(error) or "no answer")
         return
-    async with server, anyio.create_task_group() as tasks:
-        connection.leads_to(server)
+    async with server:
+        try:
+            with connection.through(client), connection.through(server):
+                await _both_ways(client, server, connection)
+        except OSError as error:
+            log.warning("bridge.refused", host=target[0], port=target[1], error=str(error))
 
-        async def answers() -> None:
-            await _copy(server, connection.client, connection)
-            connection.end()  # a gateway that has ended a connection takes no more of it
 
+async def _both_ways(
+    client: anyio.abc.SocketStream, server: anyio.abc.SocketStream, connection: _Connection
+) -> None:
+    async def answers() -> None:
+        await _copy(server, client, connection)
+        connection.end()  # a gateway that has ended a connection takes no more of it
+
+    async with anyio.create_task_group() as tasks:
         tasks.start_soon(answers)
-        tasks.start_soon(_copy, connection.client, server, connection)
+        tasks.start_soon(_copy, client, server, connection)
 
 
 async def _copy(

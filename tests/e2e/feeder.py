@@ -1,6 +1,7 @@
 """A client that submits work next to a test, and stops between two submissions."""
 
 import math
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -28,7 +29,12 @@ class Feeder:
                 await self.feed()
             return self._stopping.is_set()
 
-        await eventually(fed, within_s=math.inf, every_s=self.every_s)
+        try:
+            await eventually(fed, within_s=math.inf, every_s=self.every_s)
+        except Exception:
+            # It ends all tests of its session, which then report that they were cancelled and not why.
+            traceback.print_exc()
+            raise
         self._stopped.set()
 
     async def stop(self) -> None:

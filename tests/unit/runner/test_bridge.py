@@ -18,6 +18,12 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(params=[True, False], ids=["uvloop", "asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Runners use uvloop, whose sockets can do less."""
+    return "asyncio", {"use_uvloop": request.param}
+
+
 @asynccontextmanager
 async def echoing() -> AsyncIterator[int]:
     """A server that sends everything twice when its client has ended."""
