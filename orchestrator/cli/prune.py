@@ -43,11 +43,12 @@ async def _prune(
 
         run_id, found, old = await transact(engine, read_counts, at="person.commit")
 
-        async def sweep(connection: AsyncConnection) -> "Swept":
-            return await blobs.sweep(connection, await blobs.named(connection, without=run_id), dry=dry_run)
+        async def unnamed(connection: AsyncConnection) -> dict[str, int]:
+            return await blobs.unnamed(connection, await blobs.named(connection, without=run_id))
 
         if dry_run:
-            return found, old, await transact(engine, sweep, at="person.commit")
+            doomed = await transact(engine, unnamed, at="person.commit")
+            return found, old, blobs.Swept(len(doomed), sum(doomed.values()))
 
         async def begin_pruning(connection: AsyncConnection) -> int:
             await retention.begin(connection, await get_run(connection, name))
@@ -57,7 +58,7 @@ async def _prune(
 
         letters = await transact(engine, begin_pruning, at="person.commit")
         await retention.drop(engine, run_id)
-        return found, letters, await transact(engine, sweep, at="person.commit")
+        return found, letters, await blobs.sweep(engine, await transact(engine, unnamed, at="person.commit"))
 
 
 MAX_DAYS = 36_525.0  # a century: PostgreSQL's times are bounded

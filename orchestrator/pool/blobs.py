@@ -8,19 +8,23 @@ its way.
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, LargeBinary, and_, any_, delete, func, literal, select, text, update
 from sqlalchemy.dialects.postgresql import ARRAY, array, insert
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.sql.dml import ReturningDelete
 
 from orchestrator.pool.tables import artifacts, blobs, runs, tasks
+from orchestrator.pool.transact import transact
 
 GRACE = "1 day"
 _RENEWED = "1 hour"  # how old the time of a named blob may be
 PAGE = 16
 """Blobs that are read at a time: about 14 MB."""
 _NAMES = 10_000
+_SWEPT = 500  # blobs that one transaction deletes
 
 
 async def store(connection: AsyncConnection, bodies: Mapping[str, bytes]) -> None:
@@ -46,12 +50,12 @@ async def missing(connection: AsyncConnection, shas: Collection[str]) -> set[str
 
 async def name(connection: AsyncConnection, shas: Collection[str]) -> set[str]:
     """Renew the time of blobs that a task names, so that no sweep deletes them before it is accepted. Returns the names that are not stored."""
-    absent = await missing(connection, shas)
     for page in _pages(shas, _NAMES):
         old = func.clock_timestamp() - text(f"interval '{_RENEWED}'")
         statement = update(blobs).where(_among(page), blobs.c.at < old)
         await connection.execute(statement.values({blobs.c.at: func.clock_timestamp()}))
-    return absent
+    # After the update: it has waited for sweeps that were deleting them.
+    return await missing(connection, shas)
 
 
 async def read(connection: AsyncConnection, shas: Collection[str]) -> dict[str, bytes]:
@@ -94,21 +98,30 @@ class Swept:
     size: int
 
 
-async def sweep(connection: AsyncConnection, kept: Collection[str], *, dry: bool = False) -> Swept:
-    """Delete the blobs that are not in `kept` and older than `GRACE`. `dry`: only count them."""
-    old = blobs.c.at < func.clock_timestamp() - text(f"interval '{GRACE}'")
-    names = await connection.execute(
-        select(blobs.c.sha, func.octet_length(blobs.c.body).label("size")).where(old)
-    )
+async def unnamed(connection: AsyncConnection, kept: Collection[str]) -> dict[str, int]:
+    """Sizes, by hex name, of the blobs that are not in `kept` and older than `GRACE`."""
+    size = func.octet_length(blobs.c.body).label("size")
+    rows = await connection.execute(select(blobs.c.sha, size).where(_old()))
+    return {row.sha.hex(): row.size for row in rows if row.sha.hex() not in kept}
+
+
+async def sweep(engine: AsyncEngine, doomed: Mapping[str, int]) -> Swept:
+    """Delete those of the `unnamed` blobs that have not been named since, page by page: a submission that names one waits for one page at most."""
     count = size = 0
-    doomed: dict[bytes, int] = {row.sha: row.size for row in names if row.sha.hex() not in kept}
-    for page in _pages([sha.hex() for sha in doomed], _NAMES):
-        if not dry:
-            gone = await connection.execute(delete(blobs).where(_among(page), old).returning(blobs.c.sha))
-            page = list(gone.scalars())
-        count += len(page)
-        size += sum(doomed[sha] for sha in page)
+    for page in _pages(doomed, _SWEPT):
+        statement = delete(blobs).where(_among(page), _old()).returning(blobs.c.sha)
+        gone = await transact(engine, partial(_names, statement=statement), at="person.commit")
+        count += len(gone)
+        size += sum(doomed[sha] for sha in gone)
     return Swept(count, size)
+
+
+async def _names(connection: AsyncConnection, statement: ReturningDelete[tuple[Any]]) -> list[str]:
+    return [sha.hex() for sha in (await connection.execute(statement)).scalars()]
+
+
+def _old() -> ColumnElement[bool]:
+    return blobs.c.at < func.clock_timestamp() - text(f"interval '{GRACE}'")
 
 
 def _collect(document: Mapping[str, Any], found: set[str], open_trees: set[str]) -> None:

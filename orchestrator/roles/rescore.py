@@ -116,7 +116,7 @@ async def _retarget(connection: AsyncConnection, run_id: int, task: Task, found:
             "settings": task.settings.model_dump(mode="json"),
             "body": task.to_message(),
         }
-        absent = await blobs.missing(connection, task.packed.parts)
+        absent = await blobs.name(connection, task.packed.parts)
         for sha in sorted(absent):
             await blobs.store(connection, {sha: task.packed.parts[sha].read()})
         await pool_rescore.retarget(connection, run_id, [group.group_id for group in found], row)

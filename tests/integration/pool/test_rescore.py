@@ -16,7 +16,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.events import VerdictReached
 from orchestrator.contracts.states import BatchState, FailureClass, Purpose, RolloutState
 from orchestrator.deploy.home import write_template
-from orchestrator.pool import batches, leases, results
+from orchestrator.pool import batches, blobs, leases, results
 from orchestrator.pool.batches import LiveBatch, NewVersion
 from orchestrator.pool.rescore import Chosen
 from orchestrator.pool.rewind import FIRST, rewind
@@ -32,6 +32,7 @@ from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.rescore import Rescored, rescore
 from orchestrator.scheduling.queue_policies import Windowed
 from orchestrator.tasks.harbor import Task
+from orchestrator.tasks.message import MAX_MESSAGE_BYTES
 from tests import builders
 from tests.integration.audit.audited import AuditedRun
 from tests.integration.pool.rig import context_of, counter, owed, rollout_row, rollouts_of, small, verify
@@ -257,11 +258,17 @@ async def test_a_member_that_a_rescore_lost_is_neither_solved_nor_in_a_mean(scen
         assert [member.performance for member in members] == [1.0, 0.0, 0.5, None]
 
 
-def edition(tests: str = "echo 1 > /logs/verifier/reward.txt", instruction: str = "write hi") -> Task:
+def edition(
+    tests: str = "echo 1 > /logs/verifier/reward.txt", instruction: str = "write hi", **files: bytes
+) -> Task:
     toml = b'[metadata]\nname = "hello"\ndomain = "general"\n'
-    return Task.from_files(
-        {"task.toml": toml, "instruction.md": instruction.encode(), "tests/test.sh": tests.encode()}
-    )
+    files = {
+        "task.toml": toml,
+        "instruction.md": instruction.encode(),
+        "tests/test.sh": tests.encode(),
+        **files,
+    }
+    return Task.from_files(files)
 
 
 async def submitted(scene: Scene, task: Task, name: str) -> int:
@@ -281,6 +288,17 @@ async def submitted(scene: Scene, task: Task, name: str) -> int:
     query = select(groups.c.group_id).where(groups.c.submission == name)
     scene.ids[name] = await scene.do(lambda c: c.scalar(query))
     return scene.ids[name]
+
+
+async def test_mended_tests_renew_the_blobs_that_the_pool_has_already(scene: Scene) -> None:
+    was, now = (edition(tests, data=bytes(MAX_MESSAGE_BYTES)) for tests in ("exit 1", "exit 0"))
+    await submitted(scene, was, "large")
+    old = text("SELECT count(*) FROM blobs WHERE at < now() - interval '1 day'")
+    await scene.do(lambda c: blobs.store(c, {sha: part.read() for sha, part in now.packed.parts.items()}))
+    await scene.do(lambda c: c.execute(text("UPDATE blobs SET at = at - interval '2 days'")))
+    assert await scene.do(lambda c: c.scalar(old)) == len(now.packed.parts) > 0
+    await scene.rescore(corrected={"hello": now})
+    assert await scene.do(lambda c: c.scalar(old)) == 0
 
 
 async def test_mended_tests_judge_what_is_open_and_what_begins_later(scene: Scene) -> None:

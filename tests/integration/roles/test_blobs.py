@@ -12,8 +12,8 @@ from pathlib import Path
 import anyio
 import nats
 import pytest
-from sqlalchemy import insert, select, text, update
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import delete, insert, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.audit.i1_blobs import BLOBS
 from orchestrator.blobs import send
@@ -266,19 +266,67 @@ async def test_a_sweep_deletes_old_blobs_that_no_task_of_a_living_run_names(stag
         for sha, body in ((stray, b"stray"), (hashlib.sha256(b"new").hexdigest(), b"new")):
             await stage.bus.publish(Outgoing(subject=subjects.blob(sha), msg_id=sha, schema="", body=body))
         await stage.reaches(len(task.packed.parts) + 2, "blobs")
-    async with stage.context.engine.begin() as connection:
-        names = [bytes.fromhex(sha) for sha in (stray, *task.packed.parts)]
-        old = tables.blobs.c.at - text("interval '2 days'")
-        await connection.execute(update(tables.blobs).where(tables.blobs.c.sha.in_(names)).values(at=old))
+    engine = stage.context.engine
+    async with engine.begin() as connection:
+        await aged(connection, [stray, *task.packed.parts])
         kept = await pool_blobs.named(connection)
         assert kept == set(task.packed.parts)
-        assert await pool_blobs.sweep(connection, kept, dry=True) == pool_blobs.Swept(1, 5)
-        assert await pool_blobs.sweep(connection, kept) == pool_blobs.Swept(1, 5)
+        doomed = await pool_blobs.unnamed(connection, kept)
+    assert doomed == {stray: 5}
+    assert await pool_blobs.sweep(engine, doomed) == pool_blobs.Swept(1, 5)
+    async with engine.begin() as connection:
         assert await pool_blobs.missing(connection, [stray, *task.packed.parts]) == {stray}
         assert await pool_blobs.named(connection, without=stage.run.run_id) == set()
         await connection.execute(update(tables.runs).values(pruned=tables.runs.c.created))
-        swept = await pool_blobs.sweep(connection, await pool_blobs.named(connection))
-        assert swept.count == len(task.packed.parts)
+        doomed = await pool_blobs.unnamed(connection, await pool_blobs.named(connection))
+    assert (await pool_blobs.sweep(engine, doomed)).count == len(task.packed.parts)
+
+
+async def test_a_blob_that_a_sweep_is_deleting_is_missing_for_a_task_that_names_it(stage: Stage) -> None:
+    bodies = {hashlib.sha256(body).hexdigest(): body for body in (b"deleted", b"kept")}
+    engine, found = stage.context.engine, list[set[str]]()
+    async with engine.begin() as connection:
+        await pool_blobs.store(connection, bodies)
+        await aged(connection, list(bodies))
+    deleted = min(bodies)
+
+    async def name() -> None:
+        async with engine.begin() as connection:
+            found.append(await pool_blobs.name(connection, bodies))
+
+    async with anyio.create_task_group() as tasks:
+        async with engine.begin() as sweeping:
+            await sweeping.execute(delete(tables.blobs).where(tables.blobs.c.sha == bytes.fromhex(deleted)))
+            tasks.start_soon(name)
+            await until(lambda: _waits_or_is_done(engine, found))
+    assert found == [{deleted}]
+
+
+async def test_a_sweep_keeps_a_blob_that_a_task_named_after_the_sweep_had_listed_it(stage: Stage) -> None:
+    sha = hashlib.sha256(b"named").hexdigest()
+    async with stage.context.engine.begin() as connection:
+        await pool_blobs.store(connection, {sha: b"named"})
+        await aged(connection, [sha])
+        doomed = await pool_blobs.unnamed(connection, await pool_blobs.named(connection))
+        assert await pool_blobs.name(connection, [sha]) == set()
+    assert doomed == {sha: 5}
+    assert await pool_blobs.sweep(stage.context.engine, doomed) == pool_blobs.Swept(0, 0)
+
+
+async def aged(connection: AsyncConnection, shas: list[str]) -> None:
+    """Make the blobs two days older."""
+    old = tables.blobs.c.at - text("interval '2 days'")
+    names = [bytes.fromhex(sha) for sha in shas]
+    await connection.execute(update(tables.blobs).where(tables.blobs.c.sha.in_(names)).values(at=old))
+
+
+async def _waits_or_is_done(engine: AsyncEngine, found: list[set[str]]) -> bool:
+    """Whether a statement about blobs waits for a lock, or `found` has an answer."""
+    waiting = text(
+        "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' and query ilike '%blobs%'"
+    )
+    async with engine.connect() as connection:
+        return bool(found) or bool(await connection.scalar(waiting))
 
 
 async def test_a_file_with_the_content_of_a_tree_keeps_what_the_tree_names(
