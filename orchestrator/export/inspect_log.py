@@ -13,7 +13,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from orchestrator.contracts.marks import Finish
@@ -23,6 +23,7 @@ from orchestrator.export.packages import need
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries.attempts import AttemptStep, RecordedAttempt, ToolExecution
 from orchestrator.queries.chat import ConversationCall, ConversationMessage, reply
+from orchestrator.queries.tries import spread
 
 PART = 200
 # Messages in the samples of one log, counting every repetition in an event: Inspect holds a log in memory.
@@ -127,7 +128,12 @@ class Inspect:
                 total_samples=len(found),
                 completed_samples=len(rated),
                 scores=[
-                    _metrics(log, name, [_values(attempt)[name] for attempt in rated], len(found))
+                    _metrics(
+                        log,
+                        name,
+                        [(attempt.group_id, _values(attempt)[name]) for attempt in rated],
+                        len(found),
+                    )
                     for name in SCORES
                 ]
                 if rated
@@ -364,10 +370,13 @@ def timeless(written: Path, file: Path) -> None:
     written.unlink()
 
 
-def _metrics(log: Any, name: str, values: Sequence[float], wanted: int) -> Any:
-    metrics = {"mean": log.EvalMetric(name="mean", value=fmean(values))}
-    if len(values) > 1:
-        metrics["stderr"] = log.EvalMetric(name="stderr", value=stdev(values) / len(values) ** 0.5)
+def _metrics(log: Any, name: str, values: Sequence[tuple[int, float]], wanted: int) -> Any:
+    """Of (group, value). The standard error is clustered by group: its members try the same task."""
+    mean, groups = fmean(value for _, value in values), len({group for group, _ in values})
+    metrics = {"mean": log.EvalMetric(name="mean", value=mean)}
+    if groups > 1:
+        error = (spread(values, mean) * groups / (groups - 1)) ** 0.5 / len(values)
+        metrics["stderr"] = log.EvalMetric(name="stderr", value=error)
     counts = {"scored_samples": len(values), "unscored_samples": wanted - len(values)}
     return log.EvalScore(name=name, scorer=name, **counts, metrics=metrics)
 

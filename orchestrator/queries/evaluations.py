@@ -2,12 +2,12 @@
 
 A suite is the label under which evaluation groups were submitted; the version is the pinned one. An attempt at a task is a success when its
 performance is 1. Shares and intervals are of the judged rollouts; those without a verdict are counted by reason (`left_out`). If a person
-retried a dead group, only its newest try counts.
+retried a dead group, only its newest try counts. Several tries of one task count in an interval for as much as they tell (`queries.tries`).
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -17,13 +17,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.ids import EVERY_DOMAIN
 from orchestrator.pool.dead_letters import tried_sql
 from orchestrator.pool.rows import from_row
+from orchestrator.queries.tries import Tallies
 
 Z = 1.959963984540054  # the 97.5 % point of the normal distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationPoint:
-    """One suite, version and domain ("all": every domain). `low` and `high`: Wilson's 95 % interval of `success` = successes / n."""
+    """One suite, version and domain ("all": every domain). `low` and `high`: Wilson's 95 % interval of `success` = successes / n,
+    for as many independent tries as the n are worth."""
 
     suite: str
     version: int
@@ -80,17 +82,17 @@ class Evaluation:
         return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))
 
 
-def wilson(successes: int, n: int) -> tuple[float, float]:
-    """Wilson's 95 % score interval: (low, high), fractions; (0, 1) for n = 0.
+def wilson(successes: int, n: int, effective: float | None = None) -> tuple[float, float]:
+    """Wilson's 95 % score interval: (low, high), fractions; (0, 1) for n = 0. `effective`: how many independent tries the n are worth.
 
     >>> [round(x, 3) for x in wilson(52, 200)]
     [0.204, 0.325]
     """
     if n == 0:
         return 0.0, 1.0
-    p = successes / n
-    centre = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
-    half_width = Z / (1 + Z**2 / n) * math.sqrt(p * (1 - p) / n + Z**2 / (4 * n**2))
+    p, worth = successes / n, n if effective is None else effective
+    centre = (p + Z**2 / (2 * worth)) / (1 + Z**2 / worth)
+    half_width = Z / (1 + Z**2 / worth) * math.sqrt(p * (1 - p) / worth + Z**2 / (4 * worth**2))
     # Exact at the ends, where rounding could exclude the share itself.
     return (max(0.0, centre - half_width) if successes else 0.0), (
         min(1.0, centre + half_width) if successes < n else 1.0
@@ -141,6 +143,7 @@ _STANDS = text(
 
 _CHOSEN = """(cast(:suite as text) is null or coalesce(label, '') = :suite) and (cast(:version as int) is null or pinned_version = :version)"""
 _OPEN, _JUDGED = "open", "judged"
+_TALLIES = [field.name for field in fields(Tallies)]
 _AMONG = """(coalesce(label, ''), pinned_version) in (select * from unnest(cast(:suites as text[]), cast(:versions as int[])))"""
 
 
@@ -174,18 +177,21 @@ def _groups(which: str) -> TextClause:
 
 
 def _results(which: str) -> TextClause:
-    return text(f"""{_newest(which)}
+    return text(f"""{_newest(which)}, counted as (
     select coalesce(g.label, '') as suite, g.pinned_version as version, g.domain,
            case when not g.done then '{_OPEN}' when w.performance is not null then '{_JUDGED}'
                 when g.state = 'filtered' and g.reason <> 'too_few' then g.reason::text
                 when g.state = 'dead' and r.state <> 'lost' then 'dead'
                 else coalesce(r.failure_class::text, g.state::text) end as reason,
-           count(*) as n, count(*) filter (where w.performance >= 1) as successes, avg(w.performance) as mean
+           count(*) as n, count(*) filter (where w.performance >= 1) as successes, sum(w.performance) as total
       from newest g
       join rollouts r on r.group_id = g.group_id
       left join lateral (select performance from rewards w where w.rollout_id = r.rollout_id and g.state = 'scored' and r.state = 'verified'
                           order by w.revision desc limit 1) w on true
-     group by 1, 2, 3, 4 order by 1, 2, 3, 4""")
+     group by 1, 2, 3, 4, g.group_id)
+    select suite, version, domain, reason, count(*) as groups, sum(n)::bigint as n, sum(successes)::bigint as successes, sum(total) as total,
+           sum(successes * successes)::bigint as squares, sum(successes * n)::bigint as products, sum(n * n)::bigint as sizes
+      from counted group by 1, 2, 3, 4 order by 1, 2, 3, 4""")
 
 
 _UNSCORED = text(f"""{_newest(_CHOSEN)}
@@ -259,8 +265,9 @@ def _point(domain: str, rows: Sequence[Any]) -> EvaluationPoint | None:
     judged = [row for row in rows if row.reason == _JUDGED]
     if not judged:
         return None
-    n, successes = sum(row.n for row in judged), sum(row.successes for row in judged)
-    low, high = wilson(successes, n)
+    tallies = Tallies(**{name: sum(getattr(row, name) for row in judged) for name in _TALLIES})
+    n, successes = tallies.n, tallies.successes
+    low, high = wilson(successes, n, tallies.effective())
     return EvaluationPoint(
         suite=judged[0].suite,
         version=judged[0].version,
@@ -271,5 +278,5 @@ def _point(domain: str, rows: Sequence[Any]) -> EvaluationPoint | None:
         success=successes / n,
         low=low,
         high=high,
-        mean=sum(float(row.mean) * row.n for row in judged) / n,
+        mean=sum(float(row.total) for row in judged) / n,
     )

@@ -8,9 +8,8 @@ those left out. Groups that still run are in neither.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate
 from math import sqrt
-from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -19,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.ids import EVERY_DOMAIN
 from orchestrator.queries.downsample import downsample
+from orchestrator.queries.tries import spread
 
 SAMPLE = 1600  # rollouts, in groups of the newest one's size
 MIN_ROLLOUTS = 8  # rollouts of a bin
@@ -209,11 +209,7 @@ def _interval(rows: Sequence[Any]) -> tuple[float, float]:
     """Mean performance and half of its 95 % interval. Members of a group tend to be alike, so the variance is taken over groups; if that is
     smaller than the variance over members, over members."""
     mean = fmean(float(row.performance) for row in rows)
-    deviations = sorted((row.group_id, float(row.performance) - mean) for row in rows)
-    groups = [
-        sum(deviation for _, deviation in members) for _, members in groupby(deviations, key=itemgetter(0))
-    ]
-    squares = max(sum(deviation**2 for _, deviation in deviations), sum(deviation**2 for deviation in groups))
+    squares = spread([(row.group_id, float(row.performance)) for row in rows], mean)
     return mean, Z * sqrt(squares) / len(rows)
 
 

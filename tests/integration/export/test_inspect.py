@@ -37,6 +37,12 @@ async def test_groups_of_one_purpose_and_domain_are_a_log_of_inspects(
     assert coding.results is not None and coding.results.completed_samples == 8
     mean = {score.name: score.metrics["mean"].value for score in coding.results.scores}
     assert mean["performance"] == 0.25
+    [error] = [
+        score.metrics["stderr"].value for score in coding.results.scores if score.name == "performance"
+    ]
+    assert error == (8 * 0.25 * 0.75 * 2) ** 0.5 / 8, (
+        "two groups that solved as much: the spread is of members"
+    )
     assert coding.samples is not None and len(coding.samples) == 8
     assert (coding.eval.dataset.samples, coding.eval.config.epochs) == (2, 4)
     assert len({(sample.id, sample.epoch) for sample in coding.samples}) == 8

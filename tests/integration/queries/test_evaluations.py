@@ -46,6 +46,18 @@ async def test_points_are_counted_per_suite_version_and_domain_with_wilsons_inte
     assert msgspec.json.decode(msgspec.json.encode(found))[2]["points"][0]["success"] == 0.0
 
 
+async def test_identical_tries_of_a_task_narrow_no_interval(engine: AsyncEngine) -> None:
+    run = await builders.make_run(engine, small())
+    await evaluated(engine, run, "held", 1, {"coding": (1.0,) * 3 + (0.0,) * 3, "agent": (1.0,) * 3}, size=3)
+    async with engine.connect() as connection:
+        [held] = await evaluations(connection, run.run_id)
+    found = {point.domain: (point.low, point.high) for point in held.points}
+    assert {point.domain: point.n for point in held.points} == {"agent": 3, "coding": 6, "all": 9}
+    assert found["coding"] == pytest.approx(wilson(1, 2))
+    assert found["agent"] == pytest.approx(wilson(1, 1))
+    assert found["all"] == pytest.approx(wilson(2, 3))
+
+
 async def test_rollouts_without_a_result_and_open_ones_are_counted_next_to_the_points(
     engine: AsyncEngine,
 ) -> None:

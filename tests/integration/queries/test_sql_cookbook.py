@@ -14,6 +14,7 @@ from orchestrator.pool import batches, runs, tables
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.dispatch import dispatch_other
 from orchestrator.pool.engine import Role, open_engine
+from orchestrator.queries.evaluations import wilson
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
 from tests.integration.pool.rig import small
@@ -136,7 +137,10 @@ async def what_is_rare(engine: AsyncEngine) -> None:
     async with engine.begin() as connection:
         run = await runs.get_run(connection, "cookbook")
         await dispatch_other(connection, run.run_id, 64)  # the evaluation that stays unanswered
-    await evaluated(engine, run, "held", 0, {"coding": (1.0, 0.0)})
+    names = ["one", "two", "two:retry-1"]
+    await evaluated(
+        engine, run, "held", 0, {"coding": (1.0, 1.0, None, None, 0.0, 0.0)}, size=2, submissions=names
+    )
     async with engine.begin() as connection:
         await connection.execute(text("SET LOCAL session_replication_role = replica"))  # rows are immutable
         for statement in (
@@ -163,7 +167,8 @@ async def test_rare_cases_are_found_where_they_occur(engine: AsyncEngine, reader
     (learned,) = (row for row in shares if row["label"] == "held")
     (unjudged,) = (row for row in shares if row["label"] != "held")
     repeats, skipped, easy, dull, voided = (found[question] for question in NOT_HERE)
-    assert (learned["wanted"], learned["judged"], learned["success"]) == (2, 2, 0.5)
+    assert [learned[name] for name in ("tasks", "wanted", "judged", "success")] == [2, 4, 4, 0.5]
+    assert [float(learned[name]) for name in ("low", "high")] == pytest.approx(wilson(1, 2), abs=1e-4)
     assert unjudged["wanted"] > 0 and (unjudged["judged"], unjudged["success"]) == (0, None)
     assert (repeats["group_id"], repeats["size"], repeats["different"]) == (1, 4, 3)
     assert (skipped["part"], skipped["skip_reason"]) == (1, "nonfinite")

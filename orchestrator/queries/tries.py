@@ -1,0 +1,38 @@
+"""Uncertainty of results that hold several tries of one task: tries of one group tend to be alike, so they are worth fewer than they count."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tallies:
+    """Sums over groups with s successes in n tries."""
+
+    groups: int
+    n: int
+    successes: int
+    squares: int  # of s²
+    products: int  # of s·n
+    sizes: int  # of n²
+
+    def effective(self) -> float:
+        """How many independent tries tell as much about the share: n divided by the design effect, which is the variance of the share over groups
+        by that of independent tries (Kish 1965). At least the groups, at most n; the groups where all tries agree, since nothing then tells
+        whether tries of a group differ."""
+        p = self.successes / self.n
+        if not 0 < p < 1:
+            return float(self.groups)
+        over_groups = self.squares - 2 * p * self.products + p * p * self.sizes
+        effect = over_groups / (self.n * p * (1 - p))
+        return min(float(self.n), max(float(self.groups), self.n / effect if effect > 0 else float(self.n)))
+
+
+def spread(values: Sequence[tuple[int, float]], mean: float) -> float:
+    """The sum of squared deviations from the mean, of (group, value): of each group's sum or, where that is more, of each value."""
+    deviations = sorted((group, value - mean) for group, value in values)
+    sums: Iterable[float] = (
+        sum(deviation for _, deviation in members) for _, members in groupby(deviations, key=itemgetter(0))
+    )
+    return max(sum(deviation**2 for _, deviation in deviations), sum(each**2 for each in sums))
