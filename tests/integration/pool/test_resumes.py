@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.contracts.events import StepMark, StepRecorded
+from orchestrator.contracts.events import StepMark, StepRecorded, ToolCallTimed
 from orchestrator.contracts.states import FailureClass, Replay, RolloutState
 from orchestrator.pool import leases, tables
 from orchestrator.pool.ingest import Fate, decode_step, ingest
@@ -230,6 +230,40 @@ async def test_marks_of_an_attempt_that_may_go_on_wait_for_the_result_that_ends_
     assert await report(context, failed)
     async with engine.connect() as connection:
         assert not await connection.scalar(select(func.count()).select_from(tables.step_marks))
+
+
+async def test_tools_that_the_resumed_attempt_executes_again_replace_those_that_the_failure_cut_off(
+    engine: AsyncEngine,
+) -> None:
+    context, lease, written = await at_work(engine)
+
+    def called(step: int, exit_code: int | None, size: int) -> ToolCallTimed:
+        return ToolCallTimed(step=step, call=0, name="bash", start=1.0, end=2.0, exit=exit_code, bytes=size)
+
+    failed = ended(
+        context.run,
+        lease,
+        written[:3],
+        failure_class=FailureClass.INFRA_FAILURE,
+        resumable=True,
+        tool_calls=[called(1, 0, 7), called(2, None, 0)],
+    )
+    assert await report(context, failed)
+    again = await leased(context, lease.rollout_id)
+    await session(engine, again)
+    done = ended(
+        context.run,
+        again,
+        written[:3],
+        replay=Replay.CONTINUED,
+        replayed=3,
+        tool_calls=[called(1, 0, 8), called(2, 127, 4096)],
+    )
+    assert await report(context, done)
+    async with engine.connect() as connection:
+        calls = tables.tool_calls.c
+        query = select(calls.idx, calls.exit_code, calls.bytes).order_by(calls.idx)
+        assert (await connection.execute(query)).all() == [(1, 0, 8), (2, 127, 4096)]
 
 
 async def test_a_lost_race_changes_nothing(engine: AsyncEngine) -> None:
