@@ -137,7 +137,7 @@ def list_(config: ConfigOption = HERE, as_json: JsonOption = False) -> None:
         overall = next((point for point in each.points if point.domain == EVERY_DOMAIN), None)
         table.add_row(
             cell(each.suite),
-            str(each.version),
+            str(each.version) + ("" if each.superseded_by is None else ", undone"),
             str(each.groups),
             str(each.scored),
             str(each.unscored),
@@ -172,8 +172,9 @@ def show(
         return
     for each in found:
         _show(each, reasons[each.version])
-    if len(found) > 1:
-        _curves(found)
+    counting = [each for each in found if each.superseded_by is None]
+    if len(counting) > 1:
+        _curves(counting)
 
 
 async def _evaluate(
@@ -241,7 +242,8 @@ def _show(found: "Evaluation", why: "Sequence[Unscored]" = ()) -> None:
     table = Table(
         "domain", "judged", "success of the judged, 95 % interval", "mean performance", title_justify="left"
     )
-    table.title = cell(f"{found.suite} on policy version {found.version}")
+    undone = "" if found.superseded_by is None else ", which a rewind undid"
+    table.title = cell(f"{found.suite} on policy version {found.version}{undone}")
     for domain in sorted({each.domain for each in found.left_out} - {point.domain for point in found.points}):
         table.add_row(cell(domain), "none", "-", "-")
     for point in found.points:

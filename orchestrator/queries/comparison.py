@@ -21,8 +21,8 @@ LAST = 10  # bins: the end of a curve
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
     """`train_steps`: how many count, without undone ones; `last_step`: the number of the last, 0 without any. `means`: of each key over the
-    last bins of its curve, None if the run reports no value. `lines`: the whole curves, over `steps`. `heldout`: the newest version's point
-    over all domains of every suite."""
+    last bins of its curve, None if the run reports no value. `lines`: the whole curves, over `steps`. `heldout`: the point over
+    all domains of every suite on its newest version that no rewind undid."""
 
     run: str
     state: RunState
@@ -44,7 +44,7 @@ async def compared(connection: AsyncConnection, run: StoredRun, keys: Sequence[s
     lines = {line.key: line.mean for line in found.lines if not line.part and line.key in keys}
     newest: dict[str, EvaluationPoint] = {}
     for each in await evaluations(connection, run.run_id):
-        for point in each.points:
+        for point in each.points if each.superseded_by is None else ():
             if point.domain == EVERY_DOMAIN:
                 newest[each.suite] = point  # ordered by version
     return Compared(

@@ -65,6 +65,9 @@ class Evaluation:
     last: datetime | None  # when the last group ended; None while one is open
     batch_no: int | None  # the batch that published the version
     train_step: int | None  # the last train step of that batch
+    superseded_by: (
+        int | None
+    )  # the version that a rewind published in place of this one; None: this one counts
     points: list[EvaluationPoint]
     left_out: list[LeftOut]
 
@@ -115,7 +118,7 @@ def difference(successes: int, n: int, successes_after: int, n_after: int) -> tu
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationProgress:
     """Progress of an evaluation: as long as it is unchanged, a new count gives the same result. `newest`: its newest group; `ended`: when
-    the last of the `done` groups ended."""
+    the last of the `done` groups ended; `superseded_by`: the version in its place, once a rewind undid it."""
 
     suite: str
     version: int
@@ -124,6 +127,7 @@ class EvaluationProgress:
     rollouts: int
     newest: int
     ended: datetime | None
+    superseded_by: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +138,12 @@ class Unscored:
     groups: int
 
 
-# The index groups_eval covers all of it.
+_SUPERSEDED = "(select v.superseded_by from policy_versions v where v.run_id = :run and v.version = g.pinned_version) as superseded_by"
+# The index groups_eval covers all of the groups.
 _STANDS = text(
-    """select coalesce(label, '') as suite, pinned_version as version, count(*) as groups, count(*) filter (where done) as done,
-              sum(size) as rollouts, max(group_id) as newest, max(ended) as ended
-         from groups where run_id = :run and purpose = 'eval' and pinned_version is not null group by 1, 2 order by 1, 2"""
+    f"""select coalesce(label, '') as suite, pinned_version as version, count(*) as groups, count(*) filter (where done) as done,
+              sum(size) as rollouts, max(group_id) as newest, max(ended) as ended, {_SUPERSEDED}
+         from groups g where run_id = :run and purpose = 'eval' and pinned_version is not null group by 1, 2 order by 1, 2"""
 )
 
 _CHOSEN = """(cast(:suite as text) is null or coalesce(label, '') = :suite) and (cast(:version as int) is null or pinned_version = :version)"""
@@ -171,7 +176,7 @@ def _groups(which: str) -> TextClause:
               join batches b on b.run_id = v.run_id and b.batch_no = v.batch_no
               join policy_versions made on made.run_id = b.run_id and made.version = b.version and made.path = v.path
               join train_steps t on t.run_id = b.run_id and t.batch_id = b.batch_id
-             where v.run_id = :run and v.version = g.pinned_version) as train_step
+             where v.run_id = :run and v.version = g.pinned_version) as train_step, {_SUPERSEDED}
       from newest g
      group by 1, 2 order by 1, 2""")
 

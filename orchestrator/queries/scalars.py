@@ -38,7 +38,8 @@ class RunScalars:
 
 
 async def run_scalars(connection: AsyncConnection, run: StoredRun, created: datetime) -> RunScalars:
-    """All scalars in the order of their axes. Train steps of voided batches are left out: they were undone."""
+    """All scalars in the order of their axes. Train steps of voided batches, and evaluations of versions that a rewind undid, are left
+    out."""
     found = []
     query = (
         select(
@@ -58,6 +59,8 @@ async def run_scalars(connection: AsyncConnection, run: StoredRun, created: date
             values["train/policy_version"] = float(row.version)
         found.append(ScalarRow(axis="train_step", step=row.train_step, at=row.at, values=values))
     for evaluation in await evaluations(connection, run.run_id):
+        if evaluation.superseded_by is not None:
+            continue
         values = {}
         for point in evaluation.points:
             stem = f"eval/{evaluation.suite or 'evaluation'}/{point.domain}"

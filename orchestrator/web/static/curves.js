@@ -189,7 +189,7 @@ export function curvesOf(runs, { byTime, domain: chosen, width, slots }) {
     evaluated.flatMap(({ family, domain, f, thin }) => {
       /** @type {{ x: number, success: number, low: number, high: number, n: number, wanted: number }[]} */
       const points = series.evaluations
-        .filter((/** @type {any} */ one) => familyOf(one) === family)
+        .filter((/** @type {any} */ one) => familyOf(one) === family && one.superseded_by === null)
         .flatMap((/** @type {any} */ one) => {
           const found = one.points.find((/** @type {any} */ point) => point.domain === domain);
           const x = byTime ? Date.parse(one.last ?? one.first) / 1000 - origin(series) : (one.train_step ?? 0);

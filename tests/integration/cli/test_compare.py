@@ -65,7 +65,7 @@ async def test_two_runs_of_two_databases_stand_side_by_side(
     assert found[0]["means"] == {"loss": None}
 
 
-async def test_train_steps_that_a_rewind_undid_are_not_counted(
+async def test_train_steps_and_results_that_a_rewind_undid_are_not_counted(
     engine: AsyncEngine, database_url: str, tmp_path: Path
 ) -> None:
     run = await builders.make_run(engine, small("rewound"))
@@ -81,6 +81,9 @@ async def test_train_steps_that_a_rewind_undid_are_not_counted(
             assert await batches.commit(
                 connection, run.run_id, run.name, batch=batch, new=new, metrics=steps, subject="policy.x"
             )
+    for version, values in ((1, (1.0, 0.0)), (2, (1.0, 1.0))):
+        await evaluated(engine, run, "held", version, {"coding": values})
+    await evaluated(engine, run, "later", 2, {"coding": (1.0, 1.0)})
     async with engine.begin() as connection:
         await rewind(connection, run.run_id, 0, "policy.x", "why", lambda version: True)
     home = str(directory(tmp_path / "home", "rewound", database_url))
@@ -88,6 +91,8 @@ async def test_train_steps_that_a_rewind_undid_are_not_counted(
     assert done.exit_code == 0, done.exception
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["train", "steps", "1", "1"] in rows and ["home", "0", "to", "1", "▁"] in rows
+    held_out = [line for line in done.stdout.splitlines() if "(held out)" in line]
+    assert len(held_out) == 1 and held_out[0].count("n=2, version 1") == 2, "version 2 was undone"
 
 
 async def test_a_failed_comparison_is_reported_in_one_sentence(

@@ -1,5 +1,7 @@
 """Held-out success over policy versions, as the dashboard, the exports and `penstock eval` read it."""
 
+from datetime import UTC, datetime
+
 import msgspec
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -8,7 +10,8 @@ from orchestrator.contracts.states import Purpose
 from orchestrator.pool import batches
 from orchestrator.pool.batches import NewVersion
 from orchestrator.pool.rewind import FIRST, rewind
-from orchestrator.queries.evaluations import LeftOut, evaluations, wilson
+from orchestrator.queries.evaluations import LeftOut, evaluation_progress, evaluations, wilson
+from orchestrator.queries.scalars import run_scalars
 from orchestrator.scheduling.queue_policies import queue_policy
 from tests import builders
 from tests.integration.pool.rig import small
@@ -133,7 +136,12 @@ async def test_weights_that_a_rewind_published_again_stand_at_the_train_step_tha
         await evaluated(engine, run, "held", version, {"coding": (1.0,)})
     async with engine.connect() as connection:
         found = await evaluations(connection, run.run_id)
+        scalars = await run_scalars(connection, run, datetime.now(UTC))
+        progress = await evaluation_progress(connection, run.run_id)
     assert [each.train_step for each in found] == [None, 2, 4, 6, 4, 8, 2, 10, None]
+    assert [each.superseded_by for each in found] == [None, 8, 6, 4, 6, 6, 8, 8, None]
+    assert [each.superseded_by for each in progress] == [each.superseded_by for each in found]
+    assert [row.step for row in scalars.rows if row.axis == "policy_version"] == [0, 8]
 
 
 def test_wilsons_interval_holds_the_share_and_stays_within_0_and_1() -> None:

@@ -157,7 +157,15 @@ const EVALUATIONS = [
     value: (row) => row.suite,
     cell: (row) => html`<span class="verbatim">${visible(suiteName(row.suite))}</span>`,
   },
-  { name: "version", value: (row) => row.version, cell: (row) => number(row.version), numeric: true },
+  {
+    name: "version",
+    value: (row) => row.version,
+    cell: (row) => [
+      number(row.version),
+      row.superseded_by === null ? null : html`<div class="small soft">undone by a rewind</div>`,
+    ],
+    numeric: true,
+  },
   {
     name: "success",
     value: (row) => row.all?.success ?? null,
@@ -208,7 +216,7 @@ function Figures({ heads, own }) {
   const now = own?.spending.now;
   const main = familiesOf(own?.evaluations ?? [])[0];
   const evaluated = (own?.evaluations ?? [])
-    .filter((/** @type {any} */ one) => familyOf(one) === main)
+    .filter((/** @type {any} */ one) => familyOf(one) === main && one.superseded_by === null)
     .map(withAll)
     .filter((/** @type {any} */ one) => one.all)
     .sort((/** @type {any} */ a, /** @type {any} */ b) => a.version - b.version);
