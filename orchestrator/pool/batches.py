@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, func, insert, literal, select, true, update
+from sqlalchemy import Row, func, insert, literal, select, update
 from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -25,6 +25,7 @@ from orchestrator.contracts.states import (
     RunState,
 )
 from orchestrator.pool import curriculum, transitions
+from orchestrator.pool.columns import in_state
 from orchestrator.pool.outbox import enqueue
 from orchestrator.pool.policy_versions import committed
 from orchestrator.pool.rows import from_wide_row
@@ -170,24 +171,28 @@ async def _open_groups(
 
 
 async def _waiting(connection: AsyncConnection, run_id: int, stages: StageSection | None) -> int:
-    """Training groups that may still be taken: dispatched, ready and accepted groups. In a run of several stages only accepted groups of
-    the current stage count, as one per kind."""
-    kinds, states = 0, [GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY]
-    dispatched: ColumnElement[bool] = true()
+    """Training groups that may still be taken: dispatched and ready groups, and accepted groups as one, however many wait. In a run of several
+    stages only accepted groups of the current stage count, as one per kind."""
     if stages is not None and stages.then:
-        kinds = len((await curriculum.waiting(connection, run_id, stages)).present)
-        states.remove(GroupState.ACCEPTED)
-        dispatched = groups.c.seq.is_not(None)  # the part of groups_open that is not accepted
-    waiting = await connection.scalar(
+        accepted = len((await curriculum.waiting(connection, run_id, stages)).present)
+    else:
+        waits = select(groups.c.group_id).where(
+            groups.c.run_id == run_id,
+            in_state(groups.c.state, GroupState.ACCEPTED),
+            groups.c.purpose == Purpose.TRAIN,
+        )
+        accepted = int(bool(await connection.scalar(select(waits.exists()))))
+    dispatched = await connection.scalar(
         select(func.count()).where(
             groups.c.run_id == run_id,
-            groups.c.purpose == Purpose.TRAIN,
-            groups.c.state.in_(states),
-            dispatched,
+            groups.c.seq.is_not(
+                None
+            ),  # the part of groups_open that is not accepted; only training groups have one
+            groups.c.state.in_([GroupState.DISPATCHED, GroupState.READY]),
             ~groups.c.done,  # follows from the states, but the planner cannot infer it: it uses groups_open instead of scanning all groups
         )
     )
-    return int(waiting or 0) + kinds
+    return int(dispatched or 0) + accepted
 
 
 async def _open(connection: AsyncConnection, run_id: int) -> LiveBatch:

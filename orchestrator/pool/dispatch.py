@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Select, func, literal_column, select, union_all, update
+from sqlalchemy import Select, func, literal_column, select, text, union_all, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState
@@ -21,8 +21,24 @@ from orchestrator.settings.curriculum import NextStage, StageSection
 BUSY = (RolloutState.QUEUED, RolloutState.RUNNING)
 SERVED_WITHIN = 2_000  # domain shares hold over this many latest positions, so that counting them stays cheap
 
-# More than are ever dispatched at once; a stage's waiting groups are not counted beyond.
+# More than are ever dispatched at once; under the queue's lock, and in a stage, waiting groups are not counted beyond.
 WAITING_WITHIN = 1_000
+
+# Steps from one domain to the next in the index groups_accepted, and reads at most `most` groups of each; all if it is null.
+_ACCEPTED = text(
+    """
+    WITH RECURSIVE domains AS (
+      (SELECT domain FROM groups WHERE run_id = :run AND state = 'accepted' ORDER BY domain LIMIT 1)
+      UNION ALL
+      SELECT next.domain FROM domains CROSS JOIN LATERAL (
+        SELECT g.domain FROM groups g WHERE g.run_id = :run AND g.state = 'accepted' AND g.domain > domains.domain
+         ORDER BY g.domain LIMIT 1) next)
+    SELECT domain, (SELECT count(*) FROM (
+        SELECT 1 FROM groups g WHERE g.run_id = :run AND g.state = 'accepted' AND g.domain = domains.domain AND g.purpose = 'train'
+         ORDER BY g.group_id LIMIT cast(:most AS bigint)) AS counted) AS groups
+      FROM domains
+    """
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +68,17 @@ class Assignment:
 async def lock_queue(
     connection: AsyncConnection, run_id: int, stages: StageSection | None = None
 ) -> QueueView:
-    """Lock the run's queue row, then count. Every claim and dispatch of a run is serialised here."""
+    """Lock the run's queue row, then count. Every claim and dispatch of a run is serialised here, so the cost does not grow with the groups that
+    wait: `accepted` counts up to `WAITING_WITHIN` per domain."""
     await transitions.lock_run(connection, run_id)
-    return await view_queue(connection, run_id, stages)
+    return await view_queue(connection, run_id, stages, most=WAITING_WITHIN)
 
 
 async def view_queue(
-    connection: AsyncConnection, run_id: int, stages: StageSection | None = None
+    connection: AsyncConnection, run_id: int, stages: StageSection | None = None, *, most: int | None = None
 ) -> QueueView:
-    """The result of `lock_queue` without its lock: for read-only callers."""
+    """The result of `lock_queue` without its lock: for read-only callers. `most`: groups of a domain that `accepted` counts in a run of one stage;
+    None for all."""
     row = (await connection.execute(select(queue).where(queue.c.run_id == run_id))).one()
     in_run = groups.c.run_id == run_id
     outstanding = await connection.scalar(
@@ -81,10 +99,8 @@ async def view_queue(
         recent = recent.where(func.coalesce(groups.c.stage, 0) == number)
         accepted = await _present(connection, run_id, stages)
     else:
-        waits = by_domain.where(
-            in_run, in_state(groups.c.state, GroupState.ACCEPTED), groups.c.purpose == Purpose.TRAIN
-        )
-        accepted = {d: n for d, n in await connection.execute(waits)}
+        waits = await connection.execute(_ACCEPTED, {"run": run_id, "most": most})
+        accepted = {row.domain: row.groups for row in waits if row.groups}
     counts = QueueCounts(
         dispatched=row.next_seq,
         resolved=row.next_seq - int(outstanding or 0) - totals.groups,
