@@ -27,7 +27,7 @@ from orchestrator.contracts.states import Purpose, SubmissionStatus
 from orchestrator.contracts.vetting import Level, Vetting
 from orchestrator.deploy.home import UNKNOWN, Home
 from orchestrator.evaluation import EvaluationClient, EvaluationRequest
-from orchestrator.export.rows import STEPS, TRAJECTORIES, step_row, trajectory_row
+from orchestrator.export.rows import STEPS, TRAJECTORIES, step_rows, trajectory_row
 from orchestrator.pool import runs
 from orchestrator.publish import PublishOptions, blobs_of, offered_scaffold, publish_tasks, read_purpose
 from orchestrator.queries import evaluations as evaluation_queries
@@ -215,8 +215,8 @@ class Run:
         frame = FrameBuilder(STEPS)
         async with aclosing(self._attempts(limit, filters)) as attempts:
             async for attempt in attempts:
-                for step in attempt.steps:
-                    frame.add(step_row(attempt, step, full=full))
+                for row in step_rows(attempt, full=full):
+                    frame.add(row)
         return frame.build()
 
     async def evaluate(

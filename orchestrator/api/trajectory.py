@@ -10,7 +10,7 @@ from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.spans import versions_per_token
 from orchestrator.contracts.states import FailureClass, GroupState, Purpose, RolloutState, StepKind
 from orchestrator.export import chat
-from orchestrator.export.conversation import chains, tools_of
+from orchestrator.export.conversation import Conversations, chains, tools_of
 from orchestrator.queries.attempts import (
     AttemptStep,
     RecordedAttempt,
@@ -50,13 +50,13 @@ class Step:
     gap_s: float | None  # without any call in flight, since the step before
     state_len: int  # tokens of the state
     _recorded: AttemptStep = field(repr=False)
-    _steps: Sequence[AttemptStep] = field(repr=False)
+    _conversations: Conversations = field(repr=False)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages that the request added to the conversation, in the form of `Trajectory.messages`: all of them for a root or a
         rewritten history; built on each access."""
-        return chat.added_messages(self._steps, self._recorded)
+        return chat.added_messages(self._conversations, self._recorded)
 
     @property
     def reply(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Step:
     @property
     def conversation(self) -> list[dict[str, Any]]:
         """The whole conversation that the policy was shown, and the reply last, in the form of `Trajectory.messages`; built on each access."""
-        return chat.conversation(self._steps, self._recorded)
+        return chat.conversation(self._conversations, self._recorded)
 
     @property
     def input_ids(self) -> Ids:
@@ -149,7 +149,7 @@ class Trajectory:
         recorded are missing; their token ids are in the steps. Empty if the attempt ended before its first reply.
         """
         found = chains(self._recorded)
-        return chat.conversation(self._recorded, found[0].steps[-1]) if found else []
+        return chat.conversation(Conversations(self._recorded), found[0].steps[-1]) if found else []
 
     @property
     def tools(self) -> list[Mapping[str, Any]]:
@@ -160,8 +160,9 @@ class Trajectory:
 
 def trajectory_of(attempt: RecordedAttempt) -> Trajectory:
     """The public form of a recorded attempt."""
+    conversations = Conversations(attempt.steps)
     made: dict[str, Any] = {
-        "steps": tuple(_step(step, attempt.steps) for step in attempt.steps),
+        "steps": tuple(_step(step, conversations) for step in attempt.steps),
         "tool_executions": tuple(attempt.tools),
         "_recorded": attempt.steps,
     }
@@ -169,7 +170,7 @@ def trajectory_of(attempt: RecordedAttempt) -> Trajectory:
     return Trajectory(**same, **made)
 
 
-def _step(step: AttemptStep, steps: Sequence[AttemptStep]) -> Step:
+def _step(step: AttemptStep, conversations: Conversations) -> Step:
     stored = step.stored
     return Step(
         idx=step.idx,
@@ -191,5 +192,5 @@ def _step(step: AttemptStep, steps: Sequence[AttemptStep]) -> Step:
         gap_s=step.t_gap,
         state_len=stored.state_len,
         _recorded=step,
-        _steps=steps,
+        _conversations=conversations,
     )

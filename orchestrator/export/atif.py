@@ -17,7 +17,7 @@ import msgspec
 
 from orchestrator.contracts.states import StepKind
 from orchestrator.export.about import about
-from orchestrator.export.conversation import Chain, Relation, before, chains, tools_of
+from orchestrator.export.conversation import Chain, Conversations, Relation, chains, tools_of
 from orchestrator.export.drive import ExportSummary
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries.attempts import AttemptStep, RecordedAttempt
@@ -65,7 +65,8 @@ class Atif:
 def document(attempt: RecordedAttempt, *, prompt_ids: bool = True) -> dict[str, Any]:
     """One attempt as an ATIF trajectory. In an attempt without steps, the instruction is the only step."""
     found = chains(attempt.steps)
-    parts = [_chain(attempt, chain, found, prompt_ids=prompt_ids) for chain in found]
+    conversations = Conversations(attempt.steps)
+    parts = [_chain(attempt, chain, found, conversations, prompt_ids=prompt_ids) for chain in found]
     main = parts[0] if parts else _empty(attempt)
     main["extra"] = {"penstock": {**main.get("extra", {}).get("penstock", {}), **_about(attempt)}}
     if len(parts) > 1:
@@ -103,11 +104,16 @@ def _head(
 
 
 def _chain(
-    attempt: RecordedAttempt, chain: Chain, others: Sequence[Chain], *, prompt_ids: bool
+    attempt: RecordedAttempt,
+    chain: Chain,
+    others: Sequence[Chain],
+    conversations: Conversations,
+    *,
+    prompt_ids: bool,
 ) -> dict[str, Any]:
     first = chain.steps[0]
-    messages = before(attempt.steps, first)
-    known = _earlier(attempt.steps, chain)
+    messages = conversations.before(first)
+    known = _earlier(attempt.steps, chain, conversations)
     turns = _Turns()
     for message in messages:
         turns.say(message, copied=(message.role, message.text) in known)
@@ -145,12 +151,14 @@ def _chain(
     }
 
 
-def _earlier(steps: Sequence[AttemptStep], chain: Chain) -> set[tuple[str, str]]:
+def _earlier(
+    steps: Sequence[AttemptStep], chain: Chain, conversations: Conversations
+) -> set[tuple[str, str]]:
     """Messages of the conversation from which a rewrite or a sibling branches: where it repeats them, they are copied, not new."""
     parent = next((step for step in steps if step.idx == chain.parent), None)
     if parent is None or chain.relation is Relation.AGENT:
         return set()
-    return {(message.role, message.text) for message in [*before(steps, parent), reply(parent)]}
+    return {(message.role, message.text) for message in [*conversations.before(parent), reply(parent)]}
 
 
 def _leaves(steps: Sequence[AttemptStep], chain: Chain) -> int | None:

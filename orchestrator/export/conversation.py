@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.contracts.states import StepKind
 from orchestrator.queries.attempts import AttemptStep
-from orchestrator.queries.chat import TOOLS, ConversationMessage, added, reply
+from orchestrator.queries.chat import TOOLS, ConversationMessage, History
 
 
 class Relation(StrEnum):
@@ -60,18 +60,45 @@ def _relation(step: AttemptStep, agents: Mapping[int, str], others: bool) -> Rel
     return Relation.CONVERSATION if parent is None and agents[min(agents)] == agent else Relation.AGENT
 
 
-def before(steps: Sequence[AttemptStep], step: AttemptStep) -> list[ConversationMessage]:
-    """The conversation that `step` answers, from its first message. Empty if the text was too large to be recorded."""
-    by_idx = {each.idx: each for each in steps}
-    path = [step]
-    while path[-1].stored.kind is StepKind.CONTINUES and path[-1].stored.parent in by_idx:
-        path.append(by_idx[path[-1].stored.parent])
-    messages: list[ConversationMessage] = []
-    for each in reversed(path):
-        messages += added(each, messages)
-        if each is not step:
-            messages.append(reply(each))
-    return messages
+class Conversations:
+    """The conversations of an attempt's steps. Steps that continue each other share one, made once, so each message is read once."""
+
+    def __init__(self, steps: Sequence[AttemptStep]) -> None:
+        self._steps = steps
+        # By idx: the conversation, where the messages of the step's request begin in it, and where they end. A reply follows.
+        self._known: dict[int, tuple[list[ConversationMessage], int, int]] = {}
+
+    def before(self, step: AttemptStep) -> list[ConversationMessage]:
+        """The conversation that `step` answers, from its first message. Empty if the text was too large to be recorded."""
+        messages, _, end = self._all()[step.idx]
+        return messages[:end]
+
+    def added(self, step: AttemptStep) -> list[ConversationMessage]:
+        """The messages that the request of `step` added to the conversation of its parent."""
+        messages, begin, end = self._all()[step.idx]
+        return messages[begin:end]
+
+    def _all(self) -> Mapping[int, tuple[list[ConversationMessage], int, int]]:
+        if not self._known:
+            growing: dict[int, History] = {}  # by the idx of the last step
+            for step in self._steps:
+                history = self._of_parent(step, growing)
+                begin = len(history.messages)
+                history.add(step)
+                self._known[step.idx] = history.messages, begin, len(history.messages)
+                history.reply(step)
+                growing[step.idx] = history
+        return self._known
+
+    def _of_parent(self, step: AttemptStep, growing: dict[int, History]) -> History:
+        """The conversation that the step continues: a second answer to one history gets a copy."""
+        parent = step.stored.parent
+        if step.stored.kind is not StepKind.CONTINUES or parent not in self._known:
+            return History()
+        if parent in growing:
+            return growing.pop(parent)
+        messages, _, end = self._known[parent]
+        return History(messages[: end + 1])
 
 
 def tools_of(steps: Sequence[AttemptStep]) -> list[Mapping[str, Any]]:

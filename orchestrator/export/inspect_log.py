@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from orchestrator.contracts.marks import Finish
-from orchestrator.export.conversation import Chain, before, chains
+from orchestrator.export.conversation import Chain, Conversations, chains
 from orchestrator.export.drive import ExportSummary
 from orchestrator.export.packages import need
 from orchestrator.pool.runs import StoredRun
@@ -60,6 +60,7 @@ class Inspect:
 
         # By step, of the current attempt: the last is also the sample's own.
         self._outputs: dict[int, Any] = {}
+        self._conversations = Conversations(())
 
     def options(self) -> Mapping[str, Any]:
         return {"part": self.part}
@@ -79,6 +80,7 @@ class Inspect:
     def add(self, attempt: RecordedAttempt) -> bool:
         self._known.clear()
         self._outputs.clear()
+        self._conversations = Conversations(attempt.steps)
         self._samples.append(self._sample(attempt))
         self._attempts.append(attempt)
         return self._messages_written >= PART_MESSAGES or self._tokens_written >= PART_TOKENS
@@ -146,7 +148,7 @@ class Inspect:
     def _sample(self, attempt: RecordedAttempt) -> Any:
         found = chains(attempt.steps)
         main = found[0].steps[-1] if found else None
-        messages = [*before(attempt.steps, main), reply(main)] if main else []
+        messages = [*self._conversations.before(main), reply(main)] if main else []
         scores = self._scores(attempt)
         error = None
         if attempt.reward is None:
@@ -201,7 +203,7 @@ class Inspect:
         # From the first request after a call: a sibling's may contain another result.
         answered: dict[str, str] = {}
         for step in attempt.steps:
-            for message in before(attempt.steps, step):
+            for message in self._conversations.added(step):
                 if message.answers:
                     answered.setdefault(message.answers, message.text)
         for chain in found:
@@ -250,7 +252,7 @@ class Inspect:
         return self._event.ModelEvent(
             uuid=f"{attempt.name}-s{step.idx}", span_id=span, timestamp=_at(start), completed=_at(end),
             working_start=max(0.0, start - attempt.started.timestamp()), working_time=step.t_gen, model=model_of(attempt.run),
-            input=self._messages(attempt, before(attempt.steps, step)), tools=[], tool_choice="auto",
+            input=self._messages(attempt, self._conversations.before(step)), tools=[], tool_choice="auto",
             config=self._config(step), output=self._output(attempt, step), metadata=_of_step(step),
         )  # fmt: skip
 

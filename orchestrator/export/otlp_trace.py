@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.contracts.spans import flat
 from orchestrator.contracts.states import FailureClass
-from orchestrator.export.conversation import before, chains
+from orchestrator.export.conversation import Conversations, chains
 from orchestrator.export.otlp_form import CLIENT, FAILED, INTERNAL, attributes, nanos
 from orchestrator.export.otlp_messages import ATTRIBUTE_BYTES, messages, newest, short
 from orchestrator.queries.attempts import AttemptStep, RecordedAttempt, ToolExecution
@@ -23,6 +23,7 @@ class Trace:
     def __init__(self, trace: Any, common: Any, attempt: RecordedAttempt, *, content: bool) -> None:
         self._trace, self._common, self._attempt, self._content = trace, common, attempt, content
         self._model = f"penstock/{attempt.run}"
+        self._conversations = Conversations(attempt.steps)
         self._id = _digest(attempt, "")[:16]
         self._cut: set[str] = set()  # cut attributes of the current span
 
@@ -33,7 +34,7 @@ class Trace:
         timed = {(tool.idx, tool.call): tool for tool in self._attempt.tools}
         results: dict[str, str] = {}  # from the first request with the result, which need not be the next one
         for step in self._attempt.steps:
-            for message in before(self._attempt.steps, step):
+            for message in self._conversations.added(step):
                 if message.answers is not None:
                     results.setdefault(message.answers, message.text)
         for step in self._attempt.steps:
@@ -172,7 +173,7 @@ class Trace:
             "penstock.times": "measured" if step.span.measured else "reconstructed",
         }
         if self._content:
-            history = before(self._attempt.steps, step)
+            history = self._conversations.before(step)
             system = [message.text for message in history if message.role == "system"]
             if system:
                 about["gen_ai.system_instructions"] = json.dumps(

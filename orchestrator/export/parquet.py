@@ -12,7 +12,7 @@ import numpy as np
 from orchestrator.export.card import card
 from orchestrator.export.drive import ExportSummary
 from orchestrator.export.packages import need
-from orchestrator.export.rows import STEPS, TRAJECTORIES, step_row, trajectory_row
+from orchestrator.export.rows import STEPS, TRAJECTORIES, step_rows, trajectory_row
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries.attempts import RecordedAttempt
 
@@ -53,8 +53,8 @@ class Parquet:
 
     def add(self, attempt: RecordedAttempt) -> bool:
         steps, trajectories = self._tables
-        for step in attempt.steps:
-            steps.add(step_row(attempt, step, full=self._full))
+        for row in step_rows(attempt, full=self._full):
+            steps.add(row)
         trajectories.add(trajectory_row(attempt))
         return False
 

@@ -1,12 +1,14 @@
-"""Recorded attempts as flat rows, for Parquet and data frames: the columns of both tables, and the row of a step and of an attempt."""
+"""Recorded attempts as flat rows, for Parquet and data frames: the columns of both tables, and the rows of steps and of an attempt."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from orchestrator.export.about import about
 from orchestrator.export.chat import added_messages, conversation
+from orchestrator.export.conversation import Conversations
 from orchestrator.queries.attempts import AttemptStep, RecordedAttempt
 from orchestrator.queries.chat import chat_message, reply
 
@@ -107,15 +109,22 @@ TRAJECTORIES: dict[str, tuple[str, str]] = {
 }
 
 
-def step_row(attempt: RecordedAttempt, step: AttemptStep, *, full: bool) -> dict[str, Any]:
-    """One row of STEPS. `full`: with `input_ids` and `conversation`, which are quadratic in the turns."""
+def step_rows(attempt: RecordedAttempt, *, full: bool) -> Iterator[dict[str, Any]]:
+    """A row of STEPS for each step. `full`: with `input_ids` and `conversation`, which are quadratic in the turns."""
+    found = Conversations(attempt.steps)
+    return (_step_row(attempt, step, found, full=full) for step in attempt.steps)
+
+
+def _step_row(
+    attempt: RecordedAttempt, step: AttemptStep, found: Conversations, *, full: bool
+) -> dict[str, Any]:
     stored = step.stored
     action = stored.action
     ids = stored.full if full or stored.parent is None else None
     versions = np.zeros(len(action), np.int32)
     for version, start, end in stored.spans:
         versions[start:end] = version
-    new = [*added_messages(attempt.steps, step), chat_message(reply(step))]
+    new = [*added_messages(found, step), chat_message(reply(step))]
     return {
         "run": attempt.run,
         "rollout": attempt.rollout_id,
@@ -140,7 +149,7 @@ def step_row(attempt: RecordedAttempt, step: AttemptStep, *, full: bool) -> dict
         "advantage": step.advantage,
         "marks": list(step.marks),
         "messages": json.dumps(new, ensure_ascii=False),
-        "conversation": json.dumps(conversation(attempt.steps, step), ensure_ascii=False) if full else None,
+        "conversation": json.dumps(conversation(found, step), ensure_ascii=False) if full else None,
         "finish": step.finish,
         "parse": stored.parse,
         "temperature": stored.temperature,

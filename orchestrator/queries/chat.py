@@ -1,7 +1,7 @@
 """Recorded messages as a conversation, and as chat messages in OpenAI's form: for exports, the public API, and a step's request."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,31 +42,52 @@ class ConversationMessage:
     step: int | None = None
 
 
-def added(step: RecordedTexts, so_far: Sequence[ConversationMessage]) -> list[ConversationMessage]:
-    """The messages that a step's request added to `so_far`. A tool's message answers the call that its record names; if an old record names
-    none, it answers the oldest open call of the last reply."""
-    found: list[ConversationMessage] = []
-    called = [each.calls for each in so_far if each.calls]
-    waiting = _open(so_far)
-    for number, message in enumerate(step.appended):
-        role = str(message.get("role"))
-        if role == TOOLS:
-            continue
-        calls = _calls(message, f"call_h{step.idx}m{number}")
-        if calls:
-            called.append(calls)
-            waiting = [call.id for call in calls]
-        answers = _answered(message, called, waiting) if role == "tool" else None
-        found.append(
-            ConversationMessage(
-                role=role,
-                text=_text(message),
-                reasoning=message.get("reasoning"),
-                calls=calls,
-                answers=answers,
+class History:
+    """A conversation that grows step by step, with what tells which call a tool's message answers. `messages` is only ever appended to."""
+
+    def __init__(self, messages: Iterable[ConversationMessage] = ()) -> None:
+        self.messages = list(messages)
+        self._called = [each.calls for each in self.messages if each.calls]
+        self._waiting = _open(self.messages)
+
+    def add(self, step: RecordedTexts) -> None:
+        """Append the messages that the request of `step` added. A tool's message answers the call that its record names; if an old record names
+        none, it answers the oldest open call of the last reply."""
+        for number, message in enumerate(step.appended):
+            role = str(message.get("role"))
+            if role == TOOLS:
+                continue
+            calls = _calls(message, f"call_h{step.idx}m{number}")
+            self._call(calls)
+            answers = _answered(message, self._called, self._waiting) if role == "tool" else None
+            self.messages.append(
+                ConversationMessage(
+                    role=role,
+                    text=_text(message),
+                    reasoning=message.get("reasoning"),
+                    calls=calls,
+                    answers=answers,
+                )
             )
-        )
-    return found
+
+    def reply(self, step: RecordedTexts) -> None:
+        """Append the policy's answer."""
+        message = reply(step)
+        self.messages.append(message)
+        self._waiting = []
+        self._call(message.calls)
+
+    def _call(self, calls: tuple[ConversationCall, ...]) -> None:
+        if calls:
+            self._called.append(calls)
+            self._waiting = [call.id for call in calls]
+
+
+def added(step: RecordedTexts, so_far: Sequence[ConversationMessage]) -> list[ConversationMessage]:
+    """The messages that a step's request added to `so_far` (`History.add`). Its cost grows with `so_far`."""
+    history = History(so_far)
+    history.add(step)
+    return history.messages[len(so_far) :]
 
 
 def _answered(

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import NotFoundError
 from orchestrator.contracts.states import StepKind
-from orchestrator.queries.chat import TOOLS, ConversationMessage, added, chat_message, reply
+from orchestrator.queries.chat import TOOLS, ConversationMessage, History, chat_message
 from orchestrator.queries.texts import (
     SHOWN,
     Cut,
@@ -174,7 +174,7 @@ async def conversation(
     rows = (await connection.execute(_CONVERSATION, key)).all()
     if not rows or rows[-1].idx != idx:
         raise NotFoundError(f"rollout {rollout_id}, attempt {attempt} has no step {idx} in this run")
-    messages: list[ConversationMessage] = []
+    history = History()
     tools: list[dict[str, Any]] = []
     for row in rows:
         step = _Recorded(row.idx, list(row.appended or []), row.reply or {})
@@ -184,10 +184,10 @@ async def conversation(
             )
         if step.appended[0].get("role") == TOOLS:
             tools = list(step.appended[0].get("tools") or [])
-        messages += added(step, messages)
+        history.add(step)
         if step.idx != idx:
-            messages.append(reply(step))
-    return [_as_request(message) for message in messages], tools
+            history.reply(step)
+    return [_as_request(message) for message in history.messages], tools
 
 
 def _as_request(message: ConversationMessage) -> dict[str, Any]:
