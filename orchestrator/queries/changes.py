@@ -1,7 +1,8 @@
 """Live events of a run: state changes and recorded steps, each delivered once, by keys and never by counting.
 
 A transition gets its id before its commit, so a lower id may appear after a higher one. Transitions younger than OVERLAP_S are therefore
-read again, and delivered ones are remembered. Steps have no order across a run: for every rollout that may still get steps, the steps after
+read again, and delivered ones are remembered. "Younger" is by the newest transition of any run, so that a look reads no more of other runs' than of
+that time. Steps have no order across a run: for every rollout that may still get steps, the steps after
 the last delivered one are read.
 """
 
@@ -71,7 +72,7 @@ class Changes:
     only: Only = Only()
     back: int = 20
     _floor: int = 0
-    _delivered: dict[int, float] = field(default_factory=dict)
+    _delivered: frozenset[int] = frozenset()
     _steps: dict[tuple[int, int], int] = field(default_factory=dict)
     _rollouts: list[int] | None = None
     _started: bool = False
@@ -126,24 +127,19 @@ class Changes:
             rows = (await connection.execute(_NEWEST, {**given, "n": self.back})).all()[::-1]
             # Before the overlap nothing is missing: transitions within it count as delivered and are not read.
             recent = (await connection.execute(_WITHIN, {"last": last or 0, "overlap": OVERLAP_S})).all()
-            self._delivered = {row.transition_id: row.at for row in recent}
+            self._delivered = frozenset(row.transition_id for row in recent)
             self._floor = min(self._delivered, default=(last or 0) + 1) - 1
             return [_change(row) for row in rows]
-        rows = (
-            await connection.execute(
-                _SINCE, {**given, "floor": self._floor, "n": PAGE + len(self._delivered)}
-            )
-        ).all()
+        # Before the read: what is settled now is in it.
+        settled = await connection.scalar(_SETTLED, {"floor": self._floor, "overlap": OVERLAP_S})
+        page = PAGE + len(self._delivered)
+        rows = (await connection.execute(_SINCE, {**given, "floor": self._floor, "n": page})).all()
         fresh = [row for row in rows if row.transition_id not in self._delivered]
-        self._delivered = self._delivered | {row.transition_id: row.at for row in fresh}
-        if self._delivered:
-            old = max(self._delivered.values()) - OVERLAP_S
-            settled = [number for number, at in self._delivered.items() if at < old]
-            if settled:
-                self._floor = max(self._floor, *settled)
-                self._delivered = {
-                    number: at for number, at in self._delivered.items() if number > self._floor
-                }
+        delivered = self._delivered | {row.transition_id for row in fresh}
+        if settled is not None:
+            self._floor = settled if len(rows) < page else min(settled, rows[-1].transition_id)
+            delivered = frozenset(number for number in delivered if number > self._floor)
+        self._delivered = delivered
         return [_change(row) for row in fresh]
 
     async def _recorded(
@@ -200,14 +196,23 @@ _COLUMNS = "transition_id, extract(epoch FROM at)::float8 AS at, kind, entity_id
 _CHOSEN = """(CAST(:rollouts AS bigint[]) IS NULL
               OR kind = 'rollout' AND entity_id = ANY(CAST(:rollouts AS bigint[])) OR kind = 'group' AND entity_id = CAST(:group AS bigint))"""
 _LAST = text("SELECT max(transition_id) FROM transitions")
-_NEWEST = text(
-    f"SELECT {_COLUMNS} FROM transitions WHERE run_id = :run AND {_CHOSEN} ORDER BY transition_id DESC LIMIT :n"
+_NEWEST = text(  # none is older than the run's own first
+    f"""SELECT {_COLUMNS} FROM transitions
+         WHERE run_id = :run AND {_CHOSEN}
+           AND transition_id >= coalesce((SELECT min(transition_id) FROM transitions WHERE kind = 'run' AND entity_id = :run), 0)
+         ORDER BY transition_id DESC LIMIT :n"""
+)
+_SETTLED = text(
+    """SELECT transition_id FROM transitions
+        WHERE transition_id > :floor
+          AND at < (SELECT at FROM transitions ORDER BY transition_id DESC LIMIT 1) - make_interval(secs => :overlap)
+        ORDER BY transition_id DESC LIMIT 1"""
 )
 _SINCE = text(
     f"SELECT {_COLUMNS} FROM transitions WHERE transition_id > :floor AND run_id = :run AND {_CHOSEN} ORDER BY transition_id LIMIT :n"
 )
 _WITHIN = text(
-    """SELECT transition_id, extract(epoch FROM at)::float8 AS at FROM transitions
+    """SELECT transition_id FROM transitions
         WHERE transition_id > :last - 10000 AND at > clock_timestamp() - make_interval(secs => :overlap)"""
 )
 _ONE = text("SELECT rollout_id FROM rollouts WHERE run_id = :run AND rollout_id = :id")

@@ -1,10 +1,10 @@
 """The cost of a claim and of a dispatch, which hold the queue's lock, while many groups wait."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.contracts.states import Purpose
@@ -12,6 +12,7 @@ from orchestrator.pool import batches, dispatch
 from orchestrator.pool.runs import StoredRun
 from orchestrator.scheduling.queue_policies import Windowed
 from tests import builders
+from tests.explained import most_rows_read
 from tests.integration.pool.rig import small
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
@@ -55,25 +56,7 @@ async def test_a_dispatch_and_a_claim_read_a_bounded_number_of_the_groups_that_w
 ) -> None:
     monkeypatch.setattr(dispatch, "WAITING_WITHIN", 50)
     run = await waiting(engine, MANY)
-    seen: list[tuple[str, Any]] = []
-    event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: seen.append((call[2], call[3])))
-    async with engine.begin() as connection:
-        await work(connection, run)
-        queries = [(query, given) for query, given in seen if "groups" in query and "UPDATE" not in query]
-        assert queries
-        for query, given in queries:
-            explain = f"EXPLAIN (ANALYZE, FORMAT JSON) {query}"
-            (plan,) = (await connection.exec_driver_sql(explain, given)).scalar_one()
-            assert max(read(plan["Plan"]), default=0) <= 100, query
-
-
-def read(plan: dict[str, Any]) -> Iterator[int]:
-    """How many rows each scan of a plan reads."""
-    rows = plan["Actual Rows"] + plan.get("Rows Removed by Filter", 0)
-    if "Relation Name" in plan:
-        yield rows * plan["Actual Loops"]
-    for part in plan.get("Plans", ()):
-        yield from read(part)
+    assert await most_rows_read(engine, "groups", lambda connection: work(connection, run)) <= 100
 
 
 async def test_the_groups_that_wait_are_counted_up_to_a_bound_under_the_lock_and_whole_for_readers(

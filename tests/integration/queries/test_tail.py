@@ -22,12 +22,14 @@ from orchestrator.contracts.states import Entity
 from orchestrator.deploy.home import write_template
 from orchestrator.pool import transitions
 from orchestrator.queries.changes import (
+    _NEWEST,
     Changes,
     Only,
     StateChange,
     StepRecord,
 )
 from tests import builders
+from tests.explained import most_rows_read
 from tests.integration.pool.rig import Tree, context_of, ended, record, report, running, small, verify
 from tests.processes import closing
 
@@ -101,6 +103,31 @@ async def test_a_change_whose_commit_came_late_is_not_left_out(engine: AsyncEngi
         await late.commit()
     assert moves(await more(engine, changes)) == [("message", "late")]
     assert await more(engine, changes) == []
+
+
+async def test_a_look_at_an_idle_run_does_not_read_what_other_runs_have_done_since(
+    engine: AsyncEngine,
+) -> None:
+    idle, other = await builders.make_run(engine, small()), await builders.make_run(engine, small("other"))
+    changes = Changes(run_id=idle.run_id)
+    await more(engine, changes)
+    worked = text(
+        "INSERT INTO transitions (run_id, kind, entity_id, to_state, at) SELECT :run, 'message', n, 'x', "
+        "clock_timestamp() + make_interval(secs => n) FROM generate_series(1, 3000) AS n"
+    )
+    async with engine.begin() as connection:
+        await connection.execute(worked, {"run": other.run_id})
+    async with engine.connect() as connection:
+        plain = await connection.execution_options(isolation_level="AUTOCOMMIT")
+        await plain.execute(text("ANALYZE transitions"))
+    assert await more(engine, changes) == []
+    assert await most_rows_read(engine, "transitions", changes.more) <= 50
+    async with engine.begin() as connection:
+        await transitions.record_created(connection, idle.run_id, Entity.MESSAGE, 1, "new")
+    assert moves(await more(engine, changes)) == [("message", "new")]
+    young = await builders.make_run(engine, small("young"))
+    given = {"run": young.run_id, "group": None, "rollouts": None, "n": 20}
+    assert await most_rows_read(engine, "transitions", lambda c: c.execute(_NEWEST, given)) <= 50
 
 
 async def test_a_look_that_failed_leaves_nothing_out(engine: AsyncEngine) -> None:
