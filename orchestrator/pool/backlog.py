@@ -119,7 +119,9 @@ _OTHERS = text(
 
 _QUEUE = text(
     """
-    SELECT seq, state, group_id, domain, extract(epoch FROM clock_timestamp() - ready)::float8 AS ready_s
+    SELECT seq, state, group_id, domain, extract(epoch FROM clock_timestamp() - greatest(ready, (
+             SELECT max(at) FROM transitions WHERE kind = 'group' AND entity_id = group_id AND to_state = 'ready' AND from_state <> 'dispatched'
+           )))::float8 AS ready_s -- since a batch gave it back, if one did
     FROM groups WHERE run_id = :run AND NOT done AND seq IS NOT NULL AND state IN ('dispatched', 'ready') ORDER BY seq
     """
 )

@@ -171,7 +171,9 @@ def _stamps(before: GroupState, after: GroupState) -> dict[str, Any]:
         case GroupState.DISPATCHED if before is GroupState.ACCEPTED:
             return {"dispatched": func.clock_timestamp()}
         case GroupState.READY:
-            return {"ready": func.clock_timestamp(), "ended": None}
+            # A group that a batch gives back stays ready since its last member was verified.
+            again = before in (GroupState.TAKEN, GroupState.TRAINED)
+            return {"ended": None} if again else {"ready": func.clock_timestamp(), "ended": None}
         case GroupState.TRAINED | GroupState.SCORED | GroupState.FILTERED | GroupState.DEAD:
             return {"ended": func.clock_timestamp()}
     return {}

@@ -120,7 +120,8 @@ FROM groups WHERE purpose = 'train' AND {OF_SPAN.format(time="ended")}
 CLAIMED = f"""
 SELECT coalesce(avg(extract(epoch FROM b.closed - greatest(g.ready, p.committed))), 0)::float
 FROM batches b JOIN batches p ON p.run_id = b.run_id AND p.batch_no = b.batch_no - 1 AND p.state = 'committed'
-JOIN LATERAL (SELECT max(ready) AS ready FROM batch_items i JOIN groups USING (group_id) WHERE i.batch_id = b.batch_id AND NOT i.voided) g ON true
+JOIN LATERAL (SELECT max(t.at) AS ready FROM batch_items i JOIN transitions t ON t.kind = 'group' AND t.entity_id = i.group_id
+                WHERE i.batch_id = b.batch_id AND NOT i.voided AND t.to_state = 'ready' AND t.at <= i.taken) g ON true
 WHERE b.run_id = :run AND b.state = 'committed' AND {WITHIN.format(time="b.committed")}
 """
 AGED = f"""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.states import BatchState, GroupState, Purpose
+from orchestrator.contracts.states import BacklogStageName, BatchState, GroupState, Purpose
 from orchestrator.pool import batches
+from orchestrator.pool.backlog import stages
 from orchestrator.pool.batches import LiveBatch, NewVersion
 from orchestrator.pool.dispatch import lock_queue
 from orchestrator.pool.policy_versions import PolicyVersion, needed_checkpoints, newest_version, next_version
@@ -19,7 +21,10 @@ from orchestrator.pool.quarantine import quarantine, quarantined_in_a_row
 from orchestrator.pool.rewind import FIRST, Rewound, rewind
 from orchestrator.pool.runs import begin_end
 from orchestrator.pool.tables import groups, policy_versions, queue
+from orchestrator.queries.workload import CLAIMED
+from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.queue_policies import Windowed
+from orchestrator.settings.config import Config
 from tests import builders
 from tests.integration.audit.audited import AuditedRun
 from tests.integration.pool.rig import counter, owed, small
@@ -115,6 +120,27 @@ async def trained(engine: AsyncEngine) -> Trained:
     await made.ready(*"abcdefgh")
     await made.train(4)
     return made
+
+
+async def test_a_group_that_a_rewind_gives_back_was_ready_when_its_last_member_was_verified(
+    trained: Trained,
+) -> None:
+    earlier = (
+        "UPDATE groups SET dispatched = dispatched - interval '2 hours', ready = ready - interval '2 hours'"
+    )
+    took = text("SELECT group_id, running_s FROM group_summary ORDER BY 1")
+    await trained.do(lambda c: c.execute(text(earlier)))
+    before = (await trained.do(lambda c: c.execute(took))).all()
+    await trained.rewind(1)
+    assert (await trained.do(lambda c: c.execute(took))).all() == before
+    config = Config.from_json(trained.run.config)
+    found = await trained.do(lambda c: stages(c, trained.run.run_id, config, QueueSettings.of(config)))
+    (take,) = (stage for stage in found if stage.name == BacklogStageName.TAKE)
+    assert take.open == 4 and take.oldest_s < 3600, "they wait since the rewind"
+    await trained.train(1)
+    until = datetime.now(UTC) + timedelta(hours=1)
+    given = {"run": trained.run.run_id, "since": until - timedelta(days=1), "until": until, "within": "{(,)}"}
+    assert await trained.do(lambda c: c.scalar(text(CLAIMED), given)) < 3600
 
 
 async def test_exactly_the_groups_of_later_batches_are_free_again_at_their_positions(
