@@ -137,6 +137,8 @@ def _wrong_lengths(step: Decoded) -> Iterable[str]:
     if len(step.delta) != 4 * (event.state_len - event.keep_len):
         yield "delta does not hold state_len - keep_len ids"
     n = event.full_len - event.state_len
+    if n == 0:
+        yield "an action has at least one token"  # else no policy version made it
     if event.state_len == 0 < n:
         yield f"an action of {n} tokens has an empty state: its first token would have no predictor"
     if len(step.action) != 4 * n or len(step.logprobs) != 4 * n:
@@ -366,7 +368,7 @@ async def _write(connection: AsyncConnection, run_id: int, batch: list[Decoded])
 
 def _row(run_id: int, step: Decoded, sampling_id: int) -> dict[str, Any]:
     event = step.event
-    versions = [span.version for span in event.spans] or [0]
+    versions = [span.version for span in event.spans]
     return {
         "run_id": run_id,
         "rollout_id": event.rollout,

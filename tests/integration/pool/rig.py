@@ -83,7 +83,7 @@ class Tree:
         prompt = None if above or self.dice.random() < 0.2 else self._ids(1, 40)
         base = above.full if above else prompt if prompt is not None else self._ids(0, 0)
         keep = len(base) if kind is StepKind.CONTINUES else self.dice.randint(0, len(base))
-        delta, action = self._ids(0 if keep else 1, 12), self._ids(0, 20)
+        delta, action = self._ids(0 if keep else 1, 12), self._ids(1, 20)
         logprobs = -np.array([self.dice.expovariate(1.0) for _ in action], dtype=np.float32)
         cut = self.dice.randint(0, len(action))
         spans = [

@@ -396,6 +396,10 @@ async def test_a_step_with_invalid_logprobs_is_refused_with_its_reason_and_count
             {"keep_len": 2**40, "state_len": 2**40, "full_len": 2**40 + 2},
             "keep_len is longer than the prompt",
         ),
+        (
+            {"full_len": 1, "action": "", "logprobs": "", "spans": []},
+            "step 7:1:0: an action has at least one token",
+        ),
         ({"state_len": 0, "full_len": 2, "delta": ""}, "an action of 2 tokens has an empty state"),
     ],
 )
