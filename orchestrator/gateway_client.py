@@ -126,10 +126,12 @@ class Seal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """The current work of a session: calls in flight, calls so far, and its times with the meaning that they have in a Seal. `undecided_s` may
-    still turn out to be waiting. All values are zero for a session that is not in the gateway's memory: it is closed, or has not been used
-    since the gateway started. `instance` identifies this gateway process; another value means that the gateway was restarted.
-    `held_s`: the longest time that a call in flight has been held without a rollout server, room in the journal or a share of the token budget.
+    """The current work of a session: calls in flight (with the large requests that the gateway prepares), calls so far, and its times with the
+    meaning that they have in a Seal. `undecided_s` may still turn out to be waiting. All values are zero for a session that is not in the gateway's
+    memory: it is closed, or has not been used since the gateway started. `instance` identifies this gateway process; another value means that the
+    gateway was restarted.
+    `held_s`: the longest time that a call in flight has been held without a rollout server, room in the journal or a share of the token budget, or
+    in the gateway's preparation.
     `replayed_s`: seconds that the generation of the replayed steps of a resumed session took. `sandbox_port`: the gateway's port for sandboxes
     on other hosts; 0: it has none. `draining`: it opens no new sessions. `worked_s`: seconds so far in which the gateway read and rendered
     the session's own requests."""

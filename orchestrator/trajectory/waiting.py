@@ -7,8 +7,8 @@
 | neither, and at least one call is in flight | waiting: the platform's |
 | no call is in flight | the agent's |
 
-A call is in flight from its arrival until its client has the reply or leaves. Only the server's answer shows how it spent the time: in the
-server's queue or in generation. Until then the stretch is undecided and counts as neither.
+A call is in flight from its arrival until its client has the reply or leaves; a large request also while the gateway prepares it. Only the
+server's answer shows how it spent the time: in the server's queue or in generation. Until then the stretch is undecided and counts as neither.
 `waiting` therefore never falls.
 
 Example: a call arrives at 0 s, goes to a rollout server at 2 s and is answered at 9 s, after generation from 4 s to 9 s. It waited for 4 s (2 s in

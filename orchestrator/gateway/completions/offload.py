@@ -71,7 +71,8 @@ class LargeRequests:
 
         session.waiting_large += 1
         self._tasks.start_soon(run)
-        await finished.wait()
+        with session.preparing():
+            await finished.wait()
         if errors:
             raise errors[0]
         if not results:

@@ -160,15 +160,17 @@ class SessionRegistry:
             return Activity(
                 in_flight=0, calls=0, queued_s=0.0, instance=self.instance, draining=self._orders.draining
             )
-        waiting_s = max((call.in_flight.waiting_s for call in session.calls.values()), default=0.0)
+        now, calls = time.monotonic(), session.calls.values()
+        waits = [call.in_flight.waiting_s for call in calls]
+        waits += [now - times.began for times in session.in_preparation]
         replayed_s = session.replay.replayed_s if session.replay is not None else 0.0
-        times = session.account.totals(time.monotonic())
+        times = session.account.totals(now)
         return Activity(
-            in_flight=len(session.calls),
+            in_flight=len(calls) + len(session.in_preparation),
             calls=session.requests,
             queued_s=times.waiting,
             instance=self.instance,
-            held_s=waiting_s,
+            held_s=max(waits, default=0.0),
             replayed_s=replayed_s,
             draining=self._orders.draining,
             generation_s=times.generation,

@@ -27,7 +27,7 @@ from orchestrator.gateway.sessions.node import Node
 from orchestrator.gateway.sessions.replay import Replay
 from orchestrator.gateway.sessions.script import Script
 from orchestrator.gateway_client import Seal, SessionBudget
-from orchestrator.trajectory.waiting import Account
+from orchestrator.trajectory.waiting import Account, CallTime
 
 TOKEN_BYTES = 32
 REST, BURST_S = 9, 0.1
@@ -100,6 +100,7 @@ class Session:
         self.side_requests = 0
         self.over: SessionState | None = None
         self.calls: dict[str, CompletionCall] = {}  # in flight, by request digest
+        self.in_preparation: set[CallTime] = set()  # large requests before they are calls
         self.newest: dict[str, Node] = {}  # the last step of each request digest
         self.known = ScaffoldConversations(spec.conversations, spec.sub_agents, spec.instructions)
         self.marks: dict[int, set[str]] = {idx: set(reasons) for idx, reasons in (marks or {}).items()}
@@ -195,6 +196,18 @@ class Session:
             yield
         finally:
             self._receiving -= 1
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """While one of its received requests waits for the gateway's threads and processes, or is in one. It is in flight and waits, as a call
+        that waits for a rollout server."""
+        times = self.account.call(time.monotonic())
+        self.in_preparation.add(times)
+        try:
+            yield
+        finally:
+            self.in_preparation.discard(times)
+            times.over(time.monotonic())
 
     def check_open(self) -> None:
         """Raise Problem 409 once the session is sealed, closed or expired."""

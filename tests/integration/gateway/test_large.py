@@ -5,13 +5,14 @@ import json
 import secrets
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import aiohttp
 import anyio
 import pytest
 
-from orchestrator.gateway.http.bodies import UNPACKED
+from orchestrator.gateway.http.bodies import UNPACKED, read_apart
 from orchestrator.gateway.http.encodings import decoded
 from orchestrator.gateway_client import SessionBudget
 from tests.integration.gateway.rig import Rig
@@ -141,6 +142,39 @@ async def test_a_call_is_answered_while_a_large_request_of_another_session_is_re
         status, _, _ = await ask(rig, other.path + "/chat/completions", bodies("oak")["/chat/completions"])
         ended.append(f"small {status}")
     assert ended == ["small 200", "large 400"]
+
+
+async def test_a_large_request_is_in_flight_and_waits_for_the_platform_while_the_gateway_is_busy_with_others(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = anyio.Event()
+
+    async def behind_others(*of: Any, **options: Any) -> Any:
+        await go_on.wait()
+        return await read_apart(*of, **options)
+
+    monkeypatch.setattr("orchestrator.gateway.http.app.read_apart", behind_others)
+    rollout, session = await rig.open()
+    activity = partial(rig.admin.activity, rollout=rollout, attempt=1, epoch=1)
+    request = json.dumps({**bodies("oak")["/chat/completions"], "metadata": "x" * 2**20}).encode()
+
+    async def call() -> None:
+        status, reply, _ = await ask(rig, session.path + "/chat/completions", request)
+        assert status == 200, reply
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        seen = await eventually(activity, lambda seen: seen.in_flight == 1 and seen.queued_s >= 0.2)
+        assert seen.calls == 0 and seen.held_s >= seen.queued_s and seen.undecided_s == 0
+        tasks.cancel_scope.cancel()
+    seen = await eventually(activity, lambda seen: seen.in_flight == 0)
+    queued_s = seen.queued_s
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call)
+        await eventually(activity, lambda seen: seen.in_flight == 1 and seen.queued_s > queued_s)
+        go_on.set()
+    seen = await activity()
+    assert seen.in_flight == 0 and seen.calls == 1 and seen.queued_s > queued_s
 
 
 async def test_a_large_request_that_fits_is_recorded_as_it_was_sent(rig: Rig) -> None:
