@@ -99,8 +99,9 @@ class Seal:
     `queued_s`: seconds in which at least one call waited and none was generated. `generation_s`: seconds in which at least one was
     (trajectory.waiting). Both are as measured by the gateway process that ended the session. `calls` counts requests that reached the
     policy, answered or not. `exhausted`: turns | context | tokens when the gateway refused a call for that budget, else None. `failing`: why
-    the platform failed the newest call that ended (no rollout server, a full disk). It is None when that call was served, or failed for its
-    own reasons: it was refused or abandoned, or the gateway or a rollout server could not process its content.
+    the platform failed the newest such call (no rollout server, a full disk). It is None once a call that began later was served, of the same
+    agent or of the main one. Auxiliary calls do not count, nor do calls that failed for their own reasons: refused or abandoned, or with content
+    that the gateway or a rollout server could not process.
 
     For a resumed session: `recorded` steps of earlier leases, `replayed` steps and the seconds that their generation took (`replayed_s`),
     `missing` steps that the harness should have requested again, and `parted`: why the requests diverged from the record, None if they did not.

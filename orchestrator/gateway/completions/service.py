@@ -331,9 +331,9 @@ class CompletionService:
             ):
                 session.script.put_back(call.script_index)
             if isinstance(outcome, Reply):
-                session.failing = None
+                session.failures.served(call)
             elif outcome.ours:
-                session.failing = outcome.message
+                session.failures.failed(call, outcome.message, time.monotonic())
             if session.calls.get(request.digest) is call:
                 del session.calls[request.digest]
             call.finish(outcome)

@@ -1,5 +1,7 @@
 """A completion of a session, under way or done: its waiting harnesses and its outcome."""
 
+import time
+
 import anyio
 
 from orchestrator.contracts.ids import Ids
@@ -24,6 +26,7 @@ class CompletionCall:
         self.agent = agent
         self.state = state
         self.auxiliary = auxiliary
+        self.began = time.monotonic()
         self.script_index = script_index  # the number of its reply in a script
         self.in_flight = InFlight()
         self.scope = anyio.CancelScope()

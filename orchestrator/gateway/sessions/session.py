@@ -22,6 +22,7 @@ from orchestrator.gateway.problems import session_over, unavailable
 from orchestrator.gateway.sessions.allowance import Allowance
 from orchestrator.gateway.sessions.call import CompletionCall
 from orchestrator.gateway.sessions.conversations import ScaffoldConversations
+from orchestrator.gateway.sessions.failures import Failures
 from orchestrator.gateway.sessions.forest import Forest
 from orchestrator.gateway.sessions.node import Node
 from orchestrator.gateway.sessions.replay import Replay
@@ -108,8 +109,7 @@ class Session:
         self._idle_reported = 0.0  # seconds of its idle time that are already in the gaps of steps
         self.requests = len(forest.nodes)
         self.exhausted: BudgetKind | None = None
-        # Why the platform failed the newest call that ended; None if it did not.
-        self.failing: str | None = None
+        self.failures = Failures()
         self._rests_until, self._waiting_turn, self._receiving = 0.0, 0, 0
         self.worked_s = 0.0  # seconds of the gateway's own work for its requests, without waiting
         self.turns = 0  # steps that count against the budget: not aborted, not auxiliary
@@ -276,7 +276,7 @@ class Session:
             generation_s=round(times.generation, 6),
             calls=self.requests,
             exhausted=self.exhausted,
-            failing=self.failing,
+            failing=self.failures.newest,
             sampled_tokens=self.sampled_tokens,
             versions=tuple(sorted({version for node in nodes for version in node.versions})),
             **({} if self.replay is None else self.replay.summary()),

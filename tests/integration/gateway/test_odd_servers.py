@@ -4,17 +4,19 @@ import json
 from typing import Any
 
 import aiohttp
+import anyio
 import pytest
 
 from orchestrator.contracts.marks import Finish, ParseStatus
 from orchestrator.contracts.states import ServerState
 from orchestrator.gateway.messages.turns import Turn
-from orchestrator.gateway.problems import bad_request
+from orchestrator.gateway.problems import bad_request, unavailable
 from orchestrator.gateway.render import load_renderer
 from orchestrator.gateway.servers.lease import ServerLease
 from orchestrator.gateway.servers.pool import ServerPool
-from orchestrator.gateway_client import NativeLlm
+from orchestrator.gateway_client import NativeLlm, OpenSession
 from tests.integration.gateway.rig import Rig, until_row
+from tests.integration.gateway.wires_rig import ask
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
@@ -111,6 +113,56 @@ async def test_calls_that_get_only_odd_replies_fail_as_the_platforms_fault(rig: 
     assert (await rig.seal(rollout)).failing is not None
     rig.proxy.odd.clear()
     await complete(rig)
+
+
+async def chat(rig: Rig, session: OpenSession, text: str, status: int, model: str = "policy") -> None:
+    request = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 4}
+    assert (await ask(rig, session.path + "/chat/completions", request))[0] == status
+
+
+def failed_calls(
+    monkeypatch: pytest.MonkeyPatch, *numbers: int, first: anyio.Event | None = None
+) -> list[int]:
+    """The calls that reach the servers, from 0 on. Those of these numbers fail there; the first one waits for its event."""
+    generate, started = ServerPool.generate, list[int]()
+
+    async def generated(*given: Any) -> Any:
+        started.append(number := len(started))
+        if number in numbers:
+            raise unavailable("every rollout server that was tried failed")
+        if number == 0 and first is not None:
+            await first.wait()
+        return await generate(*given)
+
+    monkeypatch.setattr(ServerPool, "generate", generated)
+    return started
+
+
+async def test_a_call_that_the_platform_failed_is_not_forgotten_for_an_older_one_that_is_served_after_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ready(rig, 0)
+    rollout, session = await rig.open()
+    go_on = anyio.Event()
+    started = failed_calls(monkeypatch, 1, first=go_on)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(chat, rig, session, "older", 200)
+        await eventually(lambda: started)
+        await chat(rig, session, "fails", 503)
+        go_on.set()
+    assert (await rig.seal(rollout)).failing == "every rollout server that was tried failed"
+
+
+async def test_a_failed_call_is_forgotten_for_a_later_one_and_an_auxiliary_one_does_not_count(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await ready(rig, 0)
+    rollout, session = await rig.open(auxiliary=["*-small"])
+    failed_calls(monkeypatch, 0, 2)
+    await chat(rig, session, "fails", 503)
+    await chat(rig, session, "later", 200)
+    await chat(rig, session, "title", 503, "policy-small")
+    assert (await rig.seal(rollout)).failing is None
 
 
 @pytest.mark.parametrize("stop", [None, "oak"], ids=["end token", "stop string"])

@@ -1,0 +1,35 @@
+"""Which failed calls of a session still count when it is sealed."""
+
+import pytest
+
+from orchestrator.gateway.sessions.call import CompletionCall
+from orchestrator.gateway.sessions.failures import Failures
+
+pytestmark = pytest.mark.anyio
+
+
+def call(began: float, agent: str = "main", *, auxiliary: bool = False) -> CompletionCall:
+    made = CompletionCall(agent=agent, auxiliary=auxiliary)
+    made.began = began
+    return made
+
+
+async def test_a_later_call_of_the_same_agent_or_of_the_main_one_ends_a_failure_and_no_other_does() -> None:
+    failures = Failures()
+    failures.failed(call(1.0, "a"), "full", 2.0)
+    failures.failed(call(1.0, "b"), "no server", 3.0)
+    assert failures.newest == "no server"
+    failures.served(call(1.5, "b"))
+    failures.served(call(4.0, "c"))
+    failures.served(call(4.0, "b", auxiliary=True))
+    assert failures.newest == "no server"
+    failures.served(call(4.0, "b"))
+    assert failures.newest == "full"
+    failures.served(call(5.0))
+    assert failures.newest is None
+
+
+async def test_the_failure_of_an_auxiliary_call_does_not_count() -> None:
+    failures = Failures()
+    failures.failed(call(1.0, auxiliary=True), "full", 2.0)
+    assert failures.newest is None
