@@ -417,6 +417,11 @@ class ExecResult:
         """Whether it ended by itself, with exit code 0."""
         return self.exit_code == 0 and self.killed_by is KilledBy.NONE
 
+    @property
+    def stdout_cut(self) -> bool:
+        """Whether `stdout` lacks the end of what was printed."""
+        return self.truncated and len(self.stdout) >= len(self.stderr)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifacts:

@@ -385,7 +385,9 @@ class BlackBoxDefaults:
         return None
 
     async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
-        """The last line that the program printed; None if it printed nothing."""
+        """The last line that the program printed; None if it printed nothing, or more than a sandbox keeps."""
+        if ended.stdout_cut:
+            return None
         lines = ended.stdout.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else None
 

@@ -8,7 +8,7 @@
     install = []                        # optional: run first, inside
     timeout_s = 120                     # optional
     harvest = ["/logs/answer*.txt"]     # the first file that exists holds the final message
-    answer = "last line"                # without harvest: "last line" of stdout, all of "stdout", or "none"
+    answer = "last line"                # without harvest: "last line" of stdout, all of "stdout", or "none"; none above 1 MiB
     auxiliary = ["*-small", "text:*write a title*"]   # calls that do not train: by model name, by the first message
     policy_exit_codes = [3]             # the policy's fault from the first call on
     tcp = true                          # gateway.base_url is reached over 127.0.0.1; false: over the socket only
@@ -159,7 +159,7 @@ class TomlBlackBox(BlackBoxDefaults):
                     return (await sandbox.get(inside)).decode(errors="replace")
                 except (FileNotFoundError, PathRefused, ValueError):
                     continue
-        if self._declared.harvest or self._declared.answer == "none":
+        if self._declared.harvest or self._declared.answer == "none" or ended.stdout_cut:
             return None
         if self._declared.answer == "stdout":
             return ended.stdout.decode(errors="replace").strip() or None

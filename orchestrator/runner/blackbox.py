@@ -12,11 +12,11 @@ from scaffolds.base import AgentLimits, BlackBox, Endpoint, Fault, Launch, TaskV
 
 from orchestrator.bus.feed import in_background
 from orchestrator.contracts.errors import AgentTimeout, InfraFailure, PenstockError, PolicyFailure
-from orchestrator.contracts.limits import MAX_KEPT_LOG
 from orchestrator.contracts.states import FailureClass
 from orchestrator.gateway_client import Activity, OpenSession
 from orchestrator.runner.clocked_sandbox import ClockedSandbox
 from orchestrator.runner.clocks import Clocks
+from orchestrator.runner.kept_log import kept_log
 from orchestrator.runner.outcome import AttemptOutcome
 from orchestrator.runtime.log import get
 from orchestrator.settings.timeouts import timeouts
@@ -60,7 +60,7 @@ async def run_black(
         installed = await _run(sandbox, install, limits.timeout_s)
         if not installed.ok:
             raise InfraFailure(
-                f"the scaffold's install ended with exit code {installed.exit_code}: {_tail(installed)}"
+                f"the scaffold's install ended with exit code {installed.exit_code}: {kept_log(installed)}"
             )
 
     launch = scaffold.launch(task, gateway, limits)
@@ -77,14 +77,14 @@ async def run_black(
     fault = scaffold.classify(result, answer)
     if fault is None:
         return AttemptOutcome(
-            failure=FailureClass.COMPLETED, answer=answer, log=_tail(result), reachable=True
+            failure=FailureClass.COMPLETED, answer=answer, log=kept_log(result), reachable=True
         )
     failure = _class(fault)
     if fault.kind == "timeout" and clocks.own_run_s < IN_TIME * limits.timeout_s:
         # It died early, or while it waited for the platform: `judged` attributes the cause as for any other end.
         failure = FailureClass.INFRA_FAILURE
     return AttemptOutcome(
-        failure=failure, reason=fault.reason, answer=answer, log=_tail(result), reachable=True
+        failure=failure, reason=fault.reason, answer=answer, log=kept_log(result), reachable=True
     )
 
 
@@ -163,8 +163,3 @@ def _class(fault: Fault) -> FailureClass:
             return AgentTimeout.failure
         case "infra":
             return InfraFailure.failure
-
-
-def _tail(ended: ExecResult) -> str:
-    text = (ended.stdout[-MAX_KEPT_LOG:] + ended.stderr[-MAX_KEPT_LOG:]).decode(errors="replace")
-    return text[-MAX_KEPT_LOG:]

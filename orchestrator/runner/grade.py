@@ -13,6 +13,7 @@ from orchestrator.contracts.events import ArtifactFile, TestResult
 from orchestrator.contracts.limits import MAX_KEPT_LOG
 from orchestrator.contracts.network import Access
 from orchestrator.contracts.no_verdict import NOTE, NoVerdict
+from orchestrator.runner.kept_log import kept_log
 from orchestrator.runner.open_sandbox import open_sandbox
 from orchestrator.runner.verification_limits import (
     LEDGER_BYTES,
@@ -170,16 +171,13 @@ async def grade(
 
 async def _grade_of(sandbox: Sandbox, result: ExecResult, work: GradedWork) -> Grade:
     """The reward files that the script left, read after its end."""
-    text = (result.stdout[-MAX_KEPT_LOG:] + result.stderr[-MAX_KEPT_LOG:]).decode(errors="replace")[
-        -MAX_KEPT_LOG:
-    ]
     notes: list[str] = []
     ran = await _programs(sandbox, result, notes, wrapped=names_programs(work.tests, UNTRUSTED_VARIABLE))
     found = Grade(
         reward=None,
         exit_code=result.exit_code,
         killed_by=result.killed_by,
-        log=text,
+        log=kept_log(result),
         wall_s=result.wall_s,
         programs=ran.count,
     )

@@ -10,6 +10,8 @@ from scaffolds.declare import checked_name, scaffold, source_sha
 from scaffolds.scaffold_toml import from_toml
 
 from orchestrator.contracts.ids import check_name, is_name
+from orchestrator.contracts.limits import MAX_KEPT_LOG
+from orchestrator.runner.kept_log import kept_log
 from orchestrator.tasks.extras import replaced
 from sandboxes.base import ExecResult, KilledBy, Sandbox, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
@@ -231,6 +233,24 @@ def test_a_white_box_is_replayable_unless_it_says_no_and_a_program_only_if_it_sa
         from_toml(written(tmp_path, "replayable = true\n" + MINIMAL)),
     ]
     assert [found.manifest.replayable for found in declared] == [True, False, False, True, False, True]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("answer", ["last line", "stdout"])
+async def test_a_program_that_prints_more_than_a_sandbox_keeps_has_no_answer_and_its_log_says_so(
+    tmp_path: Path, answer: str
+) -> None:
+    black = from_toml(written(tmp_path, f'{MINIMAL}answer = "{answer}"\n')).black()
+    printed = "import sys\nfor n in range(100_000): print(f'{n:017}')\nprint('The final answer is 42')\n"
+    async with BubblewrapProvider().open(SandboxSpec(files={})) as sandbox:
+        ended = await sandbox.exec(["python3", "-c", printed])
+        assert ended.ok and await black.harvest(sandbox, ended) is None
+        assert kept_log(ended).endswith("\n[more was printed, and dropped]")
+        assert len(kept_log(ended)) == MAX_KEPT_LOG
+        ended = await sandbox.exec(["python3", "-c", f"{printed.replace('print(f', 'sys.stderr.write(f')}"])
+        assert ended.truncated and await black.harvest(sandbox, ended) == "The final answer is 42"
+        ended = await sandbox.exec(["echo", "42"])
+        assert (await black.harvest(sandbox, ended), kept_log(ended)) == ("42", "42\n")
 
 
 @pytest.mark.anyio
