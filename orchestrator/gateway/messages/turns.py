@@ -67,9 +67,16 @@ class Turn(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             return False
         if self.role != "assistant":
             return self.answers is None or other.answers is None or self.answers == other.answers
-        if other.reasoning is None:
-            return True
-        return (self.reasoning or "").strip() == other.reasoning.strip()
+        return self.same_reasoning(other)
+
+    def same_reasoning(self, other: "Turn") -> bool:
+        """Whether `other`, sent by a harness, has this reasoning or none."""
+        return other.reasoning is None or (self.reasoning or "").strip() == other.reasoning.strip()
+
+    @property
+    def key(self) -> tuple[str, tuple[tuple[str, str], ...]]:
+        """Equal for two assistant messages exactly if they are the same, apart from their reasoning."""
+        return self.text.strip(), tuple((call.name, _whole_numbers(call.arguments)) for call in self.calls)
 
     def plain(self) -> dict[str, Any]:
         """The JSON form that is recorded; `from_plain` reads it back."""

@@ -51,6 +51,8 @@ class Forest:
         self._renderer = renderer
         self.nodes: list[Node] = []
         self._roots: list[Node] = []
+        # By `Turn.key` of their replies: a rewritten history has many messages to look up, and comparing calls may parse their arguments.
+        self._by_reply: dict[tuple[object, ...], list[Node]] = {}
 
     def add(self, node: Node) -> None:
         """Append a committed step; its idx must be the next one."""
@@ -61,6 +63,7 @@ class Forest:
                 node.buffer = node.parent.buffer
             node.parent.delivered = True  # its reply came back in this request
         self.nodes.append(node)
+        self._by_reply.setdefault(node.reply.key, []).append(node)
         (node.parent.children if node.parent is not None else self._roots).append(node)
 
     def match(
@@ -168,11 +171,14 @@ class Forest:
     def _sampled(self, turns: Sequence[Turn], at: int, before: int | None) -> Node | None:
         """The step that sampled the turn `at` of a rewritten history. Its sampled ids are used instead of a rendering. Of several, the step
         that its tool-call ids name, else the first: later steps change nothing about an earlier request."""
-        turn, recorded = turns[at], self.nodes[:before]
+        turn, end_idx = turns[at], len(self.nodes) if before is None else before
         known = [
             node
-            for node in recorded
-            if len(node.action) and node.reply.same(turn) and _replied_here(node, turns, at, len(recorded))
+            for node in self._by_reply.get(turn.key, ())
+            if node.idx < end_idx
+            and len(node.action)
+            and node.reply.same_reasoning(turn)
+            and _replied_here(node, turns, at, end_idx)
         ]
         return next((node for node in known if node.idx == turn.hint), known[0] if known else None)
 

@@ -38,6 +38,33 @@ def test_a_changed_beginning_keeps_the_common_prefix_and_says_what_changed(rende
     assert other.difference == Difference(near=0, turn=0, field="role", recorded="system", sent="user")
 
 
+def test_a_rewritten_history_of_calls_with_numbers_is_placed_without_comparing_each_with_each_step(
+    renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, history, calls = Driver(renderer), list[Message](), 20
+    for number in range(calls):
+        arguments = json.dumps({"command": f"x = {number}.5", "n": "1.0"}, separators=(",", ":"))
+        says = Turn(role="assistant", text="", calls=(CanonicalCall("bash", arguments),))
+        clock: Message = {"role": "system", "content": f"it is {number}"}
+        stepped = driver.step([clock, user("oak?"), *history], says)
+        result = {"role": "tool", "tool_call_id": stepped.message["tool_calls"][0]["id"], "content": "ok"}
+        history += [stepped.message, result]
+    sent = read_messages([{"role": "system", "content": "it is late"}, user("oak?"), *history])[0]
+    loads, loaded = json.loads, list[str]()
+
+    def counted(text: str, **options: Any) -> Any:
+        loaded.append(text)
+        return loads(text, **options)
+
+    monkeypatch.setattr("orchestrator.gateway.messages.turns.json.loads", counted)
+    placement = driver.forest.place(sent, (), "")
+    driver.forest.classify(placement, None)
+    assert calls <= len(loaded) <= 4 * calls
+    monkeypatch.undo()
+    for node in driver.forest.nodes:
+        assert node.action.tobytes() in placement.ids.tobytes(), "sampled ids are used again"
+
+
 def conversation(renderer: Renderer) -> tuple[Driver, list[Message]]:
     """oak? → a call → its result → an answer."""
     driver = Driver(renderer)
