@@ -369,6 +369,15 @@ class BlackBox(Protocol):
         ...
 
 
+@runtime_checkable
+class Harvests(Protocol):
+    """A black box whose `harvest` reads files. One sandbox serves all steps of a task, so an earlier step may have left them."""
+
+    def harvested(self) -> Sequence[str]:
+        """Absolute paths of these files, or patterns of the shell. Those outside the work directory are removed before each launch."""
+        ...
+
+
 class BlackBoxDefaults:
     """Defaults for most programs: no files or installation, stdout's last line as the answer, exit 0 as success."""
 

@@ -7,7 +7,7 @@
     stdin = "{task.instruction}"        # optional
     install = []                        # optional: run first, inside
     timeout_s = 120                     # optional
-    harvest = ["/logs/answer*.txt"]     # the first file that exists holds the final message
+    harvest = ["/logs/answer*.txt"]     # the first file that exists holds the final message; removed before each start
     answer = "last line"                # without harvest: "last line" of stdout, all of "stdout", or "none"; none above 1 MiB
     auxiliary = ["*-small", "text:*write a title*"]   # calls that do not train: by model name, by the first message
     policy_exit_codes = [3]             # the policy's fault from the first call on
@@ -48,7 +48,7 @@ Every other pair of braces is unchanged.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -149,6 +149,9 @@ class TomlBlackBox(BlackBoxDefaults):
         env = {key: fill(value) for key, value in declared.env.items()}
         stdin = None if declared.stdin is None else fill(declared.stdin).encode(errors="replace")
         return Launch(argv=argv, env=env, stdin=stdin)
+
+    def harvested(self) -> Sequence[str]:
+        return self._declared.harvest
 
     async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
         for pattern in self._declared.harvest:

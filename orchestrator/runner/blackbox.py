@@ -3,12 +3,13 @@
 import math
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import PurePosixPath
 
 import anyio
-from scaffolds.base import AgentLimits, BlackBox, Endpoint, Fault, Launch, TaskView
+from scaffolds.base import AgentLimits, BlackBox, Endpoint, Fault, Harvests, Launch, TaskView
 
 from orchestrator.bus.feed import in_background
 from orchestrator.contracts.errors import AgentTimeout, InfraFailure, PenstockError, PolicyFailure
@@ -26,9 +27,11 @@ log = get(__name__)
 
 # Of its time limit: a program that reports a time-out after less time of its own is not believed.
 IN_TIME = 0.9
+REMOVE_S = 10.0
 ASK_S = 1.0  # between two queries to the gateway, and the longest wait for an answer
 OWN_SHARE = 0.5  # of a gateway's silence: above this share of own requests, the session caused it
 _PATH = re.compile(r"/\S+")
+_REMOVE = 'IFS=; for path in $1; do rm -rf -- "$path"; done'
 HOST = "http://gateway"  # any name: the socket decides where requests go
 
 
@@ -63,6 +66,8 @@ async def run_black(
                 f"the scaffold's install ended with exit code {installed.exit_code}: {kept_log(installed)}"
             )
 
+    if isinstance(scaffold, Harvests):
+        await _remove(sandbox, scaffold.harvested(), task.work_dir)
     launch = scaffold.launch(task, gateway, limits)
     try:
         async with in_background(partial(follow, activity, clocks, min(ASK_S, clocks.stall_s / 4), sight)):
@@ -142,6 +147,13 @@ async def follow(
         sight.looked(seen)
         clocks.observed(seen)
         await anyio.sleep(period_s)
+
+
+async def _remove(sandbox: Sandbox, patterns: Sequence[str], work_dir: str) -> None:
+    """Remove the files of an earlier step's answer. Files in the work directory are the agent's work: they stay."""
+    for path in map(sandbox.path, patterns):
+        if not PurePosixPath(path).is_relative_to(work_dir):
+            await sandbox.exec(["sh", "-c", _REMOVE, "sh", path], timeout_s=REMOVE_S)
 
 
 async def _run(sandbox: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:

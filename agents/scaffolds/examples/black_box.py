@@ -1,6 +1,6 @@
 """A black box as a class: for a program whose files, arguments or results need more than placeholders."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandboxes.base import ExecResult, File, PathRefused, Sandbox
@@ -28,6 +28,9 @@ class Agent(BlackBoxDefaults):
         ]
         env = {"OPENAI_BASE_URL": self._tcp.base_url(gateway), "OPENAI_API_KEY": gateway.token}
         return Launch(argv=self._tcp.argv(gateway, argv), env=env)
+
+    def harvested(self) -> Sequence[str]:
+        return [ANSWER]
 
     async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
         try:

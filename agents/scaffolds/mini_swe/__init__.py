@@ -21,7 +21,7 @@ of the policy.
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -111,8 +111,12 @@ class MiniSweAgent(BlackBoxDefaults):
         command = ("--yolo", "--exit-immediately", "--model", "policy", *classes, *settings)
         return Launch(argv=(PYTHON, "-S", f"{PLACE}/start.py", *command), env=environment(gateway))
 
+    def harvested(self) -> Sequence[str]:
+        return [TRAJECTORY]
+
     async def harvest(self, sandbox: Sandbox, ended: ExecResult) -> str | None:
         """The submission, or None."""
+        self._status = self._detail = ""
         try:
             trajectory = json.loads(await sandbox.get(TRAJECTORY, max_bytes=_MAX_TRAJECTORY))
             info, last = trajectory["info"], trajectory["messages"][-1]
@@ -120,7 +124,7 @@ class MiniSweAgent(BlackBoxDefaults):
             self._detail = str(last["content"])[:200] if last["role"] == "exit" else ""
         except (OSError, PathRefused, ValueError, KeyError, IndexError, TypeError, RecursionError):
             return None  # the program did not get that far, or the policy wrote there: `classify` decides
-        return submission.removesuffix("\n") if self._status == "Submitted" else None
+        return submission.removesuffix("\n") if self._status == "Submitted" and ended.ok else None
 
     def classify(self, ended: ExecResult, answer: str | None) -> Fault | None:
         """Classify by the exit status in the trajectory."""
@@ -138,7 +142,7 @@ class MiniSweAgent(BlackBoxDefaults):
                 return Fault("policy", "ill_formed: not a call of bash with a command")
             case "TimeExceeded":
                 return Fault("timeout", "the program's time ended")
-            case "":
+            case "" | "Submitted":
                 return Fault("infra", f"it ended early, exit code {ended.exit_code}: {_last_line(ended)}")
         return Fault("infra", f"{self._status}: {self._detail}")
 
