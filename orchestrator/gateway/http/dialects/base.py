@@ -31,6 +31,8 @@ from orchestrator.pool.sanitize import clean
 RETRY_HEADER = "x-stainless-retry-count"
 AGENT_HEADER = "x-penstock-agent"  # which of a rollout's agents makes the request; default "main"
 KEEP_ALIVE_S = 5.0
+# Only CR and LF end a line of a stream, but clients that split text (httpx's `iter_lines`) also end one at these.
+_LINE_ENDS = [(character.encode(), f"\\u{ord(character):04x}".encode()) for character in "\x85\u2028\u2029"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,10 @@ def model_of(body: Mapping[str, Any]) -> str:
 def sse(data: Any, event: str | None = None) -> bytes:
     """One server-sent event."""
     name = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return name + b"data: " + msgspec.json.encode(data) + b"\n\n"
+    encoded = msgspec.json.encode(data)
+    for character, escape in _LINE_ENDS:
+        encoded = encoded.replace(character, escape)
+    return name + b"data: " + encoded + b"\n\n"
 
 
 def retries_of(headers: Mapping[str, str]) -> int:
