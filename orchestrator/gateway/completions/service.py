@@ -164,6 +164,7 @@ class CompletionService:
         requests of the session wait for replies). `placed`: from `prepare`."""
         session.check_open()
         if session.waiting_reply >= WAIT_REPLY:
+            session.refused(request.digest)
             raise unavailable(f"{WAIT_REPLY} requests of this session wait for their replies: try again")
         if (running := session.calls.get(request.digest)) is not None:
             self._metrics.replays.labels("coalesced").inc()
@@ -179,7 +180,10 @@ class CompletionService:
         if (
             last is not None
             and last.finish != Finish.ABORT
-            and (last.delivered is not True or request.retries > 0)
+            and (
+                last.delivered is not True
+                or (request.retries > 0 and request.digest not in session.newer_refused)
+            )
         ):
             self._metrics.replays.labels("stored").inc()
             call = CompletionCall()
@@ -332,8 +336,10 @@ class CompletionService:
                 session.script.put_back(call.script_index)
             if isinstance(outcome, Reply):
                 session.failures.served(call)
-            elif outcome.ours:
-                session.failures.failed(call, outcome.message, time.monotonic())
+            else:
+                session.refused(request.digest)
+                if outcome.ours:
+                    session.failures.failed(call, outcome.message, time.monotonic())
             if session.calls.get(request.digest) is call:
                 del session.calls[request.digest]
             call.finish(outcome)

@@ -103,6 +103,9 @@ class Session:
         self.calls: dict[str, CompletionCall] = {}  # in flight, by request digest
         self.in_preparation: set[CallTime] = set()  # large requests before they are calls
         self.newest: dict[str, Node] = {}  # the last step of each request digest
+        self.newer_refused: set[str] = (
+            set()
+        )  # those of `newest` whose request came again later, without success
         self.known = ScaffoldConversations(spec.conversations, spec.sub_agents, spec.instructions)
         self.marks: dict[int, set[str]] = {idx: set(reasons) for idx, reasons in (marks or {}).items()}
         self.account = Account()  # attribution of time since this process has known the session
@@ -232,6 +235,12 @@ class Session:
         undelivered = known is not None and known.finish != Finish.ABORT and known.delivered is not True
         if not (undelivered and node.finish == Finish.ABORT):
             self.newest[node.digest] = node
+            self.newer_refused.discard(node.digest)
+
+    def refused(self, digest: str) -> None:
+        """A call ended without a reply: a retry of it does not want the reply of an earlier equal request."""
+        if digest in self.newest:
+            self.newer_refused.add(digest)
 
     def mark(self, node: Node, reason: str) -> None:
         """Keep a step out of training."""

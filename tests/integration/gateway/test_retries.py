@@ -11,6 +11,8 @@ import anyio
 import pytest
 
 from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.gateway.problems import unavailable
+from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway_client import OpenSession, SessionBudget
 from tests.contract.rollout_server import running_server
 from tests.integration.gateway.rig import (
@@ -123,6 +125,30 @@ async def test_a_delivered_reply_is_repeated_for_a_retry_header_only(rig: Rig, s
     assert await post(rig, session, request, **{"x-stainless-retry-count": "1"}) == first
     assert len(rig.proxy.requests) == 1
     await post(rig, session, request)
+    assert len(rig.proxy.requests) == 2 and (await rig.seal(rollout)).steps == 2
+
+
+@both_ways
+async def test_a_retry_of_a_failed_call_is_not_served_an_earlier_sample_of_the_same_body(
+    rig: Rig, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout, session = await rig.open()
+    request, again = body("oak", stream, max_tokens=8), {"x-stainless-retry-count": "1"}
+    await post(rig, session, request)
+    generate = ServerPool.generate
+
+    async def failing(*_: Any) -> Any:
+        raise unavailable("every rollout server that was tried failed")
+
+    monkeypatch.setattr(ServerPool, "generate", failing)
+    async with aiohttp.ClientSession() as http:
+        url = f"{rig.gateway.url}{session.path}/chat/completions"
+        async with http.post(url, json=request) as answer:
+            assert "every rollout server" in await answer.text()
+    monkeypatch.setattr(ServerPool, "generate", generate)
+    second = await post(rig, session, request, **again)
+    assert second[0] == 200 and len(rig.proxy.requests) == 2
+    assert await post(rig, session, request, **again) == second
     assert len(rig.proxy.requests) == 2 and (await rig.seal(rollout)).steps == 2
 
 
