@@ -18,7 +18,9 @@ import msgspec
 from aiohttp import web
 
 from orchestrator.gateway.http.dialects.base import agent_of
+from orchestrator.gateway.http.encodings import Larger, codings, decoded
 from orchestrator.gateway.messages.requests import body_digest
+from orchestrator.gateway.problems import Problem
 from orchestrator.scaffold_check.seen import SeenRequest, read, wire_of
 from orchestrator.scripted.reply import Reply
 from orchestrator.scripted.server import ScriptedServer, Ticket
@@ -31,6 +33,7 @@ _NO_TOKEN = "x" * 43
 _HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 _PINGS = (b"event: ping", b"\n:", b"event: response.in_progress")
 _TITLE = "A title"
+_LONGEST = 1 << 28  # bytes of a body
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,9 +78,10 @@ class Tap:
     @asynccontextmanager
     async def serving(self, socket: Path) -> AsyncIterator["Tap"]:
         """Serve on `socket`, for sandboxes, and on a free loopback port, for runners."""
-        app = web.Application(client_max_size=1 << 28)
+        app = web.Application(client_max_size=_LONGEST)
         app.router.add_route("*", "/{tail:.*}", self._handle)
-        runner = web.AppRunner(app, handler_cancellation=True)
+        # The gateway gets a compressed body as it was sent.
+        runner = web.AppRunner(app, handler_cancellation=True, auto_decompress=False)
         await runner.setup()
         try:
             socket.parent.mkdir(mode=0o755)
@@ -95,9 +99,10 @@ class Tap:
         if wire is None or self.script is None:
             return await self._pass(request, raw, None)
         try:
-            body = msgspec.json.decode(raw)
+            plain = decoded(raw, codings(request.headers.get("Content-Encoding", "")), _LONGEST)
+            body = msgspec.json.decode(plain)
             seen, digest = read(wire, body), body_digest(wire, body, agent_of(request.headers))
-        except (msgspec.DecodeError, AttributeError):
+        except (msgspec.DecodeError, AttributeError, Problem, Larger):  # the gateway refuses it
             return await self._pass(request, raw, None)
         rules = self.auxiliary
         own = not any(
@@ -112,7 +117,7 @@ class Tap:
         number = sum(r.number is not None for r in self.requests) if own else None
         fault = self.script.faults(AUXILIARY if number is None else number, seen)
         record = Request(
-            seen=seen, body_sha=sha256(raw).hexdigest(), digest=digest, number=number, fault=fault
+            seen=seen, body_sha=sha256(plain).hexdigest(), digest=digest, number=number, fault=fault
         )
         self.requests.append(record)
         if fault in ("429", "503"):

@@ -71,6 +71,20 @@ async def test_a_side_conversation_is_reported_to_take_turns_and_not_to_train(tm
     )
 
 
+async def test_a_program_that_compresses_its_requests_passes(tmp_path: Path) -> None:
+    source = Path(agent.__file__).read_text()
+    packed = source.replace(
+        '"tools": [BASH]}).encode()', '"tools": [BASH]}).encode()\n    body = gzip.compress(body)'
+    )
+    packed = packed.replace("import json\n", "import gzip\nimport json\n", 1)
+    packed = packed.replace('"Content-Type": ', '"Content-Encoding": "gzip", "Content-Type": ')
+    assert packed.count("gzip") == 3
+    (tmp_path / "agent.py").write_text(packed)
+    (tmp_path / "scaffold.toml").write_text((EXAMPLES / "scaffold.toml").read_text())
+    passed, found = await findings(str(tmp_path), ("task", "unavailable"))
+    assert passed and found["one task, to a verdict"].verdict == found["5xx"].verdict == "pass", found
+
+
 async def test_an_unknown_question_and_a_program_that_is_not_there_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown question 'x'; known: task, unknown_session"):
         await findings(str(EXAMPLES), ("x",))
