@@ -8,11 +8,12 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from scaffolds import programs
-from scaffolds.base import Program
+from scaffolds.base import AgentLimits, Endpoint, Program, TaskView
 from scaffolds.find import find
 
 from tests.package_index import serving, write_wheel
@@ -194,3 +195,12 @@ def test_only_claude_code_has_terms_to_accept() -> None:
         if (found := find(name).manifest.program) and found.licence
     }
     assert bound == {"claude-code"}
+
+
+def test_the_sub_agents_of_claude_code_use_no_model_whose_calls_are_auxiliary() -> None:
+    found = find("claude-code")
+    limits = AgentLimits(turns=4, context=2048, tool_timeout_s=10.0, timeout_s=30.0)
+    task = TaskView(name="t", domain="general", instruction="work")
+    env = found.black().launch(task, Endpoint("http://gateway/s/x/v1", "x", "/none"), limits).env
+    model = env["CLAUDE_CODE_SUBAGENT_MODEL"]
+    assert model and not any(fnmatchcase(model, rule) for rule in found.manifest.auxiliary)
