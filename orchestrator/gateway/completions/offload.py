@@ -6,6 +6,7 @@ and must be rendered. The work continues to its end when its client leaves, so a
 
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -36,19 +37,18 @@ class LargeRequests:
         self.unpacking = anyio.CapacityLimiter(max(1, (os.cpu_count() or 2) // 2))
         self.processes = anyio.CapacityLimiter(1)
 
-    async def thread(
-        self, session: Session, work: Callable[[], T], limiter: anyio.CapacityLimiter | None = None
-    ) -> T:
-        """Run `work` in a thread, of those of `limiter` or of `threads`, and return its result. For work that releases the interpreter lock."""
-        in_thread = partial(to_thread.run_sync, work, abandon_on_cancel=True, limiter=limiter or self.threads)
-        return await self.run(session, in_thread)
+    async def thread(self, session: Session, work: Callable[[], T]) -> T:
+        """Run `work` in one of the `threads` and return its result. For work that releases the interpreter lock."""
+        return await self.run(session, partial(_in_thread, work, self.threads))
 
     async def unpack(self, session: Session, work: Callable[[], T]) -> T:
         """Decompress a body in a thread. It does not wait for texts that others render."""
-        return await self.thread(session, work, self.unpacking)
+        # It takes little time, and no budget bounds it: a program that sends such bodies must not stop its clock.
+        return await self.run(session, partial(_in_thread, work, self.unpacking), waits=False)
 
-    async def run(self, session: Session, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `work`, after the session's other large requests. Raises Problem 503 when too many of them wait."""
+    async def run(self, session: Session, work: Callable[[], Awaitable[T]], *, waits: bool = True) -> T:
+        """Return the result of `work`, after the session's other large requests. `waits`: it waits for the platform until then. Raises Problem
+        503 when too many of them wait."""
         check_room(session)
         finished = anyio.Event()
         results: list[T] = []
@@ -71,13 +71,17 @@ class LargeRequests:
 
         session.waiting_large += 1
         self._tasks.start_soon(run)
-        with session.preparing():
+        with session.preparing() if waits else nullcontext():
             await finished.wait()
         if errors:
             raise errors[0]
         if not results:
             raise unavailable("the gateway is stopping; try again")
         return results[0]
+
+
+async def _in_thread(work: Callable[[], T], limiter: anyio.CapacityLimiter) -> T:
+    return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
 
 
 def check_room(session: Session) -> None:

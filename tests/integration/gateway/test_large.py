@@ -218,7 +218,7 @@ async def test_a_large_request_that_is_refused_as_it_is_read_counts_as_well(rig:
 async def test_compressed_bodies_of_one_session_are_read_one_at_a_time_and_few_may_wait(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (_, greedy), (_, other) = await rig.open(), await rig.open()
+    (rollout, greedy), (_, other) = await rig.open(), await rig.open()
     started, go_on = list[int](), threading.Event()
 
     def slow(raw: bytes, names: list[str], most: int) -> bytes:
@@ -241,6 +241,8 @@ async def test_compressed_bodies_of_one_session_are_read_one_at_a_time_and_few_m
             tasks.start_soon(ask_packed)
         await eventually(lambda: len(statuses) == 12 and started)
         assert len(started) == 1
+        seen = await rig.admin.activity(rollout=rollout, attempt=1, epoch=1)
+        assert (seen.in_flight, seen.queued_s) == (0, 0.0), "they cost no budget, so they stop no clock"
         status, reply, _ = await ask(rig, other.path + path, question)
         assert status == 200, reply
         go_on.set()
