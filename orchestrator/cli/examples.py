@@ -87,7 +87,10 @@ EXAMPLES: dict[str, Sequence[str]] = {
         'penstock drain server http://10.0.0.5:30000 -c runs/first --reason "a new driver"',
         "penstock drain gateway gateway@host-b -c runs/first --undo",
     ],
-    "rewind": ['penstock rewind -c runs/first --to-batch 7 --reason "reward hacking since batch 8"'],
+    "rewind": [
+        'penstock rewind -c runs/first --to-batch 7 --reason "it collapsed in batch 8"',
+        'penstock rewind -c runs/first --to-batch 7 --tests suite/corrected --reason "test_3 accepted an empty file"',
+    ],
     "rescore": [
         'penstock rescore -c runs/first --tests suite/corrected --reason "test_3 failed on every answer"'
     ],

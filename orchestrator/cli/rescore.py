@@ -16,7 +16,7 @@ from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -51,19 +51,12 @@ def rescore(
     as_json: JsonOption = False,
 ) -> None:
     """Score again the rollouts that are in no batch yet: penstock rescore --domain coding --tests suite/corrected -c runs/first"""
-    from orchestrator.cli.run_config import OF_TASKS, print_notes, recorded
     from orchestrator.pool.rescore import Chosen
-    from orchestrator.tasks.bundle import BundleLimits
-    from orchestrator.tasks.sources import read
 
     if tasks and tests:
         raise ValueError("give --task or --tests: corrected tests choose their tasks themselves")
     resolved = Home.at(config).connected()
-    run = recorded(resolved)
-    if run.unknown is None:  # else the command itself fails, with the same reason
-        print_notes(run.notes(resolved, OF_TASKS))
-    limits = BundleLimits.of(run.config(resolved).tasks)
-    repaired = {task.name: task for task in read(tests or [], limits)}
+    repaired = corrected_tasks(resolved, tests or [])
     chosen = Chosen(tuple(domains or ()), tuple(tasks or ()))
     signed_reason = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"
     with busy("rescore"):
@@ -71,10 +64,26 @@ def rescore(
     if as_json:
         typer.echo(json.dumps(asdict(done)))
         return
+    typer.echo(sentence(done))
+
+
+def corrected_tasks(config: "Config", tests: "Sequence[Path]") -> "dict[str, Task]":
+    """The tasks of these directories, by name. Keys of the file that the run does not follow are named. Raises ValueError for a task that cannot
+    be read."""
+    from orchestrator.cli.run_config import OF_TASKS, print_notes, recorded
+    from orchestrator.tasks.bundle import BundleLimits
+    from orchestrator.tasks.sources import read
+
+    run = recorded(config)
+    if run.unknown is None:  # else the command itself fails, with the same reason
+        print_notes(run.notes(config, OF_TASKS))
+    return {task.name: task for task in read(tests, BundleLimits.of(run.config(config).tasks))}
+
+
+def sentence(done: "Rescored") -> str:
+    """The numbers of a rescore as a sentence."""
     left = ", ".join(f"{n} {state}" for state, n in done.left_alone.items())
-    typer.echo(
-        f"{done.rollouts} rollouts of {done.groups} groups are judged again; left alone: {left or 'none'}"
-    )
+    return f"{done.rollouts} rollouts of {done.groups} groups are judged again; left alone: {left or 'none'}"
 
 
 async def _rescore(

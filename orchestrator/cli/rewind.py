@@ -12,16 +12,20 @@ import anyio.to_thread
 import typer
 
 from orchestrator.cli.bar import busy
-from orchestrator.cli.options import HERE, ConfigOption, JsonOption
+from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.numbers import INT4
 from orchestrator.deploy.home import Home
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from sqlalchemy.ext.asyncio import AsyncConnection
 
     from orchestrator.pool.rewind import Rewound
+    from orchestrator.roles.rescore import Rescored
     from orchestrator.settings.config import Config
+    from orchestrator.tasks.harbor import Task
 
 
 def rewind(
@@ -36,21 +40,50 @@ def rewind(
     ],
     config: ConfigOption = HERE,
     reason: Annotated[str, typer.Option(help="Stored with each batch that is undone.")] = "no reason given",
+    rescore: Annotated[
+        bool,
+        typer.Option(
+            "--rescore",
+            help="Also score again every rollout that is then in no batch, before a trainer can take one.",
+        ),
+    ] = False,
+    tests: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--tests",
+            help="As --rescore, but only groups of these tasks, with their corrected tests: a task directory, or a folder of them. Repeatable.",
+            parser=path,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Undo every batch after one: its groups are ready again, its versions superseded: penstock rewind --to-batch 7 -c runs/first"""
+    from orchestrator.cli.rescore import corrected_tasks, sentence
+
+    resolved = Home.at(config).connected()
+    corrected = corrected_tasks(resolved, tests) if tests else {} if rescore else None
     signed_reason = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"
     with busy("rewind: the checkpoint is read and checked"):
-        done = anyio.run(_rewind, Home.at(config).connected(), to_batch, signed_reason)
-    typer.echo(json.dumps(asdict(done)) if as_json else _sentence(done))
+        done, rescored = anyio.run(_rewind, resolved, to_batch, signed_reason, corrected)
+    if as_json:
+        typer.echo(json.dumps(asdict(done) | ({"rescored": asdict(rescored)} if rescored else {})))
+        return
+    typer.echo(_sentence(done))
+    if rescored:
+        typer.echo(sentence(rescored))
 
 
-async def _rewind(config: "Config", to_batch: int, why: str) -> "Rewound":
+async def _rewind(
+    config: "Config", to_batch: int, why: str, corrected: "Mapping[str, Task] | None"
+) -> "tuple[Rewound, Rescored | None]":
+    """The rewind, and if `corrected` is given the rescore, in one transaction: no trainer claims a freed group with its old verdicts."""
     from orchestrator.audit.i6_versions import KnownCheckpoint, faults_of
     from orchestrator.bus import subjects
     from orchestrator.pool.opened import opened_run
+    from orchestrator.pool.rescore import Chosen
     from orchestrator.pool.rewind import rewind, versions_by_batch
     from orchestrator.pool.transact import once
+    from orchestrator.roles.rescore import rescore
 
     async with opened_run(config, name="penstock-rewind") as (engine, run):
         async with engine.connect() as connection:
@@ -66,11 +99,14 @@ async def _rewind(config: "Config", to_batch: int, why: str) -> "Rewound":
                     f"the checkpoint of batch {to_batch} cannot be gone back to: {faults[0]}; choose another batch"
                 )
 
-        async def work(connection: "AsyncConnection") -> "Rewound":
+        async def work(connection: "AsyncConnection") -> "tuple[Rewound, Rescored | None]":
             subject = subjects.policy(run.name)
-            return await rewind(
+            done = await rewind(
                 connection, run.run_id, to_batch, subject, why, lambda v: Path(v.path).is_dir()
             )
+            if corrected is None:
+                return done, None
+            return done, await rescore(connection, run, Chosen(), why, corrected)
 
         return await once(engine, work, at="person.commit")
 
