@@ -36,7 +36,7 @@ from trainer.batch import BadBatch
 from trainer.learner import Learners
 from trainer.lock import only_trainer
 from trainer.metrics import TrainerMetrics
-from trainer.phases import NoBatch, Trainer
+from trainer.phases import NoBatch, Trainer, option_of
 from trainer.ranks.rank_env import Place
 
 log = get(__name__)
@@ -228,5 +228,5 @@ async def halt_if_hopeless(trainer: Trainer) -> None:
     if bad >= BAD_BATCHES:
         raise Halted(
             f"the last {bad} batches had to be quarantined, so the trainer halts: look for batch.quarantined in its log, "
-            "then start it with --retry"
+            f"then let it continue: `penstock run retry{option_of(trainer.root)}`"
         )

@@ -364,13 +364,16 @@ class Trainer:
 
 
 def _way_out(damaged: PolicyVersion, root: Path) -> str:
-    """The remedy for a checkpoint below `root` that cannot be used. The trainer continues only from published weights. The run is named by its
-    directory, which is known if the checkpoints lie in its `.penstock`."""
+    """The remedy for a checkpoint below `root` that cannot be used. The trainer continues only from published weights."""
     if damaged.batch_no is None:
         return "restore it from a copy"
+    return f"restore it from a copy, or give its batch up: `penstock rewind{option_of(root)} --to-batch {damaged.batch_no - 1}`"
+
+
+def option_of(root: Path) -> str:
+    """The option that names the run in a recommended command: by its directory, if the checkpoints below `root` lie in its `.penstock`."""
     files = (place.parent / FILE for place in root.resolve().parents if place.name == ".penstock")
-    run = next((run_option(file) for file in files if file.exists()), " -c RUN")
-    return f"restore it from a copy, or give its batch up: `penstock rewind{run} --to-batch {damaged.batch_no - 1}`"
+    return next((run_option(file) for file in files if file.exists()), " -c RUN")
 
 
 def new_version(saved: Checkpoint, *, parent: int | None) -> NewVersion:

@@ -35,6 +35,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "penstock run mix coding=2 general=1 agent=1 reasoning=1 -c runs/first",
         "penstock run mix --configured -c runs/first --json",
     ],
+    "run retry": ['penstock run retry -c runs/first --reason "the bad tasks are cancelled"'],
     "run end": ['penstock run end -c runs/first --reason "good enough"'],
     "orchestrator": ["penstock orchestrator -c runs/first"],
     "gateway": ["penstock gateway -c runs/first --server http://127.0.0.1:30000"],

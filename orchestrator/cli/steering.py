@@ -1,4 +1,5 @@
-"""`penstock run pause | resume | cancel | mix`: the commands of the dashboard's Queue page, each a row of `actions` with person and reason."""
+"""`penstock run pause | resume | cancel | mix`: the commands of the dashboard's Queue page, each a row of `actions` with person and reason.
+`penstock run retry`, too, is such a row: the trainer reads it at every start."""
 
 import json
 import sys
@@ -123,6 +124,16 @@ def mix(
     _say(as_json, "mix", config_, steer.reweighed(wanted), domains=wanted)
 
 
+def retry(config: ConfigOption = HERE, reason: ReasonOption = NO_REASON, as_json: JsonOption = False) -> None:
+    """Let the trainer continue that halts because of quarantined batches: at its next start, whatever starts it."""
+    from orchestrator.pool.quarantine import permit
+
+    config_ = Home.at(config).reading()
+    bad = _order(config_, lambda connection, run: permit(connection, run.run_id, current_user(), reason))
+    sentence = f"The trainer continues at its next start: the {bad} quarantined batches no longer count."
+    _say(as_json, "retry", config_, sentence, quarantined=bad)
+
+
 def read_weights(given: list[str]) -> dict[str, float]:
     """`coding=2` as numbers from 0. Raises ValueError, one sentence, for any other form.
 
@@ -207,5 +218,5 @@ def _say(as_json: bool, order: str, config: Config, sentence: str, **more: Any) 
 
 def register(run: typer.Typer) -> None:
     """Add these commands to `penstock run`."""
-    for command in (pause, resume, cancel, mix):
+    for command in (pause, resume, cancel, mix, retry):
         run.command()(command)

@@ -31,7 +31,12 @@ def trainer(
     train_steps: Annotated[
         int, typer.Option(min=0, help="Stop after this many train steps (0: until the run ends).")
     ] = 0,
-    retry: Annotated[bool, typer.Option(help="Continue although the last batches were quarantined.")] = False,
+    retry: Annotated[
+        bool,
+        typer.Option(
+            help="Continue although the last batches were quarantined. For every start: penstock run retry."
+        ),
+    ] = False,
 ) -> None:
     """Run the trainer: it claims batches, trains and publishes versions: penstock trainer -c runs/first --train-steps 10"""
     if context.invoked_subcommand is not None:

@@ -1,21 +1,26 @@
 """Quarantine: a closed batch that cannot be trained is voided, never saved; its groups end as filtered(quarantined).
 
-A failure whose cause may be the batch or not is a row of its history (closed → closed), so it counts across restarts.
+A failure whose cause may be the batch or not is a row of its history (closed → closed), so it counts across restarts. So does a person's
+permission to continue, which is a row of `actions`: every later start of a trainer reads it.
 """
 
 from typing import Final
 
-from sqlalchemy import func, select
+from sqlalchemy import BigInteger, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import BatchState, Entity, FilterReason
 from orchestrator.pool import transitions as history
 from orchestrator.pool.batches import drop
 from orchestrator.pool.rewind import REWIND
-from orchestrator.pool.tables import batches, transitions
+from orchestrator.pool.steer import Action, record
+from orchestrator.pool.tables import actions, batches, transitions
 
 MAX_FAILURES: Final = 2
 """Failures of a batch before it is quarantined: no process starts again more often because of one batch."""
+TRAINER: Final = "trainer"
+"""The target of the action that lets a halted trainer continue."""
 
 
 async def failures(connection: AsyncConnection, batch_id: int) -> int:
@@ -53,7 +58,8 @@ async def quarantine(connection: AsyncConnection, run_id: int, batch_id: int, wh
 
 
 async def quarantined_in_a_row(connection: AsyncConnection, run_id: int) -> int:
-    """How many batches were quarantined since the last commit or rewind. A rewind removes the weights with which they failed."""
+    """How many batches were quarantined since the last commit, rewind or permission to continue. A rewind removes the weights with which they
+    failed."""
     of_batches = (transitions.c.run_id == run_id) & (transitions.c.kind == Entity.BATCH)
     last_good = (
         select(func.coalesce(func.max(transitions.c.transition_id), 0))
@@ -63,12 +69,44 @@ async def quarantined_in_a_row(connection: AsyncConnection, run_id: int) -> int:
         )
         .scalar_subquery()
     )
+    permitted = (
+        select(func.coalesce(func.max(actions.c.after["transition"].astext.cast(BigInteger)), 0))
+        .where(actions.c.run_id == run_id, actions.c.what == Action.RETRY, actions.c.target == TRAINER)
+        .scalar_subquery()
+    )
     count = await connection.scalar(
         select(func.count()).where(
             of_batches,
             transitions.c.to_state == BatchState.VOIDED,
             transitions.c.reason == FilterReason.QUARANTINED,
-            transitions.c.transition_id > last_good,
+            transitions.c.transition_id > func.greatest(last_good, permitted),
         )
     )
     return int(count or 0)
+
+
+async def permit(connection: AsyncConnection, run_id: int, who: str, reason: str) -> int:
+    """Let the trainer continue at its next start, whoever starts it: the batches that were quarantined in a row no longer count. Returns how many
+    they are. Raises ConfigurationError, one sentence, if there is none."""
+    await history.lock_run(connection, run_id)
+    bad = await quarantined_in_a_row(connection, run_id)
+    if not bad:
+        raise ConfigurationError(
+            "no batch was quarantined since the last one that was committed: quarantines do not halt the trainer"
+        )
+    newest = await connection.scalar(
+        select(func.max(transitions.c.transition_id)).where(
+            transitions.c.run_id == run_id, transitions.c.kind == Entity.BATCH
+        )
+    )
+    await record(
+        connection,
+        run_id,
+        who=who,
+        what=Action.RETRY,
+        target=TRAINER,
+        before={"quarantined": bad},
+        after={"transition": newest},
+        reason=reason,
+    )
+    return bad

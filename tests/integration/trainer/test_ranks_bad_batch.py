@@ -21,7 +21,10 @@ from trainer.checkpoint import open_checkpoint
 __all__ = ["model"]
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.timeout(600), pytest.mark.tier("trainer")]
 
-HALT = "trainer: the last 3 batches had to be quarantined, so the trainer halts: look for batch.quarantined in its log, then start it with --retry"
+HALT = (
+    "trainer: the last 3 batches had to be quarantined, so the trainer halts: look for batch.quarantined in its log, "
+    "then let it continue: `penstock run retry -c RUN`"
+)
 # Each is a number, so the batch reads well; their product overflows float32.
 OVERFLOWING = text("""UPDATE rewards SET per_step = (
 SELECT json_agg(s::jsonb || jsonb_build_object('advantage', 3e38::float8, 'weight', 3e38::float8)) FROM json_array_elements(per_step::json) s)
