@@ -1,6 +1,7 @@
 """Every query of the guides and the README runs on a real data pool; those of the cookbook are tested separately, with their answers."""
 
 import re
+import shlex
 
 import pytest
 from sqlalchemy import text
@@ -79,3 +80,19 @@ async def test_every_query_of_a_guide_runs_for_the_reader(engine: AsyncEngine, d
                     async with engine.connect() as connection:
                         await connection.execute(text(query))
                         await connection.rollback()
+
+
+async def test_the_runbook_of_postgres_lists_a_transaction_that_is_held_open(engine: AsyncEngine) -> None:
+    """The query is one of psql, as the owner: the role of `penstock sql` sees no other session."""
+    page = "ops/runbooks/postgres-away.md"
+    [line] = [
+        line for block in blocks(page) for line in block.text.splitlines() if "pg_stat_activity" in line
+    ]
+    program, url, _, query = shlex.split(line)
+    assert (program, url) == ("psql", "$DATABASE_URL")
+    async with engine.connect() as holder, engine.connect() as person:
+        held = await holder.scalar(
+            text("SELECT application_name FROM pg_stat_activity WHERE pid = pg_backend_pid()")
+        )
+        found = (await person.exec_driver_sql(query)).all()
+    assert (held, "idle in transaction") in [(row.application_name, row.state) for row in found]
