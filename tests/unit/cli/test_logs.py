@@ -2,6 +2,9 @@
 
 import json
 import os
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from orchestrator.cli.log_lines import Following, Wanted
 from orchestrator.cli.main import app
 from orchestrator.deploy.embedded.spawn import shorten_log
 from orchestrator.deploy.home import write_template
+from tests.guides import blocks
 
 
 def entry(second: int, event: str, level: str = "info", **fields: object) -> str:
@@ -85,6 +89,24 @@ def test_a_line_about_several_rollouts_or_groups_is_about_each(home: Path) -> No
     assert events(home, "--rollout", "8") == ["late", "concluded"]
     assert events(home, "--group", "2") == ["ended", "concluded", "train_step.members"]
     assert events(home, "--group", "3") == ["train_step.members"]
+
+
+def test_both_commands_of_the_guide_follow_a_rollout_past_the_plain_text_of_the_services(home: Path) -> None:
+    directory = home / ".penstock" / "logs"
+    (directory / "runner.log").write_text(entry(1, "began", rollout=42) + entry(2, "other", rollout=7))
+    (directory / "trainer.log").write_text(entry(8, "train_step.members", rollouts=[7, 42]) + "7\n")
+    guide = "ops/guides/metrics-and-logs.md"
+    ours, foreign = (block.text for block in blocks(guide) if "42" in block.text)
+    program, command, _, _, *options = shlex.split(ours)
+    assert (program, command) == ("penstock", "logs")
+    assert events(home, *options) == ["began", "train_step.members"]
+    if shutil.which("jq") is None:
+        pytest.skip("jq is not on PATH")
+    *arguments, pattern = shlex.split(foreign)
+    assert pattern == "logs/*.log"
+    files = sorted(map(str, directory.glob("*.log")))
+    done = subprocess.run([*arguments, *files], capture_output=True, text=True, check=True)
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["began", "train_step.members"]
 
 
 def test_only_the_ends_of_long_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
