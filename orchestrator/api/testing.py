@@ -106,8 +106,8 @@ async def start_run(
     `services`: shared ones, of `start_services`.
 
     A group has two rollouts, speed is not rewarded, and an attempt is not tried again, so that a fault of the scaffold is seen at once: as
-    failure_class "infra_failure" with its reason. Raises ArgumentError for an argument of another type, ValueError, one sentence, for a scaffold,
-    provider or setting that cannot be used.
+    failure_class "infra_failure" with its reason, or "policy_failure" after its first completion. Raises ArgumentError for an argument of
+    another type, ValueError, one sentence, for a scaffold, provider or setting that cannot be used.
     """
     own, directory = sections("settings", {} if settings is None else settings), _model(model)
     urls = _urls(servers)

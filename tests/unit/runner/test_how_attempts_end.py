@@ -1,5 +1,6 @@
 """The table of the guide "How attempts end": one test per row, and that its rows are those that are tested."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,20 @@ def rows() -> dict[str, list[str]]:
 
 def test_the_guide_has_the_ends_that_are_tested() -> None:
     assert list(rows()) == list(ENDS)
+
+
+async def test_the_guides_for_authors_say_that_their_exception_counts_against_the_policy_after_a_served_step() -> (
+    None
+):
+    ends = [(await ended(ENDS["scaffold raises"], steps)).failure.value for steps in (0, 3)]
+    for page, words in (
+        ("bring-your-own-agent.md", "exception in your class"),
+        ("python-api.md", "error of your class"),
+    ):
+        text = (GUIDE.parent / page).read_text()
+        found = [line for line in text.splitlines() if words in line.lower()]
+        assert sorted(re.findall(r"infra_failure|policy_failure", " ".join(found))) == ends, page
+        assert "(how-attempts-end.md)" in text
 
 
 @pytest.mark.parametrize("name", ENDS)
