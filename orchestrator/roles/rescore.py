@@ -36,7 +36,8 @@ async def rescore(
     """Have the chosen groups verified again, except those in a batch; `why` is stored with each rollout.
 
     `corrected` are new editions of tasks by name, which differ only in tests/ and solution/. If given, only groups of those tasks are chosen,
-    including those that have not started. Raises ConfigurationError, one sentence, when the run is over or an edition is another task.
+    including those that have not started. Raises ConfigurationError, one sentence, when the run is over, an edition is another task or
+    has no name by which its groups are found.
     """
     await transitions.lock_run(connection, run.run_id)
     if run.state is RunState.ENDED:
@@ -52,6 +53,7 @@ async def rescore(
     if corrected:
         chosen = Chosen(chosen.domains, tuple(corrected))
     found = await pool_rescore.open_groups(connection, run.run_id, chosen)
+    _refuse_unnamed(corrected, {group.task for group in found})
     if not found and (corrected or chosen.tasks):
         raise ConfigurationError(await _why_none(connection, run.run_id, chosen))
     for name, task in corrected.items():
@@ -80,6 +82,16 @@ async def rescore(
         verifications,
         await pool_rescore.left_alone(connection, run.run_id, chosen),
     )
+
+
+def _refuse_unnamed(corrected: Mapping[str, Task], found: set[str]) -> None:
+    """Raise ConfigurationError for a task without a name of its own that is none of those found."""
+    unnamed = [name for name, task in corrected.items() if not task.given_name and name not in found]
+    if unnamed:
+        raise ConfigurationError(
+            f"task {quoted(unnamed[0])} has no [metadata].name: its name is made from its content, so other tests give it another name, and no "
+            "group is found by it; cancel the groups of the wrong task, and publish the corrected one with a name"
+        )
 
 
 async def _why_none(connection: AsyncConnection, run_id: int, chosen: Chosen) -> str:

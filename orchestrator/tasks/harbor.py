@@ -191,15 +191,18 @@ class Task:
         return hash_of(self.to_message())
 
     @property
+    def given_name(self) -> str:
+        """`[metadata].name` or `[task].name`; empty: it has neither."""
+        return self.settings.metadata.name or self.settings.task.name or ""
+
+    @property
     def name(self) -> str:
-        """`[metadata].name`, `[task].name`, or one made from the content hash."""
-        given = self.settings.metadata.name or self.settings.task.name
-        return given or f"task-{self.content_hash[:12]}"
+        """The given name, or one made from the content hash."""
+        return self.given_name or f"task-{self.content_hash[:12]}"
 
     def called(self, place: str) -> str:
         """Its name for people who have it at `place`, a directory or a line of a file: its own, or that of the directory."""
-        given = self.settings.metadata.name or self.settings.task.name
-        return given or posixpath.basename(os.path.abspath(place)) or self.name
+        return self.given_name or posixpath.basename(os.path.abspath(place)) or self.name
 
     @property
     def is_multi_step(self) -> bool:

@@ -313,6 +313,9 @@ async def test_mended_tests_judge_what_is_open_and_what_begins_later(scene: Scen
         await scene.rescore(corrected={"hello": edition(instruction="write ho")})
     with pytest.raises(ConfigurationError, match="no training group has a task named 'other'"):
         await scene.rescore(corrected={"other": now})
+    nameless = Task.from_files({"task.toml": b"", "instruction.md": b"write hi", "tests/test.sh": b"exit 1"})
+    with pytest.raises(ConfigurationError, match=rf"^task '{nameless.name}' has no \[metadata\]\.name"):
+        await scene.rescore(corrected={"hello": now, nameless.name: nameless})
     assert await scene.rescore(corrected={"hello": now}) == Rescored(1, 2, {})
     bodies = text("SELECT body FROM groups JOIN tasks USING (task_id) WHERE group_id = any(:ids)")
     rows = await scene.do(lambda c: c.execute(bodies, {"ids": [done, waiting, later]}))
