@@ -36,6 +36,26 @@ def test_every_command_in_a_block_and_every_query_names_its_run(page: str) -> No
     assert unnamed == []
 
 
+def test_no_two_guides_make_a_run_in_one_directory() -> None:
+    """`penstock init` refuses a directory that has a run. The README repeats start.md."""
+    made = [
+        {call[1] for line in lines for call in calls(line) if call[:1] == ["init"]}
+        for page in PAGES
+        if page.startswith("ops/guides/")
+        for lines in [
+            [*commands(page), *(span for span in inline(page) if span.startswith("penstock init "))]
+        ]
+    ]
+    directories = [directory for found in made for directory in found if "/" in directory]
+    assert len(directories) >= 4 and len(directories) == len(set(directories))
+
+
+def test_the_guide_that_publishes_to_the_first_run_says_that_it_ends() -> None:
+    page = PAGES["ops/guides/publish-tasks.md"]
+    [line] = [line for line in PAGES["ops/guides/start.md"].splitlines() if line.startswith("end_batches")]
+    assert f"ends with its {line.split()[2]}th batch" in page.partition("## By command")[0]
+
+
 def test_a_command_that_needs_a_run_is_known() -> None:
     assert takes_a_run(["sql", "select 1"]) and takes_a_run(["tasks", "publish", "mine"])
     assert not takes_a_run(["tasks", "check", "mine"]) and not takes_a_run(["tasks", "generate", "suite"])
