@@ -35,9 +35,10 @@ def init(
 ) -> None:
     """Write a penstock.toml: penstock init runs/first --model models/qwen3"""
     from orchestrator.deploy.preflight import check_model
+    from orchestrator.settings.trainer import TrainerSection
 
     if model:
-        check_model(Path(model))
+        check_model(Path(model), TrainerSection())
     file = write_template(directory, name, os.path.abspath(model) if model else "")
     typer.echo(str(file))
     directory_name = directory.resolve().name

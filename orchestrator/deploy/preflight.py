@@ -29,6 +29,7 @@ from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
 from orchestrator.settings.trainer import ExpertBias, TrainerSection
 from orchestrator.tasks.verdict import SIGNAL_NAME
+from orchestrator.trajectory.mergeable import unmergeable
 from orchestrator.trajectory.routes import check_replay, names_experts, no_experts
 from sandboxes.base import Provider, SandboxFull
 from sandboxes.kubernetes import KUBERNETES
@@ -120,7 +121,7 @@ def never_trains(scaffold: str) -> ConfigurationError:
 
 
 def check_model(directory: Path, trainer: TrainerSection | None = None) -> None:
-    """Check a policy's directory: config.json, safetensors, a tokenizer whose ids the model has, and the experts that `trainer` needs."""
+    """Check a policy's directory: config.json, safetensors, a tokenizer whose ids the model has, and all that `trainer` needs of a model."""
     if not directory.is_dir():
         suffix = "" if directory.is_absolute() else f" in {Path.cwd()}"
         raise ConfigurationError(
@@ -150,6 +151,11 @@ def check_model(directory: Path, trainer: TrainerSection | None = None) -> None:
             f"policy.model: {directory}/tokenizer.json is not a tokenizer: {error}"
         ) from None
     if trainer is not None:
+        if feature := unmergeable(config.get, config):
+            raise ConfigurationError(
+                f"policy.model: the trainer cannot train {quoted(config.get('model_type'))} of {directory}: it has {feature}; choose a model with "
+                "full attention and without dropout (ops/guides/bring-your-own-model.md)"
+            )
         _check_experts(config, directory, trainer)
     if size > vocabulary:
         raise ConfigurationError(

@@ -176,6 +176,44 @@ def test_a_policy_whose_routes_cannot_be_replayed_is_refused(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("raw", "feature"),
+    [
+        ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, "logit soft-capping"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding-window attention"),
+        ({"model_type": "qwen3_next", "layer_types": ["linear_attention"]}, "linear or recurrent attention"),
+        ({"model_type": "gpt2", "resid_pdrop": 0.1}, "dropout"),
+        ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary frequencies"),
+    ],
+)
+def test_a_model_that_the_trainer_refuses_by_its_config_is_refused_before_anything_starts(
+    tmp_path: Path, raw: dict[str, Any], feature: str
+) -> None:
+    a_model(tmp_path, 2)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 2, **raw}))
+    check_model(tmp_path)  # without a trainer
+    with pytest.raises(
+        ConfigurationError, match=rf"cannot train '{raw['model_type']}' of .*: it has {feature}"
+    ):
+        check_model(tmp_path, TrainerSection())
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False},
+        {"model_type": "qwen3", "layer_types": ["full_attention"], "sliding_window": None},
+        {"model_type": "mistral", "sliding_window": None},
+        {"model_type": "llama", "attention_dropout": 0.0, "classifier_dropout": 0.1},
+        {"model_type": "llama", "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    ],
+)
+def test_a_model_that_the_trainer_takes_is_not_refused_before(tmp_path: Path, raw: dict[str, Any]) -> None:
+    a_model(tmp_path, 2)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 2, **raw}))
+    check_model(tmp_path, TrainerSection())
+
+
+@pytest.mark.parametrize(
     ("section", "sentence"),
     [
         ({"balance": 0.01}, r"trainer\.balance is 0\.01, .* no experts: begin a new run with trainer\.balance = 0$"),
