@@ -196,7 +196,7 @@ async def test_any_nats_client_publishes_a_directory_in_25_lines(
     client = await nats.connect(stage.url)
     jetstream = client.jetstream()
 
-    # The guide has these lines.
+    # The guide has these lines, and splits long directories (tests/unit/docs/test_publish_guide.py).
     async def blob(body: bytes) -> str:
         sha = hashlib.sha256(body).hexdigest()
         await jetstream.publish(f"{prefix}blobs.{sha}", body)
