@@ -103,9 +103,8 @@ class Session:
         self.calls: dict[str, CompletionCall] = {}  # in flight, by request digest
         self.in_preparation: set[CallTime] = set()  # large requests before they are calls
         self.newest: dict[str, Node] = {}  # the last step of each request digest
-        self.newer_refused: set[str] = (
-            set()
-        )  # those of `newest` whose request came again later, without success
+        # Those of `newest` whose request came again later, without success.
+        self.newer_refused = set[str]()
         self.known = ScaffoldConversations(spec.conversations, spec.sub_agents, spec.instructions)
         self.marks: dict[int, set[str]] = {idx: set(reasons) for idx, reasons in (marks or {}).items()}
         self.account = Account()  # attribution of time since this process has known the session
