@@ -86,7 +86,7 @@ async def quarantined_in_a_row(connection: AsyncConnection, run_id: int) -> int:
 
 
 async def permit(connection: AsyncConnection, run_id: int, who: str, reason: str) -> int:
-    """Let the trainer continue at its next start, whoever starts it: the batches that were quarantined in a row no longer count. Returns how many
+    """Let the trainer continue at its next start, by any process: the batches that were quarantined in a row no longer count. Returns how many
     they are. Raises ConfigurationError, one sentence, if there is none."""
     await history.lock_run(connection, run_id)
     bad = await quarantined_in_a_row(connection, run_id)
