@@ -60,6 +60,8 @@ def rewind(
     """Undo every batch after one: its groups are ready again, its versions superseded: penstock rewind --to-batch 7 -c runs/first"""
     from orchestrator.cli.rescore import corrected_tasks, sentence
 
+    if rescore and tests:
+        raise ValueError("give --rescore or --tests: corrected tests choose their tasks themselves")
     resolved = Home.at(config).connected()
     corrected = corrected_tasks(resolved, tests) if tests else {} if rescore else None
     signed_reason = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"
@@ -106,7 +108,8 @@ async def _rewind(
             )
             if corrected is None:
                 return done, None
-            return done, await rescore(connection, run, Chosen(), why, corrected)
+            # Else groups of a misspelled task would be free with the verdicts that the rewind is for.
+            return done, await rescore(connection, run, Chosen(), why, corrected, of_every_task=True)
 
         return await once(engine, work, at="person.commit")
 

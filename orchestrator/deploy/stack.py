@@ -151,7 +151,7 @@ def _checked_model(home: Home, config: Config, only: Sequence[str]) -> str:
         raise ConfigurationError(f"{home.file}: policy.model names no directory: set it, or servers.urls")
     model = _model_of_the_run(home, config) or config.policy.model
     if model:
-        check_model(Path(model), config.trainer)
+        check_model(Path(model), config.trainer if ProcessRole.TRAINER in only else None)
     return model
 
 

@@ -21,7 +21,7 @@ from orchestrator.export.conversation import Chain, Conversations, Relation, cha
 from orchestrator.export.drive import ExportSummary
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries.attempts import AttemptStep, RecordedAttempt
-from orchestrator.queries.chat import ConversationMessage, added, reply
+from orchestrator.queries.chat import ConversationMessage, reply
 
 SCHEMA = "ATIF-v1.7"
 PART = 100
@@ -119,7 +119,7 @@ def _chain(
         turns.say(message, copied=(message.role, message.text) in known)
     for step in chain.steps:
         if step is not first:
-            for message in added(step, [reply(by) for by in chain.steps if by.idx == step.stored.parent]):
+            for message in conversations.added(step):
                 turns.say(message, copied=False)
         turns.act(step, prompt_ids=prompt_ids)
     for other in others[1:]:

@@ -92,7 +92,7 @@ async def permit(connection: AsyncConnection, run_id: int, who: str, reason: str
     bad = await quarantined_in_a_row(connection, run_id)
     if not bad:
         raise ConfigurationError(
-            "no batch was quarantined since the last one that was committed: quarantines do not halt the trainer"
+            "no batch was quarantined since the last commit, rewind or permission to continue: quarantines do not halt the trainer"
         )
     newest = await connection.scalar(
         select(func.max(transitions.c.transition_id)).where(

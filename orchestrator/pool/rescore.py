@@ -6,7 +6,7 @@ a mixture of old and new verdicts. A verdict in flight has an old epoch: it is c
 unchanged.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,12 @@ async def open_groups(connection: AsyncConnection, run_id: int, chosen: Chosen) 
         OpenGroup(group_id=row.group_id, state=GroupState(row.state), task=row.name, body=row.body)
         for row in rows
     ]
+
+
+async def known(connection: AsyncConnection, run_id: int, shas: Collection[str]) -> set[str]:
+    """Those of the hex content hashes of which the run has a task."""
+    statement = select(tasks.c.sha).where(tasks.c.run_id == run_id, tasks.c.sha.in_([bytes.fromhex(sha) for sha in shas]))
+    return {sha.hex() for sha in await connection.scalars(statement)}
 
 
 async def ended(connection: AsyncConnection, run_id: int, chosen: Chosen) -> list[tuple[int, str, str]]:

@@ -69,7 +69,8 @@ async def report(connection: AsyncConnection, run_id: int, event: RolloutFinishe
         [keys | {"idx": mark.idx, "reason": clean(mark.reason)} for mark in marks],
     )
     await _insert(connection, artifacts, [keys | _artifact(file) for file in event.artifacts])
-    await _insert(connection, tool_calls, [keys | _tool_call(call) for call in event.tool_calls])
+    # A resumed attempt executes the tools of all its steps again, and the policy goes on with these results: some of the earlier ones were cut off.
+    await _replace(connection, tool_calls, [keys | _tool_call(call) for call in event.tool_calls])
     return True
 
 
@@ -77,6 +78,16 @@ async def _insert(connection: AsyncConnection, table: Table, rows: Sequence[Mapp
     """Insert the rows that the table does not have yet."""
     if rows:
         await connection.execute(insert(table).on_conflict_do_nothing(), rows)
+
+
+async def _replace(connection: AsyncConnection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert the rows; those of the same keys that the table has get these values."""
+    if rows:
+        statement = insert(table)
+        values = {column.name: column for column in statement.excluded if not column.primary_key}
+        await connection.execute(
+            statement.on_conflict_do_update(index_elements=list(table.primary_key), set_=values), rows
+        )
 
 
 def _announced(event: RolloutFinished) -> dict[str, Any]:

@@ -8,14 +8,14 @@ kills its runner every time comes to an end.
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import Replay, RolloutState
 from orchestrator.pool import transitions
 from orchestrator.pool.columns import among
 from orchestrator.pool.sanitize import clean
-from orchestrator.pool.tables import attempts, resumes, rollouts, sessions, steps, tool_calls
+from orchestrator.pool.tables import attempts, resumes, rollouts, sessions, steps
 from orchestrator.runtime.backoff import doubled
 
 _NOTHING = {
@@ -107,15 +107,7 @@ async def _continue_attempt(
     reason: str,
     given_back: bool,
 ) -> None:
-    """The attempt has no end any more, and one resume more. The next epoch executes the tools of all steps again and reports them: some of those
-    reported so far were cut off, and the policy goes on with the results of the new ones."""
-    await connection.execute(
-        delete(tool_calls).where(
-            tool_calls.c.run_id == run_id,
-            tool_calls.c.rollout_id == rollout_id,
-            tool_calls.c.attempt == resumed.attempt,
-        )
-    )
+    """The attempt has no end any more, and one resume more."""
     await connection.execute(
         update(attempts)
         .where(attempts.c.rollout_id == rollout_id, attempts.c.attempt == resumed.attempt)

@@ -83,13 +83,6 @@ class History:
             self._waiting = [call.id for call in calls]
 
 
-def added(step: RecordedTexts, so_far: Sequence[ConversationMessage]) -> list[ConversationMessage]:
-    """The messages that a step's request added to `so_far` (`History.add`). Its cost grows with `so_far`."""
-    history = History(so_far)
-    history.add(step)
-    return history.messages[len(so_far) :]
-
-
 def _answered(
     message: Mapping[str, Any], called: Sequence[tuple[ConversationCall, ...]], waiting: list[str]
 ) -> str | None:

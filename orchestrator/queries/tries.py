@@ -19,14 +19,12 @@ class Tallies:
 
     def effective(self) -> float:
         """How many independent tries tell as much about the share: n divided by the design effect, which is the variance of the share over groups
-        by that of independent tries (Kish 1965). At least the groups, at most n; the groups where all tries agree, since nothing then tells
-        whether tries of a group differ."""
-        p = self.successes / self.n
-        if not 0 < p < 1:
-            return float(self.groups)
+        by that of independent tries (Kish 1965). Half a success of a group of the mean size, whose tries agree, is added to both: few groups, or
+        shares next to 0 and 1, tell little about how alike tries are. At least what groups whose tries all agree are worth, at most n."""
+        p, mean_size = self.successes / self.n, self.sizes / self.n
         over_groups = self.squares - 2 * p * self.products + p * p * self.sizes
-        effect = over_groups / (self.n * p * (1 - p))
-        return min(float(self.n), max(float(self.groups), self.n / effect if effect > 0 else float(self.n)))
+        effect = (over_groups + mean_size**2 / 2) / (self.n * p * (1 - p) + mean_size / 2)
+        return min(float(self.n), max(self.n / mean_size, self.n / effect))
 
 
 def spread(values: Sequence[tuple[int, float]], mean: float) -> float:

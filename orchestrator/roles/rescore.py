@@ -1,6 +1,6 @@
 """`penstock rescore`: selects the groups to verify again, and the tests to use; the verifier runners do the rest."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,13 +31,19 @@ class Rescored:
 
 
 async def rescore(
-    connection: AsyncConnection, run: StoredRun, chosen: Chosen, why: str, corrected: Mapping[str, Task]
+    connection: AsyncConnection,
+    run: StoredRun,
+    chosen: Chosen,
+    why: str,
+    corrected: Mapping[str, Task],
+    *,
+    of_every_task: bool = False,
 ) -> Rescored:
     """Have the chosen groups verified again, except those in a batch; `why` is stored with each rollout.
 
     `corrected` are new editions of tasks by name, which differ only in tests/ and solution/. If given, only groups of those tasks are chosen,
     including those that have not started. Raises ConfigurationError, one sentence, when the run is over, an edition is another task or
-    has no name by which its groups are found.
+    has no name by which its groups are found; or if no group of the tasks, with `of_every_task` of any one task, can be verified again.
     """
     await transitions.lock_run(connection, run.run_id)
     if run.state is RunState.ENDED:
@@ -53,9 +59,10 @@ async def rescore(
     if corrected:
         chosen = Chosen(chosen.domains, tuple(corrected))
     found = await pool_rescore.open_groups(connection, run.run_id, chosen)
-    _refuse_unnamed(corrected, {group.task for group in found})
-    if not found and (corrected or chosen.tasks):
-        raise ConfigurationError(await _why_none(connection, run.run_id, chosen))
+    absent = tuple(sorted({*chosen.tasks} - {group.task for group in found}))
+    await _refuse_unnamed(connection, run.run_id, [corrected[name] for name in absent if name in corrected])
+    if absent and (of_every_task or not found):
+        raise ConfigurationError(await _why_none(connection, run.run_id, replace(chosen, tasks=absent)))
     for name, task in corrected.items():
         await _retarget(connection, run.run_id, task, [group for group in found if group.task == name])
     reason = f"rescored: {why}"
@@ -84,13 +91,14 @@ async def rescore(
     )
 
 
-def _refuse_unnamed(corrected: Mapping[str, Task], found: set[str]) -> None:
-    """Raise ConfigurationError for a task without a name of its own that is none of those found."""
-    unnamed = [name for name, task in corrected.items() if not task.given_name and name not in found]
-    if unnamed:
+async def _refuse_unnamed(connection: AsyncConnection, run_id: int, absent: Sequence[Task]) -> None:
+    """Raise ConfigurationError for a corrected task without open groups and without a name of its own, unless the run has it as it is."""
+    unnamed = {task.content_hash: task.name for task in absent if not task.given_name}
+    changed = sorted(unnamed.keys() - await pool_rescore.known(connection, run_id, unnamed))
+    if changed:
         raise ConfigurationError(
-            f"task {quoted(unnamed[0])} has no [metadata].name: its name is made from its content, so other tests give it another name, and no "
-            "group is found by it; cancel the groups of the wrong task, and publish the corrected one with a name"
+            f"task {quoted(unnamed[changed[0]])} has no [metadata].name: its name is made from its content, so other tests give it another name, "
+            "and no group is found by it; cancel the groups of the wrong task, and publish the corrected one with a name"
         )
 
 

@@ -334,6 +334,26 @@ async def test_mended_tests_judge_what_is_open_and_what_begins_later(scene: Scen
     assert (assigned[-2]["rollout"], assigned[-2]["epoch"]) == (first, epoch)
 
 
+async def test_tasks_of_a_folder_that_have_no_open_group_are_passed_over_unless_each_must_have_one(
+    scene: Scene,
+) -> None:
+    was, now = edition("exit 1"), edition()
+    await submitted(scene, was, "open")
+    unchanged = Task.from_files({"task.toml": b"", "instruction.md": b"write hi", "tests/test.sh": b"exit 1"})
+    gone = await submitted(scene, unchanged, "gone")
+    await scene.do(
+        lambda c: c.execute(
+            text("UPDATE groups SET state = 'dead', reason = 'test' WHERE group_id = :g"), {"g": gone}
+        )
+    )
+    folder = {"hello": now, unchanged.name: unchanged}
+    assert (await scene.rescore(corrected=folder)).left_alone == {"dead": 1}
+    with pytest.raises(ConfigurationError, match=f"no open group has a task named '{unchanged.name}'"):
+        await scene.do(
+            lambda c: rescore(c, scene.run, Chosen(), "ada: corrected", folder, of_every_task=True)
+        )
+
+
 async def test_the_command_prints_what_is_judged_again_and_what_is_left_alone(
     scene: Scene, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
