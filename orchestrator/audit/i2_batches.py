@@ -1,5 +1,7 @@
 """I2: a group enters at most one committed batch, and a committed batch matches its claim."""
 
+from typing import Any
+
 import msgspec
 
 from orchestrator.audit.findings import Checked, Findings
@@ -172,22 +174,24 @@ BATCHES = (
 )
 
 _CONTENTS = """select b.batch_id, b.batch_no, b.state, b.digest, br.group_id, br.rollout_id, br.attempt, br.reward_revision, br.baseline,
-                      br.divisor, br.advantage
+                      br.divisor, br.advantage, cast(w.per_step as text) as per_step
                  from batches b left join batch_rollouts br on br.batch_id = b.batch_id
+                 left join rewards w on w.rollout_id = br.rollout_id and w.revision = br.reward_revision
                 where b.run_id = :run and b.batch_id = any(cast(:batch_ids as bigint[]))
                 order by b.batch_id, br.group_id, br.rollout_id"""
 PAGE = 50  # batches in memory at a time
 
 
 async def digests(snapshot: Snapshot) -> Checked:
-    """A closed batch's contents are fixed by its digest, so that a crash trains the same again: recompute each digest from its rows."""
+    """A closed batch's contents are fixed by its digest, so that a crash trains the same again: recompute each digest from its rows. That of a
+    batch that was closed before digests covered the advantage and weight of every step is over the rollouts alone."""
     findings = Findings(invariant="I2", name="digests of batches")
     ids = await snapshot.rows(
         "select batch_id from batches where run_id = :run and digest is not null order by batch_id"
     )
     for start in range(0, len(ids), PAGE):
         page = [row.batch_id for row in ids[start : start + PAGE]]
-        contents: dict[int, list[list[float | int]]] = {batch_id: [] for batch_id in page}
+        contents: dict[int, list[list[Any]]] = {batch_id: [] for batch_id in page}
         batches = {}
         for row in await snapshot.rows(_CONTENTS, batch_ids=page):
             batches[row.batch_id] = row
@@ -201,12 +205,17 @@ async def digests(snapshot: Snapshot) -> Checked:
                         row.baseline,
                         row.divisor,
                         row.advantage,
+                        [
+                            [step["advantage"], step["weight"]]
+                            for step in msgspec.json.decode(row.per_step or "[]")
+                        ],
                     ]
                 )
         for batch_id, content in contents.items():
             batch = batches[batch_id]
             findings.examined += 1
-            if sha256(msgspec.json.encode(content)) != batch.digest:
+            forms = (content, [row[:-1] for row in content])
+            if batch.digest not in {sha256(msgspec.json.encode(form)) for form in forms}:
                 findings.add(
                     f"batch {batch.batch_no} ({batch.state}) does not hold what its digest says",
                     batch_id=batch_id,

@@ -269,12 +269,21 @@ async def _take_groups(connection: AsyncConnection, batch: LiveBatch, group_ids:
 
 async def _close(connection: AsyncConnection, batch: LiveBatch) -> LiveBatch:
     rows = await connection.execute(
-        select(batch_rollouts)
+        select(batch_rollouts, rewards.c.per_step)
+        .join(
+            rewards,
+            (rewards.c.rollout_id == batch_rollouts.c.rollout_id)
+            & (rewards.c.revision == batch_rollouts.c.reward_revision),
+        )
         .where(batch_rollouts.c.batch_id == batch.batch_id)
         .order_by(batch_rollouts.c.group_id, batch_rollouts.c.rollout_id)
     )
+    # With what each step trains with. Earlier batches had no such list: the audit knows both forms.
     content = [
-        [r.group_id, r.rollout_id, r.attempt, r.reward_revision, r.baseline, r.divisor, r.advantage]
+        [
+            *(r.group_id, r.rollout_id, r.attempt, r.reward_revision, r.baseline, r.divisor, r.advantage),
+            [[step["advantage"], step["weight"]] for step in r.per_step],
+        ]
         for r in rows
     ]
     digest = sha256(msgspec.json.encode(content))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
+import msgspec
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 from typer.testing import CliRunner
@@ -17,6 +18,7 @@ from typer.testing import CliRunner
 from orchestrator.audit import Report, audit
 from orchestrator.cli.main import app
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.ids import sha256
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template
 from orchestrator.pool.engine import Role, open_engine
@@ -150,6 +152,20 @@ async def test_a_healthy_run_has_no_violation_while_it_lives(live: Place) -> Non
     assert examined["digests of batches"] == 3 and examined["takes follow the queue policy"] == 7
     assert examined[WEIGHTS] == 3
     assert {check.invariant for check in report.checks} == {f"I{n}" for n in range(1, 8)}
+
+
+@pytest.mark.anyio
+async def test_a_batch_that_was_closed_before_digests_covered_every_step_is_whole(live: Place) -> None:
+    connection = await asyncpg.connect(live.url)
+    rows = await connection.fetch(
+        "select br.batch_id, group_id, rollout_id, attempt, reward_revision, baseline, divisor, advantage "
+        "from batch_rollouts br join batches b using (batch_id) where b.batch_no = 0 and b.state = 'committed' order by group_id, rollout_id"
+    )
+    await connection.close()
+    digest = sha256(msgspec.json.encode([list(row.values())[1:] for row in rows])).hex()
+    await live.execute(f"update batches set digest = '\\x{digest}' where batch_id = {rows[0]['batch_id']}")
+    [digests] = [check for check in (await live.audit()).checks if check.name == "digests of batches"]
+    assert (digests.examined, digests.found) == (3, 0)
 
 
 @pytest.mark.anyio
