@@ -185,9 +185,8 @@ async def _waiting(connection: AsyncConnection, run_id: int, stages: StageSectio
     dispatched = await connection.scalar(
         select(func.count()).where(
             groups.c.run_id == run_id,
-            groups.c.seq.is_not(
-                None
-            ),  # the part of groups_open that is not accepted; only training groups have one
+            # The part of groups_open that is not accepted; only training groups have a position.
+            groups.c.seq.is_not(None),
             groups.c.state.in_([GroupState.DISPATCHED, GroupState.READY]),
             ~groups.c.done,  # follows from the states, but the planner cannot infer it: it uses groups_open instead of scanning all groups
         )

@@ -65,9 +65,7 @@ class Evaluation:
     last: datetime | None  # when the last group ended; None while one is open
     batch_no: int | None  # the batch that published the version
     train_step: int | None  # the last train step of that batch
-    superseded_by: (
-        int | None
-    )  # the version that a rewind published in place of this one; None: this one counts
+    superseded_by: int | None  # the version that a rewind published in its place; None: it counts
     points: list[EvaluationPoint]
     left_out: list[LeftOut]
 
