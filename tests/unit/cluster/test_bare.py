@@ -176,7 +176,22 @@ while [[ "$1" = --* ]]; do
   shift
 done
 echo "$name" >> "$STARTED"
-exec "$@" >> "$log" 2>&1
+setpriv --pdeathsig KILL sh -c 'touch "$STEPS/$$"; exec "$@"' sh "$@" >> "$log" 2>&1 &
+step=$!
+trap 'kill -KILL "$step"; wait "$step"; exit 137' TERM
+wait "$step"
+"""
+"""`srun`: TERM ends its step by force, as Slurm's own does. The process of the step ends at the latest with it."""
+SCANCEL = """\
+#!/bin/sh
+echo "scancel $*" >> "$STARTED"
+for step in "$STEPS"/*; do kill -TERM "${step##*/}"; done
+"""
+"""`scancel --signal`: the signal reaches every step."""
+SCONTROL = """\
+#!/bin/sh
+[ "$1" != show ] || exec echo node1
+echo "$* with $(find "$READY" -type f | wc -l) processes" >> "$STARTED"
 """
 WAITING = f"""\
 #!/bin/sh
@@ -204,7 +219,7 @@ while :; do sleep 0.05; done
 def one_node(tmp_path: Path) -> tuple[Topology, dict[str, str]]:
     """A job of one node on this machine: the steps are real processes, srun and penstock are stand-ins that print their arguments."""
     install, shared, fakes = tmp_path / "install", tmp_path / "shared", tmp_path / "fakes"
-    for directory in (install / "bin", shared, fakes, tmp_path / "ready"):
+    for directory in (install / "bin", shared, fakes, tmp_path / "ready", tmp_path / "steps"):
         directory.mkdir(parents=True)
     secret = tmp_path / "secrets"
     for key in ("db/uri", "gw/admin"):
@@ -214,7 +229,8 @@ def one_node(tmp_path: Path) -> tuple[Topology, dict[str, str]]:
         **{install / "bin" / name: PENSTOCK for name in ("penstock", "python3", "nats-server")},
         install / "bin" / "alembic": "#!/bin/sh\necho migrated\n",
         fakes / "srun": SRUN,
-        fakes / "scontrol": '#!/bin/sh\n[ "$1" = show ] && echo node1 || echo "$@" >> "$STARTED"\n',
+        fakes / "scancel": SCANCEL,
+        fakes / "scontrol": SCONTROL,
     }
     for file, text in programs.items():
         file.write_text(text)
@@ -240,6 +256,7 @@ def one_node(tmp_path: Path) -> tuple[Topology, dict[str, str]]:
         "TMPDIR": str(tmp_path),
         "STARTED": str(tmp_path / "started"),
         "READY": str(tmp_path / "ready"),
+        "STEPS": str(tmp_path / "steps"),
         "ENDS": "none",
         "STATUS": "0",
     }
@@ -265,7 +282,7 @@ def test_when_one_process_ends_all_end_and_the_nodes_are_free(
         env={**environment, "ENDS": ends, "STATUS": status},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=100,
     )
     assert (done.returncode, says in done.stdout + done.stderr) == (expected, True), done.stderr
     started = (tmp_path / "started").read_text().split()
@@ -273,7 +290,9 @@ def test_when_one_process_ends_all_end_and_the_nodes_are_free(
         started
     )
     logs = tmp_path / "shared" / "logs" / "7" / "attempt-0"
-    assert "stopped" in (logs / "runner-0.log").read_text()  # in order, not by force
+    ended = {each.stem for each in logs.glob("*.log") if "stopped" in each.read_text()}
+    assert len(ended) == 7 and "runner-0" in ended  # in order, not by force
+    assert "scancel --signal=TERM 7" in (tmp_path / "started").read_text().splitlines()
     assert 'urls = ["http://node1:8080"]' in (logs / "penstock.toml").read_text()
 
 
@@ -290,24 +309,22 @@ def test_a_job_whose_time_is_over_is_requeued_and_its_next_attempt_has_logs_of_i
         stderr=subprocess.PIPE,
     )
     started = tmp_path / "started"
-    log = tmp_path / "shared" / "logs" / "7" / "attempt-2" / "gateway-0.log"
+    logs = tmp_path / "shared" / "logs" / "7" / "attempt-2"
     try:
 
         def up() -> bool:
-            if log.exists() and "up" in log.read_text():
-                return True
             assert job.poll() is None
-            return False
+            return len(list((tmp_path / "ready").iterdir())) == 8
 
         eventually_blocking(up, every_s=0.05)
         job.send_signal(signal.SIGTERM)
-        _, printed = job.communicate(timeout=30)
+        _, printed = job.communicate(timeout=100)
     finally:
         job.kill()
         job.communicate()
     assert job.returncode == 143 and b"requeued after attempt 2" in printed
-    assert "requeue 7" in started.read_text()
-    assert "stopped" in log.read_text()
+    assert "requeue 7 with 0 processes" in started.read_text().splitlines()
+    assert sum("stopped" in each.read_text() for each in logs.glob("*.log")) == 8  # none by force
 
 
 def test_steps_that_hang_have_one_minute_together(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ own_directory() {
 owned="$(declare -f own_directory); own_directory ${PENSTOCK_STATE@Q}" # for a bash on another node
 
 declare -A running=() # what was started, by the process id of its srun
-stopping=""
+stopping="" requeue=""
 
 # step NAME GROUP NODE CPUS MEMORY_MB GPUS HAS PROGRAM [ARGUMENTS …]: a process on one node of the job, in the background.
 # HAS: alone (no other step uses its cores, memory and GPUs) or overlap (with other steps on a node that has too few for all).
@@ -89,12 +89,14 @@ finish() {
   [ -n "$stopping" ] && return
   stopping=yes
   trap '' TERM INT
-  for pid in "${!running[@]}"; do kill -TERM "$pid" 2>/dev/null || true; done
+  # Slurm sends this to the processes of all steps, not to this script. An srun that gets TERM would end its step by force.
+  [ "${#running[@]}" = 0 ] || scancel --signal=TERM "$SLURM_JOB_ID" || true
   for pid in "${!running[@]}"; do # all of them have the same minute
     left=$((until - SECONDS))
     if [ "$left" -le 0 ] || ! timeout "$left" tail --pid="$pid" -f /dev/null; then kill -KILL "$pid" 2>/dev/null || true; fi
   done
   wait || true
+  [ -z "$requeue" ] || scontrol requeue "$SLURM_JOB_ID" || true # not before: it ends all that still runs
   exit "$status"
 }
 trap finish EXIT
@@ -102,7 +104,7 @@ trap finish EXIT
 # Its time is over, or it must make room: it ends in order and waits in the queue for its next attempt.
 again() {
   echo "Slurm stops the job: requeued after attempt $attempt" >&2
-  scontrol requeue "$SLURM_JOB_ID" || true
+  requeue=yes
   exit 143
 }
 trap again TERM
@@ -364,5 +366,8 @@ is over waits in the queue again, and its next attempt goes on from the data poo
 
 To end it for good: `scontrol update JobId=JOB Requeue=0`, then `scancel JOB`. A job that is only cancelled gets the same signal as one whose
 time is over, and may come back.
+
+Where preempted jobs have a GraceTime, it must be 90 s or more, with `PreemptParameters=send_user_signal`: otherwise Slurm ends the processes
+before the job does, and the job may count as done instead of waiting in the queue again.
 """
     return {name: script(topology), "README.md": notes}
