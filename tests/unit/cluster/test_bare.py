@@ -296,6 +296,16 @@ def test_when_one_process_ends_all_end_and_the_nodes_are_free(
     assert 'urls = ["http://node1:8080"]' in (logs / "penstock.toml").read_text()
 
 
+def test_a_job_ends_in_a_bash_whose_wait_cannot_name_what_ended(tmp_path: Path) -> None:
+    found, environment = one_node(tmp_path)
+    older = 'wait() { [[ " $* " != *" -p "* ]] || exit 97; builtin wait "$@"; }\n'  # before 5.1
+    file = tmp_path / "job.sbatch"
+    file.write_text(older + slurm.script(found))
+    ended = {**environment, "ENDS": "gateway", "STATUS": "3"}
+    done = subprocess.run(["bash", file], env=ended, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 3 and "gateway-0 ended with status 3" in done.stderr
+
+
 def test_a_job_whose_time_is_over_is_requeued_and_its_next_attempt_has_logs_of_its_own(
     tmp_path: Path,
 ) -> None:

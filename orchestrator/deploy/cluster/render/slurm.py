@@ -111,20 +111,22 @@ trap again TERM
 """
 
 WATCH = """\
-# --- until the first of them ends ---
+# --- until the first of them ends (`wait -n -p`, which would name it, needs bash 5.1) ---
 while [ "${#running[@]}" -gt 0 ]; do
-  ended="" status=0
-  wait -n -p ended || status=$?
-  [ -n "$ended" ] || continue
-  name="${running[$ended]}"
-  unset "running[$ended]"
-  if [[ "$name" = trainer* && "$status" = 0 ]]; then
-    [[ " ${running[*]} " = *" trainer"* ]] && continue # on its other nodes it still ends
-    echo "the trainer is done"
-    exit 0
-  fi
-  echo "$name ended with status $status: see $logs/$name.log" >&2
-  exit $((status == 0 ? 1 : status))
+  for pid in "${!running[@]}"; do
+    kill -0 "$pid" 2>/dev/null && continue
+    name="${running[$pid]}" status=0
+    wait "$pid" || status=$?
+    unset "running[$pid]"
+    if [[ "$name" = trainer* && "$status" = 0 ]]; then
+      [[ " ${running[*]} " = *" trainer"* ]] && continue # on its other nodes it still ends
+      echo "the trainer is done"
+      exit 0
+    fi
+    echo "$name ended with status $status: see $logs/$name.log" >&2
+    exit $((status == 0 ? 1 : status))
+  done
+  sleep 1
 done
 """
 
