@@ -9,6 +9,7 @@ import stat
 import subprocess
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ from orchestrator.deploy.cluster.placement import placed
 from orchestrator.deploy.cluster.reading import load
 from orchestrator.deploy.cluster.render import Target, render
 from orchestrator.deploy.cluster.scale import Change, change
+from orchestrator.deploy.cluster.write import write
 from tests.unit.cli.test_help import parse
 from tests.unit.cluster.rendered import CLUSTER, parsed
+from tests.unit.cluster.tools import wants
 
 pytestmark = pytest.mark.tier("cluster")
 
@@ -293,6 +296,26 @@ def test_a_host_that_only_loses_processes_has_the_new_files_before_anybody_start
         assert {address for address, _, _ in put} == loses
     (place,) = {place for _, _, place in put}
     assert f"`{place}hosts/HOST`" in render(of.after, "compose")["README.md"]  # where a person starts
+
+
+@wants("rsync")
+@pytest.mark.parametrize("target", ["systemd", "compose"])
+def test_copied_files_can_be_read_by_the_user_of_the_containers_whatever_the_umask_of_a_host(
+    target: str, tmp_path: Path
+) -> None:
+    of = changed("examples/nodes8", "verifiers=1")
+    rendered, home, shell = tmp_path / "out", tmp_path / "home", tmp_path / "ssh"
+    write(render(of.after, target), rendered)
+    (rendered / "mine").write_text("a secret\n")
+    (rendered / "mine").chmod(0o600)
+    home.mkdir()
+    shell.write_text(f'#!/bin/sh\nshift; umask 077; cd {home}; exec "$@"\n')
+    shell.chmod(0o755)
+    put = argv(steps(of, target, replace(SITE, out=str(rendered))), "rsync")[0]
+    subprocess.run(put, env={"PATH": os.environ["PATH"], "RSYNC_RSH": str(shell)}, check=True)
+    (copied,) = home.iterdir()
+    modes = {name: (copied / name).stat().st_mode & 0o777 for name in [*render(of.after, target), "mine"]}
+    assert modes.pop("mine") == 0o600 and set(modes.values()) == {0o644}
 
 
 def test_on_kubernetes_only_the_readers_of_a_changed_setting_restart() -> None:

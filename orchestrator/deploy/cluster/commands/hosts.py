@@ -41,7 +41,7 @@ class Hosts(ABC):
             f"copy the files to {host}",
             (
                 "rsync",
-                "-r",
+                "-rp",  # with the modes of the files, whatever the umask over there
                 "--delete",
                 f"{self.site.out}/",
                 f"{self.change.after.machines[host].address}:{self.place}/",

@@ -360,8 +360,8 @@ def render(topology: Topology) -> Mapping[str, str]:
         for host in topology.machines:
             files |= _ComposeFiles(topology, host).files(f"hosts/{host}/")
         copied = (
-            f"\n   This directory, as `penstock-{topology.name}` in the home of the user that starts it on each HOST: "
-            "`penstock scale` puts new files there."
+            f"\n   This directory with its files' modes (`rsync -rp`), as `penstock-{topology.name}` in the home of the user that "
+            "starts it on each HOST: `penstock scale` puts new files there."
         )
         directory = f"`penstock-{topology.name}/hosts/HOST` on each HOST"
     database = next(
