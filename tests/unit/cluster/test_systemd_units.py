@@ -1,6 +1,7 @@
 """A unit's permissions are enough for its process: sandboxes name themselves, ranks find each other and keep caches."""
 
 import subprocess
+from fnmatch import fnmatch
 
 import pytest
 
@@ -47,6 +48,27 @@ def test_what_systemd_takes_for_a_service_has_no_naming_of_hosts_in_it() -> None
         ["systemd-analyze", "syscall-filter", "@system-service"], capture_output=True, text=True, check=True
     )
     assert "sethostname" not in listed.stdout  # so a unit that makes sandboxes must add it
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_schema_is_tried_again_until_the_database_answers_and_made_again_with_its_target(
+    name: str,
+) -> None:
+    (unit,) = of(name, "migrate").values()
+    assert unit["Type"] == ["oneshot"] and unit["Restart"] == ["on-failure"]
+    assert unit["StartLimitIntervalSec"] == ["0"]  # a database may be away for long
+    assert unit["PartOf"] == unit["WantedBy"]
+
+
+@pytest.mark.parametrize("group", ["nvidia", "nvidia-frontend", "nvidiactl", "nvidia-uvm", "nvidia-caps"])
+def test_a_unit_with_gpus_may_use_each_group_of_devices_that_a_driver_names(group: str) -> None:
+    """Drivers before 550 call the GPUs `nvidia-frontend` in /proc/devices, where systemd looks for the names."""
+    allowed = [
+        value.split()[0].removeprefix("char-")
+        for settings in of("node8", "trainer", "rollout-server").values()
+        for value in settings["DeviceAllow"]
+    ]
+    assert allowed and any(fnmatch(group, pattern) for pattern in allowed)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -63,7 +63,7 @@ SystemCallFilter=~@privileged
 SystemCallErrorNumber=EPERM
 """
 NO_DEVICES = "PrivateDevices=yes\nDevicePolicy=closed\n"
-GPUS = "DevicePolicy=closed\nDeviceAllow=char-nvidia rw\nDeviceAllow=char-nvidia-uvm rw\nDeviceAllow=char-nvidia-caps r\n"
+GPUS = "DevicePolicy=closed\nDeviceAllow=char-nvidia* rw\n"  # each release of the driver names its groups in /proc/devices differently
 MAKES_SANDBOXES = """\
 # Sandboxes are user namespaces of their own with a fresh /proc, and control groups below this unit: no ProtectKernelTunables,
 # ProtectControlGroups or RestrictNamespaces, which would forbid them. Their loopback is set up by netlink. Each names itself in a UTS namespace
@@ -177,10 +177,14 @@ def _migrate(here: HostSite, process: PlacedProcess) -> str:
         f"Description=Penstock run {topology.name}: alembic upgrade head",
         "Wants=network-online.target",
         "After=network-online.target",
+        f"PartOf=penstock-{topology.name}.target",
+        "StartLimitIntervalSec=0",
         "",
         "[Service]",
         "Type=oneshot",
         "RemainAfterExit=yes",
+        "Restart=on-failure",
+        "RestartSec=10",
         f"User={systemd_value(topology.bare.user)}",
         f"Group={systemd_value(topology.bare.user)}",
         f"WorkingDirectory={systemd_value(topology.bare.install)}",
@@ -281,6 +285,7 @@ def render(topology: Topology) -> Mapping[str, str]:
 
 def _notes(topology: Topology) -> str:
     directory = f"/etc/penstock/{topology.name}"
+    first = next(each for each in site(topology).processes if each.role == ProcessRole.ORCHESTRATOR)
     return f"""\
 # {topology.name} on hosts with systemd (252 or newer)
 
@@ -301,6 +306,7 @@ Written by `penstock cluster render`; change the topology and render again, or g
        systemctl daemon-reload
        systemctl enable --now 'penstock-{topology.name}.target' $(cd hosts/HOST && ls *.service)
 
-Processes wait for the schema, which one unit on one host makes. `systemctl stop penstock-{topology.name}.target` stops all of a host;
+Processes wait for the schema, which one unit on one host makes; it tries again every 10 s until PostgreSQL answers. After new code, first
+`systemctl restart penstock-{topology.name}-migrate.service` on {first.host}. `systemctl stop penstock-{topology.name}.target` stops all of a host;
 `systemd-analyze security penstock-{topology.name}-gateway-0.service` says what a unit may still do.
 """
