@@ -8,13 +8,26 @@ from collections.abc import Iterator
 from typing import Any
 
 _HEAD = struct.Struct(">II")
-MAX_FRAME_BYTES = 256 << 20
-"""Maximum size of a frame. A larger one is a mistake of one side, or an attack."""
+MAX_FRAME_BYTES = 1 << 30
+"""Maximum size of a frame. The sender refuses a larger one: the reader would end the line, and the sender send it again."""
+
+
+class FrameTooLarge(ValueError):
+    """Signals a message that does not fit into a frame."""
+
+
+def max_body() -> int:
+    """Bytes of files in one frame. The rest is for their paths."""
+    return MAX_FRAME_BYTES // 4 * 3
 
 
 def frame(message: dict[str, Any], body: bytes = b"") -> bytes:
-    """One message as sent over the wire."""
+    """One message as sent over the wire. `FrameTooLarge` if the other side would refuse it."""
     text = json.dumps(message, separators=(",", ":")).encode()
+    if len(text) + len(body) > MAX_FRAME_BYTES:
+        raise FrameTooLarge(
+            f"a message has {len(text) + len(body):,} bytes, and the line to a pod carries {MAX_FRAME_BYTES:,}"
+        )
     return _HEAD.pack(len(text), len(body)) + text + body
 
 

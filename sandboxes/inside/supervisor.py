@@ -25,7 +25,7 @@ from typing import Any
 
 from sandboxes import artifacts, tree
 from sandboxes.base import HOME, PLACED, WORK, WRITABLE, ArtifactLimits, File, PathRefused
-from sandboxes.inside.frames import Reader, frame
+from sandboxes.inside.frames import FrameTooLarge, Reader, frame, max_body
 from sandboxes.inside.pipe import SOCKET
 
 SESSION = "/etc/penstock/session.json"
@@ -185,7 +185,10 @@ class Supervisor:
             reply, data = {"absent": str(error)}, b""
         except OSError as error:
             reply, data = {"failed": str(error)}, b""
-        await self.say({"id": message["id"], **reply}, data)
+        try:
+            await self.say({"id": message["id"], **reply}, data)
+        except FrameTooLarge as error:
+            await self.say({"id": message["id"], "failed": str(error)})
 
     def put(self, message: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
         at = 0
@@ -223,11 +226,13 @@ class Supervisor:
         return {}, b""
 
     def get(self, message: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
-        return {}, tree.read(self.place(message["base"]), message["parts"], message["most"])
+        most = min(message["most"], max_body())
+        return {}, tree.read(self.place(message["base"]), message["parts"], most)
 
     def changed(self, message: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
         fields = message["limits"]
-        limits = ArtifactLimits(**{**fields, "skip": frozenset(fields["skip"])})
+        total = min(fields["total_bytes"], max_body())  # the answer is one frame
+        limits = ArtifactLimits(**{**fields, "total_bytes": total, "skip": frozenset(fields["skip"])})
         found = artifacts.changed(self.place(WORK), dict(self.placed), limits)
         entries, data = [], []
         for kind, files in (("added", found.added), ("modified", found.modified)):

@@ -4,7 +4,8 @@ Each request is answered once, even if the line was lost in between: requests wi
 
 | waits for | unblocked by |
 |---|---|
-| an answer | the supervisor; `settings.ttl_s / 2` without a line |
+| an answer | the supervisor; `settings.ttl_s / 2` without a line; `_FRUITLESS` lines that brought no answer |
+| a line | the greeting; `settings.ttl_s / 2` |
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from sandboxes.base import SandboxError, SandboxLost
-from sandboxes.inside.frames import Reader, frame
+from sandboxes.inside.frames import FrameTooLarge, Reader, frame
 from sandboxes.kubernetes.api import Api, ApiError
 from sandboxes.kubernetes.objects import BUNDLE, CONTAINER
 
@@ -28,6 +29,8 @@ STDIN, STDOUT, STDERR, STATUS = 0, 1, 2, 3
 _PIECE = 1 << 16
 _BEAT_S = 15.0
 _AGAIN_S = 0.1
+_FRUITLESS = 20
+"""Consecutive lines that may end before any waiting request has its answer: the request itself may be the cause."""
 
 Answer = tuple[dict[str, Any], bytes]
 
@@ -54,13 +57,14 @@ class Channel:
         self._greeted = asyncio.Event()
         self.lines = 0
         """Number of lines so far. A line counts once the supervisor has sent its greeting."""
+        self._answers = 0
 
     async def run(self, why_lost: Callable[[], Awaitable[SandboxError | None]]) -> None:
         """Keep the line until cancelled or abandoned. `why_lost` returns an error if the pod is gone for good, else None."""
         settings = self._api.settings
-        since = time.monotonic()
+        since, fruitless = time.monotonic(), 0
         while True:
-            lines = self.lines
+            lines, answers = self.lines, self._answers
             try:
                 await self._line()
                 since = time.monotonic()
@@ -73,7 +77,12 @@ class Channel:
             await self._parted()
             if self.lines > lines:  # the line was up until now
                 since = time.monotonic()
+                fruitless = fruitless + 1 if self._waiting and self._answers == answers else 0
             cause = await why_lost()
+            if cause is None and fruitless >= _FRUITLESS:
+                cause = SandboxLost(
+                    f"{line_error}: {fruitless} lines ended before the pod answered a request"
+                )
             if cause is not None or time.monotonic() - since > settings.ttl_s / 2:
                 self.give_up(cause or line_error or SandboxLost("lost"))
                 return
@@ -163,6 +172,7 @@ class Channel:
         if "hello" in message:
             self._greeted.set()
         elif "id" in message:
+            self._answers += 1
             known = self._waiting.pop(message["id"], None)
             if known is not None and not known[1].done():
                 known[1].set_result((message, body))
@@ -185,11 +195,14 @@ class Channel:
             return
 
     async def ask(self, message: dict[str, Any], body: bytes = b"") -> Answer:
-        """Send a request and return its answer. `SandboxError` if the line is lost for good."""
+        """Send a request and return its answer. `SandboxError` if the line is lost for good, or the request too large."""
         if self._failed is not None:
             raise self._failed
         number = next(self._numbers)
-        data = frame({**message, "id": number}, body)
+        try:
+            data = frame({**message, "id": number}, body)
+        except FrameTooLarge as error:
+            raise SandboxError(f"{error}: send fewer or smaller files") from error
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = (data, future)
         try:

@@ -6,7 +6,7 @@ import base64
 import itertools
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from sandboxes.base import (
 )
 from sandboxes.directory import locate
 from sandboxes.execution import to_its_end
+from sandboxes.inside.frames import max_body
 from sandboxes.kubernetes.channel import Answer, Channel
 from sandboxes.kubernetes.process import PodProcess
 from sandboxes.unstartable import Unstartable, unstartable
@@ -101,6 +102,8 @@ class PodSandbox:
         line = self.line
         if (reason := unstartable(argv)) is not None:
             return Unstartable(reason)
+        if len(stdin or b"") > max_body():
+            return Unstartable(f"its input has more than {max_body():,} bytes")
         # JSON has no infinity, and the pod does not live this long.
         wall_s = min(self.limits.wall_s if timeout_s is None else timeout_s, 1e9)
         task = {
@@ -211,38 +214,26 @@ class PodSandbox:
         modes: Mapping[str, int] | None = None,
         work_links: Mapping[str, str] | None = None,
     ) -> None:
-        """Send the spec's files, directories and links, and copies of bound files; files in requests of about `_REQUEST_BYTES`."""
-        entries: list[list[Any]] = []
+        """Send the spec's files, directories and links, and copies of bound files; files in requests of about `_REQUEST_BYTES`.
+        `PathRefused` for a file that is too large for one request."""
         links: list[list[Any]] = []
-        data: list[bytes] = []
-        pending = 0
+        batch = _Batch(self._request, bound=list((binds or {}).values()))
         for inside, file in files.items():
             base, parts = _locate(inside)
-            if entries and pending + file.size > _REQUEST_BYTES:
-                await self._request({"op": "put", "files": entries, "links": []}, b"".join(data))
-                entries, data, pending = [], [], 0
-            body = await anyio.to_thread.run_sync(_content, file)
-            entries.append([base, parts, file.mode, len(body)])
-            data.append(body)
-            pending += len(body)
+            await batch.add(base, parts, file)
         for outside, inside in (binds or {}).items():
             for parts, found in await anyio.to_thread.run_sync(partial(_all_below, outside)):
                 if isinstance(found, File):
-                    entries.append([inside, parts, found.mode, len(found.data)])
-                    data.append(found.data)
+                    await batch.add(inside, parts, found)
                 else:
                     links.append([inside, parts, found])
         message = {
-            "op": "put",
-            "files": entries,
             "links": links,
-            "bound": list((binds or {}).values()),
             "directories": [_locate(inside) for inside in directories],
             "modes": [[*_locate(inside), mode] for inside, mode in (modes or {}).items()],
             "work_links": [[*_locate(inside), target] for inside, target in (work_links or {}).items()],
         }
-        reply, _ = await self._request(message, b"".join(data))
-        del reply
+        await batch.send(message)
 
     async def get(self, path: str, *, max_bytes: int = 8 << 20) -> bytes:
         base, parts = _locate(path)
@@ -296,6 +287,36 @@ class PodSandbox:
         self.lost(SandboxError(f"sandbox {self.id} is closed"))
         for stream in list(self._streams.values()):
             await stream.aclose()
+
+
+class _Batch:
+    """Files on their way into a pod. `bound`: directories that the first request makes."""
+
+    def __init__(
+        self, request: Callable[[dict[str, Any], bytes], Awaitable[Answer]], bound: list[str]
+    ) -> None:
+        self._request, self._bound = request, bound
+        self._entries: list[list[Any]] = []
+        self._data: list[bytes] = []
+        self._pending = 0
+
+    async def add(self, base: str, parts: list[str], file: AnyFile) -> None:
+        """Add one file, after a request if it would make the batch too large. `PathRefused` if it is too large alone."""
+        if file.size > max_body():
+            raise PathRefused("/".join((base, *parts)), RefusedReason.TOO_LARGE)
+        if self._entries and self._pending + file.size > min(_REQUEST_BYTES, max_body()):
+            await self.send({"links": []})
+        body = await anyio.to_thread.run_sync(_content, file)
+        self._entries.append([base, parts, file.mode, len(body)])
+        self._data.append(body)
+        self._pending += len(body)
+
+    async def send(self, more: dict[str, Any]) -> None:
+        """Send the files that are left, and the rest of the request."""
+        message = {"op": "put", "files": self._entries, "bound": self._bound, **more}
+        data = b"".join(self._data)
+        self._entries, self._data, self._bound, self._pending = [], [], [], 0
+        await self._request(message, data)
 
 
 def _start(process: PodProcess) -> dict[str, Any]:

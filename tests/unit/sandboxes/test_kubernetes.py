@@ -19,9 +19,22 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.settings.providers import ContainerSection, KubernetesSection
-from sandboxes.base import File, KilledBy, Limits, SandboxError, SandboxSpec, SandboxSpent
+from sandboxes.base import (
+    ArtifactLimits,
+    File,
+    KilledBy,
+    Limits,
+    PathRefused,
+    RefusedReason,
+    SandboxError,
+    SandboxLost,
+    SandboxSpec,
+    SandboxSpent,
+)
 from sandboxes.conformance.registry import long_sleep, sleepers
 from sandboxes.container.settings import ContainerSettings
+from sandboxes.inside import frames
+from sandboxes.inside.supervisor import Supervisor
 from sandboxes.kubernetes import channel
 from sandboxes.kubernetes.objects import Identity, label, name_of, pod, secret
 from sandboxes.kubernetes.provider import KubernetesProvider, _used_up
@@ -378,6 +391,94 @@ async def test_what_would_have_to_be_copied_into_every_pod_is_limited(tmp_path: 
             baked = KubernetesProvider(replace(provider.settings, baked=("/opt/tool",)))
             async with baked.open(SandboxSpec(binds={directory / "tool": "/opt/tool"})):
                 assert len(fake.made) == 1
+
+
+def small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 64 << 10)
+    # A line that is lost again and again would end only with the test.
+    monkeypatch.setattr(channel, "_AGAIN_S", 0.0)
+
+
+async def test_files_that_do_not_fit_into_one_answer_are_over_the_limit_of_all_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_frames(monkeypatch)
+    async with cluster() as (fake, provider):
+        async with provider.open(SandboxSpec(cwd="/app")) as sandbox:
+            [runtime] = fake.runtimes.values()
+            for number in range(4):
+                (runtime.place / f"app/{number}").write_bytes(b"x" * (16 << 10))
+            with anyio.fail_after(60):
+                found = await sandbox.changed(ArtifactLimits())
+            assert len(found.added) == 3 and not found.complete
+            assert [reason for _, reason in found.refused] == [RefusedReason.TOTAL]
+            (runtime.place / "app/large").write_bytes(b"x" * (64 << 10))
+            with anyio.fail_after(60), pytest.raises(PathRefused, match="large"):
+                await sandbox.get("/app/large")
+            for number in range(300):
+                (runtime.place / "app" / f"{number:0>200}").touch()
+            with (
+                anyio.fail_after(60),
+                pytest.raises(SandboxError, match="and the line to a pod carries 65,536"),
+            ):
+                await sandbox.changed(ArtifactLimits())
+            assert await sandbox.get("/app/0") == b"x" * (16 << 10)
+            assert sandbox.channel is not None and sandbox.channel.lines == 1  # type: ignore[attr-defined]
+
+
+async def test_files_that_do_not_fit_into_one_request_are_placed_by_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_frames(monkeypatch)
+    with place() as directory:
+        (directory / "tool").mkdir(mode=0o755)
+        for number in range(4):
+            (directory / "tool" / f"{number}").write_bytes(b"x" * (30 << 10))
+        (directory / "tool").chmod(0o755)
+        async with cluster() as (fake, provider):
+            spec = SandboxSpec(
+                files={f"/app/{number}": File(b"y" * (30 << 10)) for number in range(3)},
+                binds={directory / "tool": "/opt/tool"},
+            )
+            with anyio.fail_after(60):
+                async with provider.open(spec) as sandbox:
+                    assert await sandbox.get("/app/2") == b"y" * (30 << 10)
+                    [runtime] = fake.runtimes.values()
+                    assert len(os.listdir(runtime.place / "opt/tool")) == 4
+                    large = b"z" * (64 << 10)
+                    with pytest.raises(PathRefused, match="large"):
+                        await sandbox.put({"/app/large": File(large)})
+                    assert (await sandbox.exec(["cat"], stdin=large)).exit_code == 126
+                    assert await sandbox.get("/app/0") == b"y" * (30 << 10)
+            with (
+                anyio.fail_after(60),
+                pytest.raises(SandboxError, match="cannot place /app/large into the pod"),
+            ):
+                async with provider.open(SandboxSpec(files={"/app/large": File(large)})):
+                    pass
+
+
+async def test_a_request_that_ends_every_line_loses_the_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "_AGAIN_S", 0.0)
+    async with cluster() as (_, provider):
+        async with provider.open(SandboxSpec()) as sandbox:
+
+            async def refuse(*_: object) -> None:
+                raise ValueError("not a frame")
+
+            monkeypatch.setattr(Supervisor, "files", refuse)
+            monkeypatch.setattr(Supervisor, "spawn", lambda _, work: end(work))
+            with (
+                anyio.fail_after(60),
+                pytest.raises(SandboxLost, match="20 lines ended before the pod answered"),
+            ):
+                await sandbox.get("/app/any")
+
+
+def end(work: Any) -> None:
+    """The supervisor refuses a request, and ends the line for it."""
+    work.close()
+    raise ValueError("not a frame")
 
 
 async def test_throttling_is_heeded() -> None:
