@@ -66,14 +66,8 @@ _OVER = re.compile(
 )
 """The kubelet's messages for a pod that is over its own limit (pkg/kubelet/eviction/helpers.go)."""
 _PAGE = 500
-_NEVER = (
-    "ImagePullBackOff",
-    "ErrImagePull",
-    "InvalidImageName",
-    "CreateContainerConfigError",
-    "CreateContainerError",
-    "ErrImageNeverPull",
-)
+_NEVER = ("InvalidImageName", "CreateContainerConfigError", "ErrImageNeverPull")
+"""Reasons that end only with another pod. The kubelet tries again after others, such as ErrImagePull of a registry that is away: these have `start_s`."""
 
 
 class KubernetesProvider:
@@ -231,8 +225,10 @@ class KubernetesProvider:
                                 break
                             if event["type"] == "DELETED":
                                 raise SandboxError(f"the pod {name} was deleted before it ran")
-                            if event["type"] in ("ADDED", "MODIFIED") and _runs(event["object"], uid):
-                                return
+                            if event["type"] in ("ADDED", "MODIFIED"):
+                                pod = event["object"]
+                                if _runs(pod, uid):
+                                    return
             if time.monotonic() > deadline:
                 raise SandboxError(
                     f"the pod {name} does not run after {self.settings.start_s:g} s (sandbox.kubernetes.start_s): {_state(pod)}"

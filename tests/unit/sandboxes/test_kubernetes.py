@@ -269,7 +269,16 @@ async def test_a_program_whose_own_supervisor_the_kernel_ended_for_memory_was_en
                     {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
                 ],
             },
-            "cannot start: ImagePullBackOff: no such image",
+            "does not run after 1 s (sandbox.kubernetes.start_s): Pending, ImagePullBackOff, no such image",
+        ),
+        (
+            {
+                "phase": "Pending",
+                "containerStatuses": [
+                    {"state": {"waiting": {"reason": "InvalidImageName", "message": "no such name"}}}
+                ],
+            },
+            "cannot start: InvalidImageName: no such name",
         ),
         (
             {"phase": "Failed", "reason": "Evicted", "message": "The node was low on memory"},
