@@ -19,9 +19,11 @@ from sandboxes.owner import LeasedWork
 SANDBOX = "penstock.dev/sandbox"
 """Label of every pod and Secret; its value is the name of both."""
 OPENING = "penstock.dev/opening"
+"""Annotation: the `open` call that created the object. Objects of other calls are not adopted."""
+TTL_S, START_S = "penstock.dev/ttl-s", "penstock.dev/start-s"
+"""Annotations: the settings of the run that created the object. Other runs of the namespace remove it by them."""
 SHARED_MEMORY = "shm"
 """The volume of /dev/shm."""
-"""Annotation: the `open` call that created the object. Objects of other calls are not adopted."""
 CONTAINER = "work"
 SUPERVISOR = "/etc/penstock"
 BUNDLE = f"{SUPERVISOR}/supervisor.pyz"
@@ -80,7 +82,8 @@ def metadata(identity: Identity, settings: KubernetesSettings) -> Object:
         "penstock.dev/owner": label(identity.owner),
         **work_labels,
     }
-    return {"name": identity.name, "labels": labels, "annotations": {OPENING: identity.opening}}
+    annotations = {OPENING: identity.opening, TTL_S: f"{settings.ttl_s:g}", START_S: f"{settings.start_s:g}"}
+    return {"name": identity.name, "labels": labels, "annotations": annotations}
 
 
 def pod(identity: Identity, spec: SandboxSpec, settings: KubernetesSettings) -> Object:

@@ -49,7 +49,7 @@ from sandboxes.from_environment import from_environment
 from sandboxes.kubernetes import KUBERNETES, objects
 from sandboxes.kubernetes.api import Api, ApiError, Object
 from sandboxes.kubernetes.channel import Channel
-from sandboxes.kubernetes.objects import OPENING, SANDBOX, Identity, copied, name_of
+from sandboxes.kubernetes.objects import OPENING, SANDBOX, START_S, TTL_S, Identity, copied, name_of
 from sandboxes.kubernetes.sandbox import PodSandbox
 from sandboxes.kubernetes.settings import KubernetesSettings
 from sandboxes.owner import work, worker
@@ -67,7 +67,7 @@ _OVER = re.compile(
 """The kubelet's messages for a pod that is over its own limit (pkg/kubelet/eviction/helpers.go)."""
 _PAGE = 500
 _NEVER = ("InvalidImageName", "CreateContainerConfigError", "ErrImageNeverPull")
-"""Reasons that end only with another pod. The kubelet tries again after others, such as ErrImagePull of a registry that is away: these have `start_s`."""
+"""Reasons that end only with another pod. The kubelet tries again after others, such as ErrImagePull: these have `start_s`."""
 
 
 class KubernetesProvider:
@@ -312,7 +312,8 @@ class KubernetesProvider:
                 raise
 
     async def remove_leftovers(self) -> int:
-        """Remove pods whose supervisor ended, or that never ran, a `ttl_s` ago: their owners are dead. Returns their number."""
+        """Remove pods whose supervisor ended, or that never ran, a `ttl_s` ago: their owners are dead. Each pod has the `ttl_s` and `start_s` of its
+        own run. Returns their number."""
         self._removed_at = time.monotonic()
         found = 0
         async with self._api.using():
@@ -396,6 +397,7 @@ def _abandoned(pod: Object, now_s: float, settings: KubernetesSettings) -> bool:
     meta, status = pod["metadata"], pod.get("status", {})
     if "deletionTimestamp" in meta:
         return False
+    ttl_s, start_s = _own(meta, TTL_S, settings.ttl_s), _own(meta, START_S, settings.start_s)
     if status.get("phase") in ("Succeeded", "Failed"):
         end_times = [
             each["state"]["terminated"].get("finishedAt")
@@ -404,11 +406,19 @@ def _abandoned(pod: Object, now_s: float, settings: KubernetesSettings) -> bool:
         ]
         return (
             now_s - max(map(_time, filter(None, end_times)), default=_time(meta["creationTimestamp"]))
-            > settings.ttl_s / 2
+            > ttl_s / 2
         )
     if status.get("phase") == "Pending":
-        return now_s - _time(meta["creationTimestamp"]) > settings.start_s + settings.ttl_s
+        return now_s - _time(meta["creationTimestamp"]) > start_s + ttl_s
     return False
+
+
+def _own(meta: Object, annotation: str, ours: float) -> float:
+    """A duration of the pod's own run, or ours if it has none."""
+    try:
+        return float(meta.get("annotations", {})[annotation])
+    except (KeyError, ValueError):
+        return ours
 
 
 def _time(text: str) -> float:
