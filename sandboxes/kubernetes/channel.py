@@ -105,21 +105,25 @@ class Channel:
         query = [("command", word) for word in ("python3", "-IS", BUNDLE, "pipe")]
         query += [("container", CONTAINER), ("stdin", "1"), ("stdout", "1"), ("stderr", "1")]
         url = self._api.url(f"pods/{self._pod}/exec")
+        patience_s = self._api.settings.ttl_s / 2
         try:
-            socket = await self._api.session.ws_connect(
-                url,
-                params=query,
-                protocols=PROTOCOLS,
-                headers=self._api.headers(),
-                max_msg_size=0,
-                heartbeat=_BEAT_S,
-            )
+            async with asyncio.timeout(patience_s):
+                socket = await self._api.session.ws_connect(
+                    url,
+                    params=query,
+                    protocols=PROTOCOLS,
+                    headers=self._api.headers(),
+                    max_msg_size=0,
+                    heartbeat=_BEAT_S,
+                )
         except aiohttp.WSServerHandshakeError as error:
             if error.status == 403:
                 raise SandboxError(
                     f"the Kubernetes API refuses pods/exec of {self._pod}: give its account create and get"
                 ) from error
             raise
+        except TimeoutError as error:
+            raise TimeoutError(f"the Kubernetes API does not open it within {patience_s:g} s") from error
         try:
             if socket.protocol not in PROTOCOLS:
                 raise SandboxError(
@@ -130,10 +134,14 @@ class Channel:
             try:
                 greeting = asyncio.create_task(self._greeted.wait())
                 try:  # wait until the supervisor answers, not only an exec that waits for it
-                    await asyncio.wait((greeting, receiving), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(
+                        (greeting, receiving), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
+                    )
                 finally:
                     greeting.cancel()
                 if not self._greeted.is_set():
+                    if not receiving.done():
+                        raise TimeoutError(f"its supervisor does not answer within {patience_s:g} s")
                     await receiving  # raises the error that ended the line
                     return
                 self._socket = socket

@@ -11,6 +11,7 @@ JSON with bookmarks and 410 Gone; pods/exec by websocket (v5.channel.k8s.io). It
 
 import asyncio
 import contextlib
+import enum
 import itertools
 import json
 import math
@@ -49,6 +50,13 @@ VERBS = {
     ("create", "pods/exec"),
 }
 """The account's permissions: exactly the Role of the guide."""
+
+
+class Silence(enum.Enum):
+    """How an exec stays silent for ever: its websocket is not opened, or nothing comes over it."""
+
+    CLOSED = enum.auto()
+    OPEN = enum.auto()
 
 
 @dataclass(kw_only=True)
@@ -118,6 +126,7 @@ class Fake:
         self.versions = itertools.count(100)
         self.tasks: set[asyncio.Task[None]] = set()
         self.pending: Callable[[Object], Awaitable[None]] | None = None
+        self.silent: Silence | None = None
         self.url = ""
         self.hierarchies = detect() if processes else None
 
@@ -327,8 +336,14 @@ class Fake:
         runtime = None if pod is None else self.runtimes.get(pod["metadata"]["uid"])
         if runtime is None or not runtime.running:
             raise Refused(404 if pod is None else 400, "BadRequest", f"container not found in pod {name}")
+        if self.silent is Silence.CLOSED:
+            await asyncio.get_running_loop().create_future()
         socket = web.WebSocketResponse(protocols=("v5.channel.k8s.io", "v4.channel.k8s.io"), max_msg_size=0)
         await socket.prepare(request)
+        if self.silent is Silence.OPEN:
+            async for _ in socket:
+                pass
+            return socket
         self.lines.add(socket)
         reader, writer, end = await runtime.exec(request.query.getall("command"))
 

@@ -7,11 +7,12 @@ from typing import Any
 import anyio
 import pytest
 
-from sandboxes.base import SandboxSpec
+from sandboxes.base import SandboxLost, SandboxSpec
 from sandboxes.kubernetes.objects import Identity, pod
 from sandboxes.kubernetes.provider import KubernetesProvider, _abandoned
 from sandboxes.kubernetes.settings import KubernetesSettings
 from tests.unit.sandboxes.clusters import cluster, gone
+from tests.unit.sandboxes.fake_kubernetes import Silence
 from tests.unit.sandboxes.fake_runtime import Object
 from tests.waiting import eventually
 
@@ -92,3 +93,19 @@ def test_a_pod_is_abandoned_by_the_limits_of_its_own_run() -> None:
             earlier = {**made, "metadata": {**made["metadata"], "annotations": annotations}}
             assert not _abandoned(earlier, created_s + ours_s, ours)
             assert _abandoned(earlier, created_s + ours_s + 1, ours)
+
+
+@pytest.mark.parametrize(
+    ("silence", "sentence"),
+    [
+        (Silence.CLOSED, "the Kubernetes API does not open it within 0.5 s"),
+        (Silence.OPEN, "its supervisor does not answer within 0.5 s"),
+    ],
+)
+async def test_a_line_that_stays_silent_is_lost(silence: Silence, sentence: str) -> None:
+    async with cluster(ttl_s=1.0) as (fake, provider):
+        fake.silent = silence
+        with anyio.fail_after(60), pytest.raises(SandboxLost, match=sentence):
+            async with provider.open(SandboxSpec()):
+                pass
+        await gone(fake)
