@@ -23,7 +23,7 @@ import anyio.to_thread
 from anyio.abc import ByteReceiveStream
 
 from sandboxes import seccomp
-from sandboxes.base import Limits, SandboxError, SideService
+from sandboxes.base import Limits, MachineFault, SandboxError, SideService
 from sandboxes.container.settings import ContainerSettings
 from sandboxes.inside import confine
 from sandboxes.machine import fault
@@ -221,6 +221,19 @@ class ContainerEngine:
             raise SandboxError(
                 f"{self.settings.engine} {words[0]} has not ended after {timeout_s:g} s"
             ) from error
+
+    async def has_image(self, name: str) -> bool:
+        """Whether the engine has an image. `MachineFault` if the engine does not answer, which gives the same exit code as a missing image."""
+        if not (await self.call("image", "inspect", name)).returncode:
+            return True
+        await self.require_answer()
+        return False
+
+    async def require_answer(self) -> None:
+        """Raise `MachineFault` unless the engine answers: podman by itself, docker by its daemon."""
+        result = await self.call("version")
+        if result.returncode:
+            raise MachineFault(f"{self.settings.engine} does not answer: {error_text(result.stderr)}")
 
     async def copied(self, source: str, sink: BinaryIO, most: int, timeout_s: float = CALL_S) -> bool | None:
         """Write the tar archive of `source` (CONTAINER:PATH) into `sink`, at most `most` bytes. None: the archive is longer. False: the path does

@@ -27,11 +27,12 @@ from sandboxes.base import (
     Folder,
     ImageRefused,
     Link,
+    MachineFault,
     SandboxSpec,
 )
 from sandboxes.build_context import IGNORES, context_digest, sent
 from sandboxes.container.content import DirectoryBounds, DirectoryContent, read, too_large
-from sandboxes.container.engine import LABEL, ROOT, ContainerEngine
+from sandboxes.container.engine import LABEL, ROOT, ContainerEngine, error_text
 from sandboxes.disk_full import making
 from sandboxes.images import adapt, recipe
 from sandboxes.images.complaint import complaint
@@ -47,6 +48,7 @@ _NAME = "localhost/penstock-task"
 _READER = "reader:"
 _ID = re.compile(r"[0-9a-f]{64}")
 _SHORT = 1 << 20
+_FULL = b"no space left on device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,7 @@ async def _chosen(engine: ContainerEngine, spec: SandboxSpec) -> tuple[str, str]
     (base,) = recipe.bases(recipe.read(written.data)[1])
     instead = f"environment/Dockerfile in place of {base}"
     own = image_name(engine, spec.build)
-    if spec.build != spec.prebuilt and not (await engine.call("image", "inspect", own)).returncode:
+    if spec.build != spec.prebuilt and await engine.has_image(own):
         return own, instead  # it is not tried again whether the other one can be had by now
     key = f"task.toml: docker_image = {base!r}"
     try:
@@ -137,9 +139,9 @@ async def made(
     what: str = "environment/Dockerfile",
 ) -> str:
     """The name of a build context's image, built unless this engine has it. `timeout_s`: 0: the provider's own. ImageRefused, with `what`, if it
-    cannot be built, or not in this time."""
+    cannot be built, or not in this time. `MachineFault` if the engine does not answer or its disk is full."""
     name = image_name(engine, context)
-    if (await engine.call("image", "inspect", name)).returncode:
+    if not await engine.has_image(name):
         await _build(engine, name, context, min(timeout_s or BUILD_S, BUILD_S), what)
     return name
 
@@ -172,6 +174,10 @@ async def _build(
             f"{what}: the image is not built by {engine.settings.engine} within {timeout_s:g} s (build_timeout_sec)"
         )
     if result.returncode:
+        await engine.require_answer()
+        # A step of the build ends with its exit code; the last line is the engine's own.
+        if _FULL in result.stderr.rstrip().rpartition(b"\n")[2].lower():
+            raise MachineFault(f"the disk of {engine.settings.engine} is full: {error_text(result.stderr)}")
         printed = b"\n".join((result.stdout, result.stderr)).decode(errors="replace")
         raise ImageRefused(complaint(f"{what.rstrip(',')}: its build by {engine.settings.engine}", printed))
 

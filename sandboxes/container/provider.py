@@ -187,9 +187,7 @@ class ContainerProvider:
         if missing := self._engine.missing():
             return (missing,)
         try:
-            if (image := self.settings.image) and (
-                await self._engine.call("image", "inspect", image)
-            ).returncode:
+            if (image := self.settings.image) and not await self._engine.has_image(image):
                 command = f"{self.settings.engine} pull {image}"
                 return (
                     f"sandbox.container.image: {self.settings.engine} has no image {image}: run `{command}`.",

@@ -20,6 +20,7 @@ from sandboxes.base import (
     ImageRefused,
     Limits,
     Link,
+    MachineFault,
     SandboxError,
     SandboxSpec,
     SideService,
@@ -331,12 +332,60 @@ def test_the_time_of_an_ignore_file_is_part_of_the_builds() -> None:
 async def test_an_ignore_file_that_is_none_is_refused_by_name(
     root: Path, entry: BuildEntry, kind: str
 ) -> None:
-    shim = engine(root, "sys.exit(1)")
+    shim = engine(root, "sys.exit(sys.argv[1] == 'image')")
     context: dict[str, BuildEntry] = {"Dockerfile": File(b"FROM x\n"), ".dockerignore": entry}
     with pytest.raises(
         ImageRefused, match=f"^environment/Dockerfile: its .dockerignore is {kind}: write the file"
     ):
         await made(ContainerEngine(ContainerSettings(engine=str(shim))), context, 60.0)
+
+
+AWAY = "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?"
+FULL = "write /var/lib/docker/tmp/x: no space left on device"
+
+
+@pytest.mark.parametrize(
+    ("does", "error", "sentence"),
+    [
+        (f"sys.exit({AWAY!r})", MachineFault, "podman does not answer: Cannot connect to the Docker daemon"),
+        # It goes away during the build.
+        (
+            f"""import os
+away = sys.argv[0] + ".away"
+if sys.argv[1] == "image":
+    sys.exit("No such image")
+if sys.argv[1] == "build":
+    open(away, "w").close()
+if os.path.exists(away):
+    sys.exit({AWAY!r})
+""",
+            MachineFault,
+            "podman does not answer: Cannot connect to the Docker daemon",
+        ),
+        (
+            f"sys.exit({{'image': 'No such image', 'build': {FULL!r}}}.get(sys.argv[1]))",
+            MachineFault,
+            "the disk of .*podman is full: .*no space left",
+        ),
+        (
+            f"sys.exit({{'image': 'No such image', 'build': {FULL!r} + chr(10) + 'exit code: 1'}}.get(sys.argv[1]))",
+            ImageRefused,
+            "^environment/Dockerfile: its build by .*podman failed",
+        ),
+    ],
+)
+async def test_a_build_that_the_engine_fails_is_not_the_tasks_fault(
+    root: Path, does: str, error: type[Exception], sentence: str
+) -> None:
+    container = ContainerEngine(ContainerSettings(engine=str(engine(root, does))))
+    with pytest.raises(error, match=sentence):
+        await made(container, {"Dockerfile": File(b"FROM x")}, 60.0)
+
+
+async def test_an_engine_that_is_away_is_a_problem_and_its_images_are_not(root: Path) -> None:
+    shim = engine(root, f"sys.exit({AWAY!r})")
+    [problem] = await ContainerProvider(ContainerSettings(engine=str(shim), image="x")).problems()
+    assert problem.startswith(f"{shim} does not answer: Cannot connect to the Docker daemon")
 
 
 async def test_an_engine_that_is_missing_and_an_image_that_was_not_named_are_problems(root: Path) -> None:
