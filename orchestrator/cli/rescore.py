@@ -1,6 +1,5 @@
 """`penstock rescore`: new verdicts for groups that are in no batch."""
 
-import getpass
 import json
 import socket
 from dataclasses import asdict
@@ -14,6 +13,7 @@ from orchestrator.cli import shell_completion
 from orchestrator.cli.bar import busy
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.deploy.home import Home
+from sandboxes.login import login_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ def rescore(
     resolved = Home.at(config).connected()
     repaired = corrected_tasks(resolved, tests or [])
     chosen = Chosen(tuple(domains or ()), tuple(tasks or ()))
-    signed_reason = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"
+    signed_reason = f"{login_name()} at {socket.gethostname()}: {reason}"
     with busy("rescore"):
         done = anyio.run(_rescore, resolved, chosen, signed_reason, repaired)
     if as_json:

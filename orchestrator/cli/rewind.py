@@ -1,6 +1,5 @@
 """`penstock rewind`: undo the batches after one, and continue from its weights."""
 
-import getpass
 import json
 import socket
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.numbers import INT4
 from orchestrator.deploy.home import Home
+from sandboxes.login import login_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +64,7 @@ def rewind(
         raise ValueError("give --rescore or --tests: corrected tests choose their tasks themselves")
     resolved = Home.at(config).connected()
     corrected = corrected_tasks(resolved, tests) if tests else {} if rescore else None
-    signed_reason = f"{getpass.getuser()} at {socket.gethostname()}: {reason}"
+    signed_reason = f"{login_name()} at {socket.gethostname()}: {reason}"
     with busy("rewind: the checkpoint is read and checked"):
         done, rescored = anyio.run(_rewind, resolved, to_batch, signed_reason, corrected)
     if as_json:

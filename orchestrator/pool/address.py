@@ -409,7 +409,8 @@ def _check_certificates(tls: Mapping[str, str]) -> None:
                     else f"the PostgreSQL URL has {name}={_shown(tls[name])}, which cannot be loaded: it is a list of revoked certificates in PEM"
                 ) from None
     if "sslcert" in tls:
-        usual = Path("~/.postgresql/postgresql.key").expanduser()  # as in libpq and the driver
+        # As in libpq and the driver. A user without a home directory has no such file.
+        usual = Path(os.path.expanduser("~/.postgresql/postgresql.key"))
         _load_certificate(context, tls, tls.get("sslkey") or (str(usual) if usual.exists() else None))
 
 

@@ -1,14 +1,10 @@
 """The person at this machine."""
 
-import getpass
-import os
 import socket
+
+from sandboxes.login import login_name
 
 
 def current_user() -> str:
     """`user@host` of who started this process, as far as this machine knows."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name
-        name = str(os.getuid())
-    return f"{name}@{socket.gethostname()}"
+    return f"{login_name()}@{socket.gethostname()}"

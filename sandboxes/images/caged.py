@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from sandboxes import tree
 from sandboxes.base import ImageRefused, SandboxError
 from sandboxes.images.cage import FAILED, RANGE, RESOLVER
 from sandboxes.images.complaint import at_step, complaint
+from sandboxes.login import login_name
 from sandboxes.tools import bwrap
 from sandboxes.tree import TreeUsage
 
@@ -60,16 +60,17 @@ def subordinate() -> tuple[int, int]:
     """(the first user of builds on this machine, their number). SandboxError, with the remedy, if this user has none."""
     if os.geteuid() == 0:
         return FIRST_USER, RANGE
-    names = {str(os.geteuid()), getpass.getuser()}
+    name = login_name()
+    names = {str(os.geteuid()), name}
     for line in _SUBIDS.read_text().splitlines() if _SUBIDS.exists() else ():
         name, _, numbers = line.partition(":")
         first, _, count = numbers.partition(":")
         if name in names and first.isdigit() and count.isdigit() and int(count) >= RANGE - 1:
             return int(first), RANGE
-    raise SandboxError(
-        "this user has no subordinate users, which builds need: as root, run "
-        f"usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {getpass.getuser()}"
-    )
+    remedy = f"run usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}"
+    if name.isdecimal():  # usermod knows no users without a name
+        remedy = f"add the line {name}:100000:65536 to /etc/subuid and /etc/subgid"
+    raise SandboxError(f"this user has no subordinate users, which builds need: as root, {remedy}")
 
 
 def missing(*programs: str) -> list[str]:

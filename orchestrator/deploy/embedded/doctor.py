@@ -1,6 +1,5 @@
 """Everything that this machine lacks, each with the command that installs it. Changes nothing."""
 
-import getpass
 import os
 import resource
 import shutil
@@ -21,6 +20,7 @@ from orchestrator.deploy.embedded.postgres_binaries import OLDEST_MAJOR, find_bi
 from orchestrator.deploy.embedded.service_sources import Source, Used, used
 from orchestrator.deploy.embedded.service_user import service_user
 from orchestrator.runtime.unreachable import named_url
+from sandboxes.login import login_name
 from sandboxes.tools import OLDEST_BWRAP, bwrap, older
 
 GIB = 1024**3
@@ -232,7 +232,7 @@ def _files() -> DoctorCheck:
     ok = limit == resource.RLIM_INFINITY or limit >= _NEEDED_FILES
     detail = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
     # This is the hard limit: a user cannot raise it by `ulimit`.
-    name = getpass.getuser()
+    name = login_name()
     fix = f'as root, write "{name} hard nofile {_NEEDED_FILES}" to /etc/security/limits.conf and log in again'
     fix += f" (a container: --ulimit nofile={_NEEDED_FILES}; a systemd unit: LimitNOFILE={_NEEDED_FILES})"
     return DoctorCheck(name="open files", ok=ok, detail=detail, fix="" if ok else fix)

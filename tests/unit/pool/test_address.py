@@ -1,5 +1,6 @@
 """A PostgreSQL URL as libpq reads it, in the driver's terms: every option is honoured, or refused by name."""
 
+import pwd
 import socket
 import ssl
 from pathlib import Path
@@ -294,3 +295,18 @@ def test_a_certificate_that_is_not_pem_is_one_sentence(tmp_path: Path) -> None:
     ) as refused:
         address.arguments(timeout_s=3)
     assert "secret" not in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_certificate_of_a_user_without_a_home_directory_has_no_usual_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def absent(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", absent)
+    file = tmp_path / "cert"
+    file.write_text("no certificate")
+    address = address_of(f"postgresql://u@h/d?sslcert={file}")
+    with pytest.raises(ServiceError, match="cannot be loaded with its key"):
+        address.arguments(timeout_s=3)
