@@ -37,6 +37,11 @@ _OWN_PROCESSES, ENTERING, ANY_PROCESSES = 2, 24, 32_768
 """Process 1 and a program's shell; an engine's short-lived processes while it starts a program inside; more than any user of a machine has."""
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
 """Of a side service whose image begins as root: what a server needs to prepare its files and become an ordinary user."""
+_PROXIES = tuple(
+    name
+    for scheme in ("http", "https", "ftp", "no", "all")
+    for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")
+)
 _KEPT = 1 << 20  # bytes of each stream of a subcommand
 
 
@@ -147,7 +152,7 @@ class ContainerEngine:
             ]
         elif settings.runtime:
             options.append(f"--runtime={settings.runtime}")
-        options += [*self._cores(limits), *_named(run.labels, run.marks)]
+        options += [*self._cores(limits), *_named(run.labels, {**self._without_proxies(), **run.marks})]
         for mount in run.mounts:
             options += ["--mount", mount.option]
         options += [*settings.run_options, "--entrypoint=/bin/sh", run.image]
@@ -175,7 +180,8 @@ class ContainerEngine:
             options += ["--systemd=false", "--http-proxy=false"]
         elif self.settings.runtime:
             options.append(f"--runtime={self.settings.runtime}")
-        options += [*self._cores(limits), *_named(run.labels, {**service.env, **run.marks})]
+        env = {**self._without_proxies(), **service.env, **run.marks}
+        options += [*self._cores(limits), *_named(run.labels, env)]
         options += [f"--volume={path}" for path in service.volumes]
         if service.user is not None:
             options.append(f"--user={service.user}")
@@ -191,6 +197,10 @@ class ContainerEngine:
         if shares is None:
             return "--network=none", "--hostname=sandbox"
         return f"--network=container:{shares}", *(("--hostname=sandbox",) if self.podman else ())
+
+    def _without_proxies(self) -> Mapping[str, str]:
+        """docker gives every container the `proxies` of its user's config.json, unless a variable of this name is set."""
+        return {} if self.podman else dict.fromkeys(_PROXIES, "")
 
     def _cores(self, limits: Limits) -> list[str]:
         cpus = min(filter(None, (self.settings.cpus, limits.cpus)), default=0.0)

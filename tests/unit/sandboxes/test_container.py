@@ -67,6 +67,11 @@ REST = [
     "--mount",
     "type=bind,source=/here/tests,target=/tests,readonly",
 ]
+NO_PROXIES = [
+    f"--env={name}="
+    for each in ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
+    for name in (each, each.upper())
+]
 TAIL = ["--entrypoint=/bin/sh", "image:1", "-c", "the script", "sh", "session-1"]
 
 
@@ -117,7 +122,20 @@ def test_where_users_are_shared_the_containers_own_limit_of_processes_is_exact()
 def test_the_command_of_docker_is_exactly_this() -> None:
     engine = ContainerEngine(ContainerSettings(engine="/opt/docker", runtime="runsc"))
     assert engine.command == ["/opt/docker"]
-    assert engine.run(RUN) == ["run", *COMMON, "--runtime=runsc", *REST, *TAIL]
+    label, *rest = REST
+    assert engine.run(RUN) == ["run", *COMMON, "--runtime=runsc", label, *NO_PROXIES, *rest, *TAIL]
+
+
+def test_docker_gives_a_container_no_proxy_of_its_user_unless_the_task_names_one() -> None:
+    docker, podman = (ContainerEngine(ContainerSettings(engine=name)) for name in ("docker", "podman"))
+    service = replace(SERVICE.service, env={"http_proxy": "http://proxy:1"})
+    for words in (docker.run(RUN), docker.serve(SERVICE)):
+        assert set(words) >= set(NO_PROXIES) and len(NO_PROXIES) == 10
+    words = docker.serve(replace(SERVICE, service=service))
+    assert "--env=http_proxy=http://proxy:1" in words and "--env=http_proxy=" not in words
+    assert "--env=HTTP_PROXY=" in words
+    for words in (podman.run(RUN), podman.serve(SERVICE)):
+        assert "--http-proxy=false" in words and not set(words) & set(NO_PROXIES)
 
 
 SERVICE = ServiceRun(
@@ -168,7 +186,15 @@ def test_the_command_of_a_side_service_is_exactly_this() -> None:
     own = ["--systemd=false", "--http-proxy=false", "--cpus=1.5"]
     assert podman.serve(SERVICE) == ["run", *common, *own, *rest, "--tz=UTC", *tail]
     docker = ContainerEngine(ContainerSettings(engine="docker", runtime="runsc"))
-    assert docker.serve(SERVICE) == ["run", *common, "--runtime=runsc", *rest, *tail]
+    assert docker.serve(SERVICE) == [
+        "run",
+        *common,
+        "--runtime=runsc",
+        rest[0],
+        *NO_PROXIES,
+        *rest[1:],
+        *tail,
+    ]
     image_alone = replace(SERVICE, service=SideService(name="db", build={}, shown="x"))
     assert podman.serve(image_alone)[-1] == "image:2"
     assert not any(word.startswith("--entrypoint") for word in podman.serve(image_alone))
