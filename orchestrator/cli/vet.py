@@ -1,7 +1,6 @@
 """penstock tasks vet: the controls of tasks."""
 
 import json
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from orchestrator.cli.options import JsonOption, SetOption, path
 from orchestrator.cli.terminal import plain
 from orchestrator.contracts.vetting import Level
 from orchestrator.deploy.home import Home
+from orchestrator.runtime.cores import usable_cores
 from orchestrator.settings.sandbox import SandboxSection
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def vet(
         raise ValueError("--set changes keys of a run's configuration: name it with -c")
     with busy("read tasks"):
         tasks = list(sources_of(sources, limits))
-    reports = anyio.run(_vet, tasks, section, run, verdicts, until, times, jobs or os.cpu_count() or 1, again)
+    reports = anyio.run(_vet, tasks, section, run, verdicts, until, times, jobs or usable_cores(), again)
     if html is not None:
         html.write_text(page(reports, until), encoding="utf-8")
     if as_json:

@@ -4,7 +4,6 @@ A request is large if its body is `bodies.costly`, or if it has more than SMALL 
 and must be rendered. The work continues to its end when its client leaves, so a client that leaves and retries never runs two copies at once.
 """
 
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -18,6 +17,7 @@ from orchestrator.gateway.messages.requests import CompletionRequest
 from orchestrator.gateway.messages.turns import Turn
 from orchestrator.gateway.problems import BodyTooLarge, Problem, bad_request, unavailable
 from orchestrator.gateway.sessions.session import Session
+from orchestrator.runtime.cores import usable_cores
 from orchestrator.runtime.log import get
 
 log = get(__name__)
@@ -33,8 +33,8 @@ class LargeRequests:
 
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
-        self.threads = anyio.CapacityLimiter(max(1, (os.cpu_count() or 2) // 2))
-        self.unpacking = anyio.CapacityLimiter(max(1, (os.cpu_count() or 2) // 2))
+        half = max(1, usable_cores() // 2)
+        self.threads, self.unpacking = anyio.CapacityLimiter(half), anyio.CapacityLimiter(half)
         self.processes = anyio.CapacityLimiter(1)
 
     async def thread(self, session: Session, work: Callable[[], T]) -> T:
