@@ -53,7 +53,7 @@ VERBS = {
 
 
 class Silence(enum.Enum):
-    """How an exec stays silent for ever: its websocket is not opened, or nothing comes over it."""
+    """How an exec stays silent: its websocket is not opened, or nothing comes over it."""
 
     CLOSED = enum.auto()
     OPEN = enum.auto()
