@@ -13,6 +13,6 @@ users · etc · moves · system                        users and places inside a
 artifacts · elsewhere · lost_properties · tree · disk_usage   files: changes, places of an image, lost properties, hostile trees, their size
 reap · cleanup_daemon · owned · owner               the ends of owners: nothing outlives them
 ending · machine · unstartable · disk_full          errors: at the end, of this machine, of a program, of a disk
-from_environment · tools                            settings without arguments; programs on PATH
+from_environment · tools · login                    settings without arguments; programs on PATH; the name of our user
 text_files · shell_lines · paths · docker_patterns   text as people and programs save it, paths, and patterns of ignore files
 """
