@@ -38,6 +38,13 @@ class CanaryCheck:
         """From now on the server serves `version`."""
         self._expected = version, canary
 
+    async def shows(self, version: int) -> bool:
+        """Whether a canary shows the weights of `version`; False as well for a version that this gateway did not give to the server.
+        Raises RolloutServerError."""
+        if self._expected is None or self._expected[0] != version:
+            return False
+        return await self.difference(self._expected[1]) <= self._tolerance
+
     @property
     def due(self) -> bool:
         """Whether it is time for one between syncs."""

@@ -345,8 +345,8 @@ class WeightSyncer:
     async def _load(
         self, target: PolicyVersion, old: int | None, published: IntactVersion, sender: Sender | None
     ) -> float:
-        """Exchange the weights; return the seconds that the server took for that alone. Raises SyncFailed when the server keeps the old ones, which
-        then continue to serve."""
+        """Exchange the weights; return the seconds that the server took for that alone. Raises SyncFailed when the server refuses them; the old ones
+        then continue to serve if it still has them."""
         server, held = self._server, self._server.holds
         await server.client.pause()
         with anyio.move_on_after(self._settings.drain_s / 10):
@@ -365,13 +365,15 @@ class WeightSyncer:
                     target.path, str(target.version), timeout=self._settings.weight_update_timeout_s
                 )
         except WeightUpdateRefused as refused:
-            await server.client.continue_()
-            if old is None or sender is not None:  # the sender may have changed some of the weights
-                server.shut()
-            else:
+            # A sender may have changed some of the weights.
+            kept = await self._keeps(None if sender is not None else old, held)
+            if old is not None and kept:
                 server.admit(old, held)
+            else:
+                server.shut()
+            then = f"keeps {old}" if kept else "may have changed some of its weights, so it gets no calls"
             raise SyncFailed(
-                f"the server refuses version {target.version} and keeps {'its weights' if old is None else old}: {refused.message}"
+                f"the server refuses version {target.version} and {then}: {refused.message}"
             ) from refused
         server.version = None  # the old weights are gone, the canary of the new ones is pending
         took_s = anyio.current_time() - started_at
@@ -379,3 +381,24 @@ class WeightSyncer:
         self._metrics.loaded.labels(server.url).inc(published.bytes)
         await server.client.continue_()
         return took_s
+
+    async def _keeps(self, old: int | None, held: ReportedWeights | None) -> bool:
+        """Let the paused server, which has refused weights, go on; return whether it certainly has the weights of version `old`.
+
+        Its digest shows them, else a canary: SGLang may name the old version and directory although it has loaded some of the new weights."""
+        client = self._server.client
+        try:
+            await client.flush()  # keys and values of weights that it no longer has
+        except RolloutServerError as error:
+            log.warning("flush.failed", server=self._server.url, error=str(error))
+            old = None
+        await client.continue_()
+        try:
+            if old is None:
+                return False
+            if held is not None and held.digest is not None:
+                return ReportedWeights.of(await client.model_info()).instead_of(held) is None
+            return await self._canaries.shows(old)
+        except RolloutServerError as error:
+            log.warning("weights.unknown", server=self._server.url, error=str(error))
+            return False

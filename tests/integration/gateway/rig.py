@@ -88,6 +88,7 @@ class Proxy:
     held: dict[str, anyio.Event] = field(default_factory=dict)  # paths that wait here first
     swallowed: set[str] = field(default_factory=set)  # paths that are answered here, and never arrive
     odd: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # paths that get this status and body
+    misreported: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # as `odd`, but they arrive
     untold: tuple[str, ...] = ()  # keys whose text no answer tells
     # Tokens after which the next completions are broken off, as a pause does.
     cuts: list[int] = field(default_factory=list)
@@ -160,6 +161,9 @@ class Proxy:
                     headers={"Content-Type": "application/json"},
                 ) as answer:
                     reply = await answer.read()
+                    if request.path in self.misreported:
+                        status, other = self.misreported[request.path]
+                        return web.Response(status=status, body=other, content_type="application/json")
                     for key in self.untold:
                         reply = re.sub(rb'"%s":"[^"]*"' % key.encode(), rb'"%s":""' % key.encode(), reply)
                     if stops:

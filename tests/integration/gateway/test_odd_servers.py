@@ -5,6 +5,7 @@ from typing import Any
 
 import aiohttp
 import anyio
+import msgspec
 import pytest
 
 from orchestrator.contracts.marks import Finish, ParseStatus
@@ -15,7 +16,7 @@ from orchestrator.gateway.render import load_renderer
 from orchestrator.gateway.servers.lease import ServerLease
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway_client import NativeLlm, OpenSession
-from tests.integration.gateway.rig import Rig, until_row
+from tests.integration.gateway.rig import OpenRig, Rig, until_row
 from tests.integration.gateway.wires_rig import ask
 from tests.waiting import eventually
 
@@ -65,6 +66,36 @@ async def test_a_gateway_goes_on_through_the_odd_replies_of_a_server_and_uses_it
     rig.proxy.odd.clear()
     await ready(rig, 1)
     await complete(rig)
+
+
+@pytest.mark.parametrize("exchanged", [True, False])
+async def test_a_server_without_digests_that_refuses_weights_serves_on_only_if_its_canary_shows_the_old_ones(
+    open_here: OpenRig, exchanged: bool
+) -> None:
+    """SGLang's return to the old weights, after it could not load new ones, reads the new directory again."""
+    async with open_here() as rig:
+        proxy, server = rig.proxy, rig.gateway.pool.servers[0]
+        proxy.untold = ("weights_digest",)
+        await rig.publish(0)
+        await ready(rig, 0)
+        proxy.odd["/model_info"] = 200, msgspec.json.encode(await server.client.model_info())
+        refusing = proxy.misreported if exchanged else proxy.odd
+        refusing["/update_weights_from_disk"] = 400, b"Failed to update. Rolling back to original weights."
+        del proxy.seen[:]
+        await rig.publish(1)
+        state = ServerState.FAILED if exchanged else ServerState.READY
+        await until_row(
+            rig, f"SELECT 1 FROM rollout_servers WHERE detail ~ 'refuses version 1' AND state = '{state}'"
+        )
+        updated, flushed = (proxy.seen.index(path) for path in ("/update_weights_from_disk", "/flush_cache"))
+        assert updated < flushed < proxy.seen.index("canary")
+        if exchanged:
+            assert not server.ready
+        else:
+            await ready(rig, 0)
+        proxy.odd.clear()
+        proxy.misreported.clear()
+        await ready(rig, 1)
 
 
 async def test_a_row_that_only_informs_never_ends_the_syncer(

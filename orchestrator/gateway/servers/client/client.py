@@ -198,7 +198,8 @@ class RolloutServerClient:
         self, path: str, version: str, *, flush_cache: bool = True, timeout: float | None = None
     ) -> None:
         """Serve the weights in directory `path` (on the server's disk) as `version`. Pause first: an unpaused server
-        waits for its running requests. Raises WeightUpdateRefused when the server keeps the old weights."""
+        waits for its running requests. Raises WeightUpdateRefused when the server keeps the old version; whether it keeps the old weights
+        is for a digest or a canary to show."""
         body = {
             "model_path": path,
             "weight_version": version,

@@ -6,7 +6,7 @@
 | RolloutServerSilent | the server hangs, or is stopped | try again; after long silence, treat it as dead |
 | RolloutServerBroken | the server | as above; a supervisor checks it |
 | RequestRefused | ours: the request can never work | fail this completion |
-| WeightUpdateRefused | the published weights | keep the old ones, do not publish |
+| WeightUpdateRefused | the published weights | find out which weights it has; keep the old ones, do not publish |
 """
 
 from orchestrator.contracts.errors import InfraFailure
@@ -63,4 +63,5 @@ class RequestRefused(RolloutServerError):
 
 
 class WeightUpdateRefused(RequestRefused):
-    """The server keeps its old weights and their version."""
+    """The server refuses new weights. It keeps its old version, and its old weights unless it failed while it loaded (SGLang may then have the
+    new ones)."""
