@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 MIN_ROWS = 256
-FIRST_ROWS = 4
+FIRST_TOKENS = 1024  # of a new arena of small rows; one of large rows begins with one row
 
 Piece = tuple[Tensor, ...]
 """The tensors of some tokens of one row, position in dimension 2: k [layers, kv heads, n, key dim], v alike, routes [layers, 1, n, top_k]."""
@@ -43,7 +43,12 @@ class Arena:
         self.shape = shape
         self.capacity = capacity
         self.rows: list[KvRow] = []
-        self.planes = self._allocate(FIRST_ROWS)
+        self.planes = self._allocate(max(1, FIRST_TOKENS // capacity))
+
+    @property
+    def allocated(self) -> int:
+        """Tokens for which it holds memory."""
+        return self.k.shape[1] * self.capacity
 
     @property
     def k(self) -> Tensor:
@@ -68,12 +73,8 @@ class Arena:
         return keys, values, routes
 
     def take(self) -> "KvRow":
-        capacity = self.k.shape[1]
-        if len(self.rows) == capacity:
-            planes = self._allocate(2 * capacity)
-            for new, old in zip(planes, self.planes, strict=True):
-                new[:, :capacity] = old
-            self.planes = planes
+        if len(self.rows) == self.k.shape[1]:
+            self._resize(2 * len(self.rows))
         row = KvRow(self, len(self.rows))
         self.rows.append(row)
         return row
@@ -87,8 +88,18 @@ class Arena:
                 plane[:, row.index] = plane[:, last_row.index]
             last_row.index = row.index
             self.rows[row.index] = last_row
-        if not self.rows and self.k.shape[1] > FIRST_ROWS:
-            self.planes = self._allocate(FIRST_ROWS)
+
+    def fit(self) -> None:
+        """Free memory that no row needs: room for fewer than twice the rows stays."""
+        enough = 1 << (len(self.rows) - 1).bit_length()
+        if enough < self.k.shape[1]:
+            self._resize(enough)
+
+    def _resize(self, rows: int) -> None:
+        planes, used = self._allocate(rows), len(self.rows)
+        for new, old in zip(planes, self.planes, strict=True):
+            new[:, :used] = old[:, :used]
+        self.planes = planes
 
 
 class KvRow:
@@ -118,10 +129,12 @@ class KvRow:
 
 
 class KvPool:
-    """All arenas of one server. `held` = capacities of all live rows, in tokens (allocation may be up to twice that)."""
+    """All arenas of one server. `longest`: tokens of the longest sequence. `held`: capacities of all live rows, in tokens; the caller keeps it within
+    `budget`. The memory of all arenas is that of at most twice `budget` tokens; while a row grows, it also holds the old row."""
 
-    def __init__(self, shape: KvShape, longest: int) -> None:
+    def __init__(self, shape: KvShape, longest: int, budget: int) -> None:
         self.shape = shape
+        self.budget = budget
         self.held = 0
         self.arenas: list[Arena] = []
         self._capacities = [longest]
@@ -141,11 +154,17 @@ class KvPool:
             arena = Arena(self.shape, capacity)
             self.arenas.append(arena)
         self.held += capacity
-        return arena.take()
+        row = arena.take()
+        if sum(each.allocated for each in self.arenas) > 2 * self.budget:
+            for each in self.arenas:
+                each.fit()
+        return row
 
     def release(self, row: KvRow) -> None:
         self.held -= row.capacity
         row.arena.give_back(row)
+        if not row.arena.rows:
+            self.arenas.remove(row.arena)
 
     def grow(self, row: KvRow, tokens: int, filled: int) -> KvRow:
         """Move the first `filled` positions of `row` to a row that holds `tokens`."""

@@ -91,7 +91,7 @@ class Scheduler:
         self.context_length = context_length
         self.max_total_tokens = max_total_tokens
         self.max_running = max_running
-        self.pool = KvPool(model.kv_shape, context_length)
+        self.pool = KvPool(model.kv_shape, context_length, max_total_tokens)
         self.cache = PrefixCache()
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []

@@ -42,7 +42,7 @@ def save(config: Any, folder: Path) -> Path:
 
 def packed_logits(model: Model, sequences: list[list[int]], pieces: list[list[int]]) -> list[torch.Tensor]:
     """Logits of every token, fed piece by piece: `pieces[i]` are the lengths in which sequence i is fed."""
-    pool = KvPool(model.kv_shape, 1024)
+    pool = KvPool(model.kv_shape, 1024, 8192)
     rows = [pool.place(len(ids)) for ids in sequences]
     fed = [0] * len(sequences)
     out: list[list[torch.Tensor]] = [[] for _ in sequences]
