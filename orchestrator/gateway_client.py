@@ -24,6 +24,7 @@ from orchestrator.contracts.errors import InfraFailure, PenstockError, PolicyFai
 from orchestrator.contracts.events import StepMark, StepTimings
 from orchestrator.contracts.marks import MAIN_AGENT, ParseStatus, ReplyFinish
 from orchestrator.runtime.backoff import backoff
+from orchestrator.runtime.probed_socket import probed_socket
 from orchestrator.runtime.unreachable import cause_of, origin_of
 from orchestrator.settings.timeouts import timeouts
 
@@ -207,7 +208,8 @@ class _Client:
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeouts().gateway_connect_s)
-        self._http = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        connector = aiohttp.TCPConnector(limit=0, socket_factory=probed_socket)
+        self._http = aiohttp.ClientSession(timeout=timeout, connector=connector)
         return self
 
     async def __aexit__(

@@ -49,6 +49,7 @@ from orchestrator.gateway.servers.client.replies import (
     error_message,
 )
 from orchestrator.runtime.failpoints import boundary
+from orchestrator.runtime.probed_socket import probed_socket
 from orchestrator.settings.timeouts import timeouts
 from orchestrator.trajectory.routes import Experts
 
@@ -93,7 +94,11 @@ class RolloutServerClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        kept: dict[str, Any] = {"limit": 0, "keepalive_timeout": KEEP_ALIVE_S}
+        kept: dict[str, Any] = {
+            "limit": 0,
+            "keepalive_timeout": KEEP_ALIVE_S,
+            "socket_factory": probed_socket,
+        }
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(**kept)
             if self._user is None
