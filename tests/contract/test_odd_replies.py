@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 from aiohttp import web
@@ -19,10 +20,13 @@ from orchestrator.gateway.servers.client import (
 )
 from orchestrator.gateway.servers.client.errors import MAX_MESSAGE
 from orchestrator.gateway.servers.client.replies import MAX_BYTES
+from orchestrator.gateway.servers.health import HealthProbe
 from orchestrator.gateway.servers.in_flight import InFlight
 from orchestrator.gateway.servers.pool import ServerPool, preferred
 from orchestrator.gateway.servers.server import RolloutServer
+from orchestrator.gateway.servers.transfer import TransferFailed, sending
 from tests.contract.answering import Answer, always, answering
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -124,6 +128,34 @@ async def test_a_sound_reply_is_read_and_so_is_an_abort_in_the_queue() -> None:
     assert message is not None and len(message) == MAX_MESSAGE and "\x00" not in message
 
 
+@pytest.mark.parametrize("spans", [None, [], [{"version": "0", "start": 0, "end": 0}]])
+async def test_a_reply_without_tokens_is_read_with_each_form_of_no_spans(spans: Any) -> None:
+    """SGLang sends one empty span, of the version at the end of the request."""
+    aborted = completion([], finish_reason={"type": "abort", "message": "Aborted"}, weight_versions=spans)
+    async with answering(always(aborted)) as client:
+        made = await client.generate(IDS, SAMPLING)
+    assert not made.spans and made.labels == frozenset({"0"})
+
+
+async def test_a_call_that_another_gateways_pause_ends_in_the_queue_is_held_whatever_its_form_of_no_spans() -> (
+    None
+):
+    span = {"version": "0", "start": 0, "end": 0}
+    aborted = completion([], finish_reason={"type": "abort", "message": "Aborted"}, weight_versions=[span])
+    async with (
+        answering(always(aborted | {"weight_version": "0"})) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        server = RolloutServer(client)
+        server.owned = lambda: False
+        server.admit(0)
+        pool = ServerPool([server], GatewayMetrics())
+        tasks.start_soon(pool.generate, np.array(IDS, dtype="<i4"), SAMPLING, "1:1", InFlight())
+        await eventually(lambda: server.syncing_since is not None)
+        assert (server.version, server.gate_open, server.broken_replies) == (0, False, 0)
+        tasks.cancel_scope.cancel()
+
+
 @pytest.mark.parametrize("ids", [[], [5]])
 async def test_sglang_tells_no_prompt_of_a_request_that_it_aborted_in_its_queue(ids: list[int]) -> None:
     aborted = completion(ids, finish_reason={"type": "abort", "message": "Abort in waiting queue"})
@@ -159,6 +191,9 @@ async def test_sglang_tells_no_prompt_of_a_request_that_it_aborted_in_its_queue(
             "it stopped at 'NaN happened', which is not a stop string of the request",
         ),
         (completion(weight_versions=[{"version": "0", "start": 0, "end": 1}] * 1025), "weight_versions"),
+        (completion(weight_versions=None), r"start SGLang 0\.5\.23 as the rollout server"),
+        (completion([5], weight_versions=[{"version": "0", "start": 0, "end": 0}]), "one is empty at 0"),
+        (completion([], weight_versions=[{"version": "0", "start": 1, "end": 1}]), "one starts at 1"),
         (completion(routed_experts=7), "routed_experts"),
         (completion() | {"text": 7}, "text"),
         (completion() | {"meta_info": []}, "meta_info"),
@@ -201,6 +236,27 @@ async def test_a_call_that_gets_a_broken_reply_goes_on_at_another_server(status:
     assert all(server.ready for server in servers)
 
 
+@pytest.mark.parametrize("status", [502, 404])
+async def test_one_odd_answer_to_a_check_loses_no_calls_and_two_in_a_row_do(status: int) -> None:
+    answers = iter([200, status, 200, status, status])
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path != "/model_info":
+            return web.Response(status=404)
+        return web.json_response({"weight_version": "0"}, status=next(answers))
+
+    async with answering(answer) as client:
+        server, call = RolloutServer(client), anyio.CancelScope()
+        server.admit(0)
+        server.in_flight["r"] = call
+        probe = HealthProbe(server, GatewayMetrics(), probe_s=1.0)
+        for _ in range(4):
+            await probe.check()
+            assert server.ready and server.answers and not call.cancel_called
+        await probe.check()
+        assert call.cancel_called and not server.ready and not server.answers
+
+
 @pytest.mark.parametrize("route", ROUTES)
 async def test_a_reply_is_read_up_to_a_size_and_never_decompressed(route: str) -> None:
     compressed = always(gzip.compress(b" " * 2**20), headers={"Content-Encoding": "gzip"})
@@ -221,3 +277,14 @@ async def test_the_sentence_of_a_refusal_is_clean_and_short(body: bytes) -> None
         with pytest.raises(RequestRefused, match="bad") as refused_request:
             await client.generate(IDS, SAMPLING)
         assert len(refused_request.value.message) <= MAX_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"), [("dp_size", "data-parallel replicas"), ("pp_size", "pipeline stages")]
+)
+async def test_a_server_of_several_parts_gets_no_weights_from_a_sender(parts: str, reason: str) -> None:
+    async with answering(always({"tp_size": 2, parts: 2})) as client:
+        with pytest.raises(TransferFailed, match=reason) as failed:
+            async with sending(client, "/models/a", address="127.0.0.1", within=1.0):
+                pass
+    assert failed.value.always

@@ -6,12 +6,18 @@ all other operations.
 | `lost`, `back`, `invalidate`, the load | an answer of /model_info | the server, or `silence_s` |
 
 A server whose process is gone refuses the connection, and the next check notices that. A server that is stopped or hangs does not answer: it
-counts as lost after two checks in a row without an answer, `silence_s` in total. A pause changes neither: /model_info answers during it
+counts as lost after two checks in a row without an answer, `silence_s` in total. Nor is one odd answer, as of a proxy that loads its settings
+again, a lost server: two failed checks in a row are. A pause changes neither: /model_info answers during it
 (/health does not). Whether it generates is for its syncer to say (`RolloutServer.still_s`).
 """
 
 from orchestrator.gateway.metrics import GatewayMetrics, UpstreamMetrics
-from orchestrator.gateway.servers.client import RequestRefused, RolloutServerError, RolloutServerSilent
+from orchestrator.gateway.servers.client import (
+    RequestRefused,
+    RolloutServerError,
+    RolloutServerSilent,
+    RolloutServerUnreachable,
+)
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.runtime.liveness import pause
 from orchestrator.runtime.log import get
@@ -30,7 +36,7 @@ class HealthProbe:
         wrong_weights = measured(UpstreamMetrics).wrong_weights
         for counter in (metrics.servers_lost, metrics.weights_refused, wrong_weights):
             each(counter, server.url)
-        self._silent = 0
+        self._failed = 0  # checks in a row
 
     async def run(self) -> None:
         """Check the server periodically."""
@@ -44,15 +50,13 @@ class HealthProbe:
         openings = server.openings
         try:
             info = await server.client.model_info(timeout=server.silence_s / 2)
-        except RolloutServerSilent as silence:
-            self._silent += 1
-            if self._silent > 1:
-                self._lose(silence)
-            return
         except RolloutServerError as error:
-            self._lose(error)
+            self._failed += 1
+            gone = isinstance(error, RolloutServerUnreachable) and not isinstance(error, RolloutServerSilent)
+            if gone or self._failed > 1:
+                self._lose(error)
             return
-        self._silent = 0
+        self._failed = 0
         server.back()
         self._metrics.server_up.labels(server.url).set(1)
         if server.ready and openings == server.openings:

@@ -98,6 +98,11 @@ async def sending(
         raise TransferFailed(
             "the server has several data-parallel replicas, and SGLang sends to one", always=True
         )
+    if info.pp_size != 1:
+        raise TransferFailed(
+            "the server has several pipeline stages, and a sender needs one: start it with --pp-size 1",
+            always=True,
+        )
     group = f"penstock-{uuid.uuid4().hex[:12]}"
     command = [sys.executable, "-m", "trainer.transport", "--path", path, "--name", group]
     command += [

@@ -15,6 +15,9 @@ from orchestrator.gateway.servers.client.errors import shown
 from orchestrator.gateway.servers.client.replies import MAX_BYTES, TOKEN_BYTES, Completion, decoded
 from orchestrator.trajectory.routes import Experts, Routes
 
+TESTED_SGLANG = "0.5.23"
+"""The SGLang whose protocol the client speaks. Old ones tell no `weight_versions`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -146,6 +149,12 @@ def parse_generation(raw: bytes, requested: Requested) -> Generation:
     meta, ids = reply.meta_info, tuple(reply.output_ids)
     scored = meta.output_token_logprobs or []
     finish, spans = meta.finish_reason, meta.weight_versions or []
+    if meta.weight_versions is None and ids:
+        raise ValueError(
+            f"the reply has no weight_versions, which name the version of each token: start SGLang {TESTED_SGLANG} as the rollout server"
+        )
+    if not ids and [(span.start, span.end) for span in spans] == [(0, 0)]:  # SGLang's form of no tokens
+        spans = []
     matched = None if isinstance(finish.matched, list) else finish.matched
     generation = Generation(
         rid=meta.id,

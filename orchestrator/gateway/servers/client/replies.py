@@ -42,11 +42,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply of /server_info: the longest prompt in tokens, the ranks and replicas, the device of the weights."""
+    """The reply of /server_info: the longest prompt in tokens, the ranks, replicas and pipeline stages, the device of the weights."""
 
     max_req_input_len: Count | None = None
     tp_size: Ranks = 1
     dp_size: Ranks = 1
+    pp_size: Ranks = 1
     device: Label | None = None
 
 
