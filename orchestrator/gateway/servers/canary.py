@@ -83,14 +83,16 @@ class CanaryCheck:
         self.unanswered = ""
         return canary.difference(logprobs)
 
-    async def check(self, target: PolicyVersion) -> None:
-        """Whether the server, which serves `target`, still has its weights, and generates. If not, it is synced again."""
+    async def check(self, version: int, published: PolicyVersion | None) -> None:
+        """Whether the server, which serves `version`, still has its weights, and generates. If not, it is synced again. `published`: that version;
+        None: a canary is sent only if this gateway gave the version to the server, or has sent its canary before."""
         server, openings = self._server, self._server.openings
         self._sent_at = anyio.current_time()
         try:
-            if self._expected is None or self._expected[0] != target.version:  # another gateway synced it
-                published = await anyio.to_thread.run_sync(read_published, target)
-                self._expected = target.version, published.canary
+            if self._expected is None or self._expected[0] != version:  # another gateway synced it
+                if published is None:
+                    return
+                self._expected = version, (await anyio.to_thread.run_sync(read_published, published)).canary
             difference = await self.difference(self._expected[1])
         # Whether it answers is for the health probe to say, whether the files are intact for the next sync.
         except (RolloutServerError, SyncFailed) as error:

@@ -9,12 +9,13 @@ One sync: gate closed → pause (abort; calls come back with their partial actio
 canary → gate open, and the held calls continue → row. If several versions arrive in a row, only the newest matters. A server that already
 holds the version's weights (weights.py), as after a restart of the gateway, is not paused: only the canary decides. The same pause interrupts
 calls of other gateways, perhaps before they have read the row. A call that comes back interrupted closes their gate until the row reports the end
-of the sync. Between syncs, canaries go on (canary.py).
+of the sync. Between syncs, and while a version cannot be loaded, canaries go on (canary.py).
 
 Weights travel through a directory that trainer and servers see, or from a sender that this gateway starts (transfer.py). If a transfer fails,
 the server reads the directory.
 """
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
@@ -117,7 +118,7 @@ class WeightSyncer:
                 pause = await self._follow(target)
                 await first_of(moved, attention, leased, within=pause)
             elif server.version == target.version and server.ready:
-                await self._serve(target, moved, attention, leased)
+                await self._serve(target.version, target, moved, attention, leased)
             else:
                 line.within = self._settings.weight_update_timeout_s
                 current().busy(f"version {target.version}", on="rollout server", within=line.within)
@@ -132,18 +133,31 @@ class WeightSyncer:
                     self._tell(line, target)
                     log.warning("sync.failed", server=server.url, version=target.version, error=str(error))
                     await self._say(ServerState.READY if server.ready else ServerState.FAILED, str(error))
-                    await first_of(moved, attention, leased, within=next(waits))
+                    await self._wait_to_retry(line, next(waits), moved, attention, leased)
 
-    async def _serve(self, target: PolicyVersion, *events: anyio.Event) -> None:
-        """Let the server serve until a canary is due or one of `events` is set; then send the canary."""
-        await first_of(*events, within=self._canaries.wait_s)
+    async def _wait_to_retry(self, line: Loop, seconds: float, *events: anyio.Event) -> None:
+        """Wait `seconds` after a failed sync, or until one of `events` is set; if the old version serves on, so do its canaries."""
+        server, until = self._server, anyio.current_time() + seconds
+        while (left_s := until - anyio.current_time()) > 0 and not any(event.is_set() for event in events):
+            if server.ready and server.version is not None:
+                await self._serve(server.version, None, *events, within=left_s)
+                self._tell(line, self._target.version)
+            else:
+                await first_of(*events, within=left_s)
+
+    async def _serve(
+        self, version: int, published: PolicyVersion | None, *events: anyio.Event, within: float = math.inf
+    ) -> None:
+        """Let the server serve `version` until a canary is due, one of `events` is set or `within` seconds have passed; then send a due canary.
+        `published`: where the canary is; None: it must be known (canary.py)."""
+        await first_of(*events, within=min(within, self._canaries.wait_s))
         if not self._canaries.due or any(event.is_set() for event in events):
             return
         current().busy("a canary between syncs", on="rollout server", within=QUICK_S)
         async with anyio.create_task_group() as tasks:
 
             async def check() -> None:
-                await self._canaries.check(target)
+                await self._canaries.check(version, published)
                 tasks.cancel_scope.cancel()
 
             tasks.start_soon(check)
