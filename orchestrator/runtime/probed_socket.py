@@ -1,5 +1,5 @@
-"""Connections whose other end may vanish without a word: a router on the way forgets a connection that stays still, and a completion, which has no
-timeout, would wait for ever."""
+"""Connections whose other end may vanish without closing them: a router on the way forgets a connection that is idle. A completion has no timeout,
+so nothing else would end its wait."""
 
 import socket
 from typing import Any
