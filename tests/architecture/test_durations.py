@@ -53,6 +53,8 @@ EXEMPT = {
     "orchestrator/bus/courier.py:REFUSED_AGAIN_S": POLL,
     "orchestrator/runner/bridge.py:END_S": STOP,
     "orchestrator/runtime/accepting.py:PAUSE_S": POLL,
+    "orchestrator/runtime/probed_socket.py:IDLE_S": "the kernels at both ends answer, however busy or slow the programs are",
+    "orchestrator/runtime/probed_socket.py:INTERVAL_S": "the kernels at both ends answer, however busy or slow the programs are",
     "agents/scaffolds/relay.py:PAUSE_S": POLL,
     "orchestrator/deploy/embedded/supervisor.py:LOCK_INTERVAL_S": POLL,
     "orchestrator/bus/link.py:FIRST_WAIT_S": FIRST,
