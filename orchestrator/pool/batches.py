@@ -25,7 +25,7 @@ from orchestrator.contracts.states import (
     RunState,
 )
 from orchestrator.pool import curriculum, transitions
-from orchestrator.pool.columns import in_state
+from orchestrator.pool.columns import among, in_state
 from orchestrator.pool.outbox import enqueue
 from orchestrator.pool.policy_versions import committed
 from orchestrator.pool.rows import from_wide_row
@@ -234,7 +234,7 @@ async def _take_groups(connection: AsyncConnection, batch: LiveBatch, group_ids:
         .ext(distinct_on(rewards.c.rollout_id))
         .join(rollouts, rollouts.c.rollout_id == rewards.c.rollout_id)
         .where(
-            rollouts.c.group_id.in_(group_ids),
+            among(rollouts.c.group_id, group_ids),
             # A rollout that a rescore lost keeps its earlier rewards.
             rollouts.c.state == RolloutState.VERIFIED,
             rewards.c.advantage.is_not(None),

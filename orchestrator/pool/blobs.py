@@ -6,16 +6,17 @@ its way.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, LargeBinary, and_, any_, delete, func, literal, select, text, update
-from sqlalchemy.dialects.postgresql import ARRAY, array, insert
+from sqlalchemy import ColumnElement, and_, delete, func, select, text, update
+from sqlalchemy.dialects.postgresql import array, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.sql.dml import ReturningDelete
 
+from orchestrator.pool.columns import among
 from orchestrator.pool.tables import artifacts, blobs, runs, tasks
 from orchestrator.pool.transact import transact
 
@@ -43,7 +44,7 @@ async def missing(connection: AsyncConnection, shas: Collection[str]) -> set[str
     """Those of the hex names that are not stored."""
     absent = set(shas)
     for page in _pages(shas, _NAMES):
-        found = await connection.execute(select(blobs.c.sha).where(_among(page)))
+        found = await connection.execute(select(blobs.c.sha).where(among(blobs.c.sha, page)))
         absent -= {sha.hex() for sha in found.scalars()}
     return absent
 
@@ -52,7 +53,7 @@ async def name(connection: AsyncConnection, shas: Collection[str]) -> set[str]:
     """Renew the time of blobs that a task names, so that no sweep deletes them before it is accepted. Returns the names that are not stored."""
     for page in _pages(shas, _NAMES):
         old = func.clock_timestamp() - text(f"interval '{_RENEWED}'")
-        statement = update(blobs).where(_among(page), blobs.c.at < old)
+        statement = update(blobs).where(among(blobs.c.sha, page), blobs.c.at < old)
         await connection.execute(statement.values({blobs.c.at: func.clock_timestamp()}))
     # After the update: it has waited for sweeps that were deleting them.
     return await missing(connection, shas)
@@ -60,7 +61,7 @@ async def name(connection: AsyncConnection, shas: Collection[str]) -> set[str]:
 
 async def read(connection: AsyncConnection, shas: Collection[str]) -> dict[str, bytes]:
     """The bytes of those of the blobs that are stored, by hex name. Ask for at most `PAGE` at a time: all of them lie in memory."""
-    rows = await connection.execute(select(blobs.c.sha, blobs.c.body).where(_among(_bytes(shas))))
+    rows = await connection.execute(select(blobs.c.sha, blobs.c.body).where(among(blobs.c.sha, _bytes(shas))))
     return {row.sha.hex(): bytes(row.body) for row in rows}
 
 
@@ -84,7 +85,7 @@ async def named(connection: AsyncConnection, *, without: int | None = None) -> s
         reading, open_trees = open_trees - known, set()
         known |= reading
         for page in _pages(reading, PAGE):
-            trees = await connection.execute(select(blobs.c.body).where(_among(page)))
+            trees = await connection.execute(select(blobs.c.body).where(among(blobs.c.sha, page)))
             for body in trees.scalars():
                 _collect(json.loads(body), found, open_trees)
     return found | known
@@ -109,7 +110,7 @@ async def sweep(engine: AsyncEngine, doomed: Mapping[str, int]) -> Swept:
     """Delete those of the `unnamed` blobs that have not been named since, page by page: a submission that names one waits for one page at most."""
     count = size = 0
     for page in _pages(doomed, _SWEPT):
-        statement = delete(blobs).where(_among(page), _old()).returning(blobs.c.sha)
+        statement = delete(blobs).where(among(blobs.c.sha, page), _old()).returning(blobs.c.sha)
         gone = await transact(engine, partial(_names, statement=statement), at="person.commit")
         count += len(gone)
         size += sum(doomed[sha] for sha in gone)
@@ -137,7 +138,3 @@ def _pages(shas: Collection[str], size: int) -> list[list[bytes]]:
 
 def _bytes(shas: Collection[str]) -> list[bytes]:
     return [bytes.fromhex(sha) for sha in sorted(shas)]
-
-
-def _among(shas: Sequence[bytes]) -> ColumnElement[bool]:
-    return blobs.c.sha == any_(literal(list(shas), ARRAY(LargeBinary)))

@@ -1,7 +1,8 @@
 """The parts of the data pool's tables: names of constraints, shared columns, and conditions on them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -17,6 +18,8 @@ from sqlalchemy import (
     bindparam,
     func,
     literal,
+    select,
+    tuple_,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
@@ -69,6 +72,16 @@ def in_state(state: ColumnElement[str], *states: StrEnum) -> ColumnElement[bool]
     )
 
 
-def among(key: ColumnElement[int], ids: Sequence[int]) -> ColumnElement[bool]:
-    """The condition that a key is one of `ids`, passed as one parameter, however many."""
-    return key == any_(literal(list(ids), ARRAY(BigInteger)))
+def among(key: ColumnElement[Any], values: Collection[Any]) -> ColumnElement[bool]:
+    """The condition that a key is one of `values`, passed as one parameter, however many: a statement takes 32,767 parameters."""
+    return key == any_(literal(list(values), ARRAY(key.type)))
+
+
+def among_pairs(
+    first: ColumnElement[int], second: ColumnElement[int], pairs: Collection[tuple[int, int]]
+) -> ColumnElement[bool]:
+    """As `among`, for a key of two columns: two parameters."""
+    columns = zip(*pairs, strict=True) if pairs else ((), ())
+    arrays = (literal(list(ids), ARRAY(key.type)) for key, ids in zip((first, second), columns, strict=True))
+    given = func.unnest(*arrays).table_valued("first", "second").render_derived()
+    return tuple_(first, second).in_(select(given.c.first, given.c.second))

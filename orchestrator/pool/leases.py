@@ -455,7 +455,7 @@ async def for_training(connection: AsyncConnection, run_id: int, rollout_ids: Co
         .join(groups, groups.c.group_id == rollouts.c.group_id)
         .where(
             rollouts.c.run_id == run_id,
-            rollouts.c.rollout_id.in_(rollout_ids),
+            among(rollouts.c.rollout_id, rollout_ids),
             groups.c.purpose == Purpose.TRAIN,
         )
     )

@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import BatchState, GroupState, Purpose, RolloutState
 from orchestrator.pool import transitions
+from orchestrator.pool.columns import among
 from orchestrator.pool.rows import from_wide_row
 from orchestrator.pool.tables import batches, groups, policy_versions, rollout_servers, rollouts, train_steps
 
@@ -94,7 +95,7 @@ async def published(connection: AsyncConnection, run_id: int, versions: Collecti
     table = policy_versions.c
     return set(
         await connection.scalars(
-            select(table.version).where(table.run_id == run_id, table.version.in_(valid))
+            select(table.version).where(table.run_id == run_id, among(table.version, valid))
         )
     )
 
@@ -170,7 +171,7 @@ async def needed_checkpoints(connection: AsyncConnection, run_id: int, newest: i
     needed = await needed_versions(connection, run_id, newest)
     paths = await connection.scalars(
         select(policy_versions.c.path).where(
-            policy_versions.c.run_id == run_id, policy_versions.c.version.in_(needed)
+            policy_versions.c.run_id == run_id, among(policy_versions.c.version, needed)
         )
     )
     return {Path(path).name for path in paths}

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import GroupState, Purpose, RolloutState
 from orchestrator.pool import transitions
+from orchestrator.pool.columns import among
 from orchestrator.pool.tables import groups, rollouts, tasks
 
 OPEN = (GroupState.ACCEPTED, GroupState.DISPATCHED, GroupState.READY)
@@ -31,9 +32,9 @@ class Chosen:
     def of(self, run_id: int) -> ColumnElement[bool]:
         condition = (groups.c.run_id == run_id) & (groups.c.purpose == Purpose.TRAIN)
         if self.domains:
-            condition &= groups.c.domain.in_(self.domains)
+            condition &= among(groups.c.domain, self.domains)
         if self.tasks:
-            condition &= tasks.c.name.in_(self.tasks)
+            condition &= among(tasks.c.name, self.tasks)
         return condition
 
 
@@ -111,7 +112,9 @@ async def retarget(
         .on_conflict_do_update(index_elements=["run_id", "sha"], set_={"name": task["name"]})
         .returning(tasks.c.task_id)
     )
-    await connection.execute(update(groups).where(groups.c.group_id.in_(group_ids)).values(task_id=task_id))
+    await connection.execute(
+        update(groups).where(among(groups.c.group_id, group_ids)).values(task_id=task_id)
+    )
 
 
 async def verify_again(connection: AsyncConnection, group: OpenGroup, reason: str) -> list[Reverification]:

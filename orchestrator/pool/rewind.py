@@ -25,6 +25,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import BatchState, GroupState, RunState
 from orchestrator.pool import transitions
 from orchestrator.pool.batches import NewVersion, publish
+from orchestrator.pool.columns import among
 from orchestrator.pool.policy_versions import PolicyVersion, next_version
 from orchestrator.pool.rows import from_wide_row
 from orchestrator.pool.tables import batch_items, batches, groups, policy_versions, queue, runs
@@ -158,7 +159,7 @@ async def _void(connection: AsyncConnection, undone: Sequence[Any], reason: str)
     ids = {row.batch_id: BatchState(row.state) for row in undone}
     items = await connection.execute(
         select(batch_items.c.group_id, batch_items.c.batch_id)
-        .where(batch_items.c.batch_id.in_(ids), ~batch_items.c.voided)
+        .where(among(batch_items.c.batch_id, ids), ~batch_items.c.voided)
         .order_by(batch_items.c.group_id)
     )
     freed = items.all()
@@ -167,7 +168,9 @@ async def _void(connection: AsyncConnection, undone: Sequence[Any], reason: str)
             connection, item.group_id, _FREED[ids[item.batch_id]], GroupState.READY
         )
         assert moved, "the queue row is locked: a group of a batch is what its batch is"
-    await connection.execute(update(batch_items).where(batch_items.c.batch_id.in_(ids)).values(voided=True))
+    await connection.execute(
+        update(batch_items).where(among(batch_items.c.batch_id, ids)).values(voided=True)
+    )
     for batch_id, state in ids.items():
         moved = await transitions.move_batch(connection, batch_id, state, BatchState.VOIDED, reason=reason)
         assert moved, "the queue row is locked: no other process closes, commits or voids"

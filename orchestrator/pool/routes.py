@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from sqlalchemy import select, tuple_
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.ids import Ids
+from orchestrator.pool.columns import among_pairs
 from orchestrator.pool.tables import step_routes
 from orchestrator.trajectory.branch import Branch
 from orchestrator.trajectory.routes import (
@@ -41,7 +42,7 @@ async def recorded_routes(
     columns = step_routes.c
     found = await connection.execute(
         select(step_routes)
-        .where(columns.run_id == run_id, tuple_(columns.rollout_id, columns.attempt).in_(attempts_of))
+        .where(columns.run_id == run_id, among_pairs(columns.rollout_id, columns.attempt, attempts_of))
         .order_by(columns.rollout_id, columns.attempt, columns.idx)
     )
     recorded = {

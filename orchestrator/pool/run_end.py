@@ -9,7 +9,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.states import GROUP_TERMINAL, BatchState, FilterReason, GroupState, Purpose
 from orchestrator.pool import batches as pool_batches
 from orchestrator.pool import transitions
-from orchestrator.pool.columns import in_state
+from orchestrator.pool.columns import among, in_state
 from orchestrator.pool.curriculum import stage_number, waiting
 from orchestrator.pool.leases import cancel_members
 from orchestrator.pool.tables import batches, groups, queue
@@ -97,7 +97,7 @@ async def _filter(connection: AsyncConnection, group_ids: Sequence[int], reason:
     """Filter the open groups among these, and cancel their open rollouts. Returns how many groups. The queue row must be locked."""
     rows = await connection.execute(
         select(groups.c.group_id, groups.c.state)
-        .where(groups.c.group_id.in_(group_ids), groups.c.state.in_(OPEN))
+        .where(among(groups.c.group_id, group_ids), groups.c.state.in_(OPEN))
         .order_by(groups.c.group_id)
         .with_for_update()
     )

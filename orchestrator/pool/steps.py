@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import Row, case, select, tuple_
+from sqlalchemy import Row, case, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
@@ -19,6 +19,7 @@ from orchestrator.contracts.limits import MAX_TOOL_CALLS
 from orchestrator.contracts.marks import MAIN_AGENT, Finish, ParseStatus
 from orchestrator.contracts.spans import VersionSpan, from_flat, versions_in_flat
 from orchestrator.contracts.states import StepKind
+from orchestrator.pool.columns import among_pairs
 from orchestrator.pool.routes import Key as StepKey
 from orchestrator.pool.routes import RecordedRoutes, recorded_routes, routed_branch
 from orchestrator.pool.rows import from_wide_row, member
@@ -133,7 +134,7 @@ async def _rows(
     connection: AsyncConnection, run_id: int, attempts_of: Sequence[tuple[int, int]]
 ) -> Sequence[Row[Any]]:
     """The rows of the steps, in order, with the prompt of each root, the sampling and the reply."""
-    chosen = tuple_(steps.c.rollout_id, steps.c.attempt).in_(attempts_of)
+    chosen = among_pairs(steps.c.rollout_id, steps.c.attempt, attempts_of)
     query = (
         select(steps, prompts.c.ids.label("prompt_ids"), sampling.c.params, messages.c.reply)
         .join(
@@ -221,7 +222,7 @@ async def readings(
             ).label("without_tools"),
         )
         .join(messages, _READING, isouter=True)
-        .where(steps.c.run_id == run_id, tuple_(steps.c.rollout_id, steps.c.attempt).in_(attempts_of))
+        .where(steps.c.run_id == run_id, among_pairs(steps.c.rollout_id, steps.c.attempt, attempts_of))
         .order_by(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
     )
     result: dict[int, list[StepReading]] = {}
@@ -267,7 +268,7 @@ async def _tools(
         select(tool_calls)
         .where(
             tool_calls.c.run_id == run_id,
-            tuple_(tool_calls.c.rollout_id, tool_calls.c.attempt).in_(attempts_of),
+            among_pairs(tool_calls.c.rollout_id, tool_calls.c.attempt, attempts_of),
         )
         .order_by(tool_calls.c.idx, tool_calls.c.call)
     )
@@ -298,7 +299,7 @@ async def _marked(
     rows = await connection.execute(
         select(step_marks.c.rollout_id, step_marks.c.attempt, step_marks.c.idx).where(
             step_marks.c.run_id == run_id,
-            tuple_(step_marks.c.rollout_id, step_marks.c.attempt).in_(attempts_of),
+            among_pairs(step_marks.c.rollout_id, step_marks.c.attempt, attempts_of),
         )
     )
     return {(row.rollout_id, row.attempt, row.idx) for row in rows}

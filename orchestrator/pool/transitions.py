@@ -134,7 +134,7 @@ async def move_groups(
         stamps["reason"] = clean(reason)
     locked = (
         select(groups.c.group_id)
-        .where(groups.c.group_id.in_(group_ids), groups.c.state == before)
+        .where(among(groups.c.group_id, group_ids), groups.c.state == before)
         .order_by(groups.c.group_id)
         .with_for_update()
         .cte("wanted")
@@ -276,7 +276,7 @@ async def end_members(
     """Move every non-terminal member of several locked groups. Returns the ids of the moved members, ascending."""
     found = await connection.execute(
         select(rollouts.c.rollout_id, rollouts.c.run_id, rollouts.c.state, rollouts.c.lease_epoch)
-        .where(rollouts.c.group_id.in_(group_ids), rollouts.c.state.not_in(ROLLOUT_TERMINAL))
+        .where(among(rollouts.c.group_id, group_ids), rollouts.c.state.not_in(ROLLOUT_TERMINAL))
         .order_by(rollouts.c.rollout_id)
         .with_for_update()
     )

@@ -11,6 +11,7 @@ from orchestrator.contracts.errors import ArgumentError
 from orchestrator.contracts.numbers import whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.contracts.states import ROLLOUT_TERMINAL, GroupState, Purpose, RolloutState
+from orchestrator.pool.columns import among
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import attempts, groups, rollouts, steps, tasks
 
@@ -134,11 +135,11 @@ def conditions(run_id: int, wanted: AttemptFilters, bound: Bound) -> ColumnEleme
     if not wanted.every_attempt:
         found.append(attempts.c.attempt == rollouts.c.attempt)
     if wanted.rollouts is not None:
-        found.append(attempts.c.rollout_id.in_(wanted.rollouts))
+        found.append(among(attempts.c.rollout_id, wanted.rollouts))
     if wanted.groups is not None:
-        found.append(rollouts.c.group_id.in_(wanted.groups))
+        found.append(among(rollouts.c.group_id, wanted.groups))
     if wanted.submissions is not None:
-        found.append(groups.c.submission.in_(wanted.submissions))
+        found.append(among(groups.c.submission, wanted.submissions))
     if wanted.task is not None:
         named = select(tasks.c.task_id).where(tasks.c.run_id == run_id, tasks.c.name == wanted.task)
         found.append(groups.c.task_id.in_(named))

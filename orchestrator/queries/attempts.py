@@ -17,6 +17,7 @@ from sqlalchemy.sql.selectable import LateralFromClause
 
 from orchestrator.contracts.marks import Finish
 from orchestrator.contracts.states import BatchState, FailureClass, GroupState, Purpose, RolloutState
+from orchestrator.pool.columns import among_pairs
 from orchestrator.pool.rows import from_wide_row
 from orchestrator.pool.runs import StoredRun
 from orchestrator.pool.steps import StoredStep, trajectories
@@ -408,7 +409,9 @@ async def _marks(
     marks: dict[tuple[int, int, int], list[str]] = {}
     for row in await connection.execute(
         select(step_marks)
-        .where(step_marks.c.run_id == run_id, tuple_(step_marks.c.rollout_id, step_marks.c.attempt).in_(keys))
+        .where(
+            step_marks.c.run_id == run_id, among_pairs(step_marks.c.rollout_id, step_marks.c.attempt, keys)
+        )
         .order_by(step_marks.c.reason)
     ):
         marks.setdefault((row.rollout_id, row.attempt, row.idx), []).append(row.reason)
@@ -428,7 +431,7 @@ async def _step_rows(connection: AsyncConnection, run_id: int, keys: Sequence[Ke
             messages,
             and_(*(messages.c[name] == steps.c[name] for name in ("run_id", "rollout_id", "attempt", "idx"))),
         )
-        .where(steps.c.run_id == run_id, tuple_(steps.c.rollout_id, steps.c.attempt).in_(keys))
+        .where(steps.c.run_id == run_id, among_pairs(steps.c.rollout_id, steps.c.attempt, keys))
         .order_by(steps.c.rollout_id, steps.c.attempt, steps.c.idx)
     )
     read: dict[Key, list[Any]] = {}
@@ -444,7 +447,9 @@ async def _tools(
         return {}
     query = (
         select(tool_calls)
-        .where(tool_calls.c.run_id == run_id, tuple_(tool_calls.c.rollout_id, tool_calls.c.attempt).in_(keys))
+        .where(
+            tool_calls.c.run_id == run_id, among_pairs(tool_calls.c.rollout_id, tool_calls.c.attempt, keys)
+        )
         .order_by(tool_calls.c.idx, tool_calls.c.call)
     )
     result: dict[Key, list[ToolExecution]] = {}

@@ -7,6 +7,7 @@ from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.states import GroupState
+from orchestrator.pool.columns import among
 from orchestrator.pool.rows import from_row
 from orchestrator.pool.tables import groups
 
@@ -41,7 +42,7 @@ async def submitted_groups(
     columns = (groups.c.submission, groups.c.group_id, groups.c.state, groups.c.reason)
     query = (
         select(*columns)
-        .where(groups.c.run_id == run_id, groups.c.submission.in_(submissions))
+        .where(groups.c.run_id == run_id, among(groups.c.submission, submissions))
         .order_by(groups.c.submission)
     )
     rows = await connection.execute(query)

@@ -7,6 +7,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.vetting import Level, Vetting
+from orchestrator.pool.columns import among
 from orchestrator.pool.tables import vettings
 
 
@@ -14,7 +15,7 @@ async def levels(connection: AsyncConnection, run_id: int, hashes: Collection[st
     """The kept levels of these content hashes; those without one are left out."""
     columns = (vettings.c.sha, vettings.c.level, vettings.c.times, vettings.c.provider, vettings.c.version)
     query = select(*columns).where(
-        vettings.c.run_id == run_id, vettings.c.sha.in_([bytes.fromhex(each) for each in hashes])
+        vettings.c.run_id == run_id, among(vettings.c.sha, [bytes.fromhex(each) for each in hashes])
     )
     return {
         row.sha.hex(): Vetting(
