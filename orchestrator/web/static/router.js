@@ -26,6 +26,8 @@ const TICK_MS = 1000;
 const NOW = "now"; // a manual request is not delayed
 let leaving = new AbortController();
 let visit = 0;
+/** Path and query of the page that is shown. */
+let address = "";
 /** @type {HTMLElement} */
 let root;
 let home = "/";
@@ -64,9 +66,9 @@ function match(path) {
  * @param {Record<string, Value>} [params]
  */
 export function go(path, params = {}, { replace = false } = {}) {
-  const address = href(path, params);
-  if (replace) history.replaceState(null, "", address);
-  else history.pushState(null, "", address);
+  const to = href(path, params);
+  if (replace) history.replaceState(null, "", to);
+  else history.pushState(null, "", to);
   enter();
 }
 
@@ -90,6 +92,7 @@ const put = (shown) => render(html`<${shown.type} ...${shown.props} key=${++visi
  * @param {AbortSignal} signal aborts when the page is left
  */
 function pageOf(params, signal) {
+  let refused = false;
   const page = {
     params,
     query: new URLSearchParams(location.search),
@@ -108,23 +111,26 @@ function pageOf(params, signal) {
      * @param {Record<string, Value>} params
      */
     filter(params, { push = false } = {}) {
-      const address = href(location.pathname + location.search, params);
-      if (push) history.pushState(null, "", address);
-      else history.replaceState(null, "", address);
+      const to = href(location.pathname + location.search, params);
+      if (push) history.pushState(null, "", to);
+      else history.replaceState(null, "", to);
+      address = location.pathname + location.search;
       page.query = new URLSearchParams(location.search);
     },
     /**
-     * Shows the reason for a refusal instead of the page.
+     * Shows the reason for a refusal instead of the page, the first one.
      * @param {Refusal} error
      */
     refuse(error) {
+      if (refused) return;
+      refused = true;
       const title = error.status === 404 ? "Not there" : "This cannot be shown";
       put(html`<${Message} title=${title}><p>${error.message}</p><//>`);
     },
     /**
      * Requests `path` with `params` (an object, or a function that returns one), passes the answer to `shown`, and repeats this when something
-     * has changed and the answer differs. Returns a function that refreshes at once. Permanent errors replace the page; after passing ones it
-     * retries. `every`: minimum milliseconds between two automatic requests.
+     * has changed and the answer differs. Returns a function that refreshes at once. Permanent errors replace the page, until a later
+     * answer is good; after passing ones it retries. `every`: minimum milliseconds between two automatic requests.
      * @param {string} path
      * @param {Params | (() => Params)} params
      * @param {(answer: any) => void} shown
@@ -133,6 +139,7 @@ function pageOf(params, signal) {
       /** @type {string | null} */
       let last = null;
       let busy = false;
+      let wrong = false; // the last answer was a refusal
       /** @type {Tick | "now" | null} */
       let again = null;
       let requestedAt = 0;
@@ -155,6 +162,7 @@ function pageOf(params, signal) {
         requestedAt = Date.now();
         try {
           const text = await askText(path, typeof params === "function" ? params() : params, signal);
+          if (wrong && !signal.aborted) return void enter();
           if (!signal.aborted && text !== last) {
             last = text;
             shown(JSON.parse(text));
@@ -163,7 +171,10 @@ function pageOf(params, signal) {
           if (signal.aborted || stopped(error)) return;
           if (!(error instanceof Refusal)) throw error;
           if (error.passing) later = setTimeout(load, RETRY_MS);
-          else page.refuse(error);
+          else {
+            wrong = true;
+            page.refuse(error);
+          }
         } finally {
           busy = false;
         }
@@ -188,6 +199,7 @@ async function enter() {
   leaving = new AbortController();
   const { signal } = leaving;
   if (location.pathname === "/") history.replaceState(null, "", href(home));
+  address = location.pathname + location.search;
   const found = match(location.pathname);
   changed(found?.place ?? null);
   window.scrollTo(0, 0);
@@ -215,6 +227,11 @@ async function enter() {
   }
 }
 
+/** Goes back or forward, unless only the fragment differs: the page has that place. */
+function moved() {
+  if (location.pathname + location.search !== address) enter();
+}
+
 /** @param {MouseEvent} event */
 function follows(event) {
   const link = event.target instanceof Element ? event.target.closest("a[href]") : null;
@@ -239,7 +256,7 @@ export function start(element, pages, first, onChange) {
   known = pages.map((place) => ({ ...place, ...pattern(place.path) }));
   home = first;
   changed = onChange;
-  window.addEventListener("popstate", enter);
+  window.addEventListener("popstate", moved);
   document.addEventListener("click", follows);
   enter();
 }
