@@ -194,7 +194,7 @@ async def rollout(
         reward=_reward(reward),
         verdicts=attempt_verdicts,
         files=await files(connection, run_id, rollout_id, shown),
-        batch=_batch(batch, steps),
+        batch=_batch(batch, shown, steps),
         bars=[] if started is None else _bars(started, next_started, steps, changes, attempt_verdicts, shown),
         history=changes,
     )
@@ -210,10 +210,11 @@ def _reward(row: Row[Any] | None) -> Reward | None:
     return from_row(Reward, row, without=("per_step",))
 
 
-def _batch(row: Row[Any] | None, steps: list[TreeStep]) -> BatchUse | None:
+def _batch(row: Row[Any] | None, shown: int, steps: list[TreeStep]) -> BatchUse | None:
+    """`steps`: of the attempt `shown`. Another attempt's versions do not say how stale the batch's is."""
     if row is None:
         return None
-    sampled_versions = [span.version for step in steps for span in step.spans]
+    sampled_versions = [] if row.attempt != shown else [span.version for step in steps for span in step.spans]
     staleness = (
         None
         if row.trainer_version is None or not sampled_versions

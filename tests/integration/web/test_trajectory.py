@@ -18,6 +18,7 @@ from orchestrator.contracts.ids import b64, logprobs_to_bytes
 from orchestrator.pool import tables
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries import token_text, tokens
+from orchestrator.queries.rollouts import rollout
 from orchestrator.queries.texts import visible
 from orchestrator.web.files import STATIC
 from orchestrator.web.standalone_page import STYLE, standalone_page
@@ -315,10 +316,10 @@ def test_a_policy_version_with_the_same_tokenizer_is_not_parsed_again(tmp_path: 
 
 
 def test_the_dashboard_and_python_spell_out_the_same_characters() -> None:
-    written = re.search(r"const UNSEEN =\s*/(\[.*\])/g;", (STATIC / "format.js").read_text(encoding="utf-8"))
+    written = re.search(r"const UNSEEN =\s*/(\[.*\])/gu;", (STATIC / "format.js").read_text(encoding="utf-8"))
     assert written is not None
-    unseen = re.compile(written[1])
-    for code in range(0x10000):
+    unseen = re.compile(re.sub(r"\\u\{(\w+)\}", lambda found: chr(int(found[1], 16)), written[1]))
+    for code in (*range(0x10000), *range(0xDFFF0, 0xE1010)):
         letter = chr(code)
         if not 0xD800 <= code < 0xE000:
             assert (visible(letter) != letter) == bool(unseen.fullmatch(letter)), f"U+{code:04X}"
@@ -335,6 +336,16 @@ def test_no_page_reads_text_as_html_or_asks_another_host() -> None:
         )
     ]
     assert [one for one in found if "router.js" not in one] == []
+
+
+async def test_a_batch_is_as_stale_as_the_attempt_that_it_took(engine: AsyncEngine) -> None:
+    run = await a_row_in_every_table(engine)
+    async with engine.connect() as connection:
+        found = await rollout(connection, run.run_id, 1)
+        assert found.batch is not None and (found.batch.attempt, found.batch.staleness) == (1, 0)
+        await connection.execute(text("UPDATE batch_rollouts SET attempt = 2 WHERE rollout_id = 1"))
+        found = await rollout(connection, run.run_id, 1, attempt=1)
+        assert found.batch is not None and (found.batch.attempt, found.batch.staleness) == (2, None)
 
 
 async def test_trained_tokens_have_their_trainer_logprob_ratio_and_clip(engine: AsyncEngine) -> None:

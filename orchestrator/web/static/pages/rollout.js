@@ -128,9 +128,12 @@ function Figures({ rollout }) {
   const longest = Math.max(0, ...steps.map((/** @type {any} */ one) => one.full_len));
   const own = attempts.find((/** @type {any} */ one) => one.attempt === rollout.shown);
   const paid = reward && reward.advantage !== null;
+  /** @param {{ attempt: number }} one */
+  const whose = ({ attempt }) => (attempt === rollout.shown ? "" : ` of attempt ${attempt}`);
   const trained = () => {
     if (!batch) return "not trained on";
     if (batch.staleness !== null) return `${plural(batch.staleness, "version")} behind its trainer`;
+    if (whose(batch)) return `trained on attempt ${batch.attempt}`;
     return pruned ? "pruned" : `its batch is ${batch.state}`;
   };
   return html`
@@ -138,12 +141,12 @@ function Figures({ rollout }) {
       ${figure(
         "reward",
         reward ? number(reward.total) : "–",
-        reward ? `revision ${reward.revision}` : live ? "not verified yet" : "none",
+        reward ? `revision ${reward.revision}${whose(reward)}` : live ? "not verified yet" : "none",
       )}
       ${figure(
         "advantage",
         paid ? advantage(reward.advantage) : "–",
-        batch ? `pinned ${signed(batch.advantage)}` : "first step",
+        batch ? `pinned ${signed(batch.advantage)}${whose(batch)}` : `first step${reward ? whose(reward) : ""}`,
       )}
       ${
         pruned
@@ -168,8 +171,10 @@ function useTail(page, rollout, again) {
   now.current = rollout;
   useEffect(() => {
     if (page.query.get("attempt")) return;
+    let busy = false;
     const tail = setInterval(async () => {
-      if (!now.current?.live || document.hidden) return;
+      if (busy || !now.current?.live || document.hidden) return;
+      busy = true;
       const { rollout_id: id, shown: attempt, steps } = now.current;
       const step = (steps.at(-1)?.idx ?? -1) + 1;
       try {
@@ -177,6 +182,8 @@ function useTail(page, rollout, again) {
         if ((await ask(`/api/rollouts/${id}/steps`, params, page.signal)).steps.length) again();
       } catch {
         /* the ticks report the outage */
+      } finally {
+        busy = false;
       }
     }, TAIL_MS);
     return () => clearInterval(tail);
@@ -196,7 +203,7 @@ function useTexts(page, rollout, begins) {
     const path = `/api/rollouts/${page.params.rollout}/steps`;
     return { ...first, page: ask(path, { ...first, n: FIRST }, page.signal).catch(() => null) };
   }, []);
-  return useMemo(() => rollout && new Texts(rollout, early, page.signal), [Boolean(rollout)]);
+  return useMemo(() => rollout && new Texts(rollout, early, page.signal), [rollout?.shown]);
 }
 
 /** @param {{ page: Page }} props */
@@ -289,7 +296,14 @@ export function Page({ page }) {
     if (rollout.pruned && view !== "verdict") return html`<p class="empty">${PRUNED}</p>`;
     if (view === "conversation" && steps.length)
       return html`
-        <${Conversation} rollout=${rollout} texts=${texts} target=${target} onSeen=${setStep} tools=${tools} />
+        <${Conversation}
+          key=${shown}
+          rollout=${rollout}
+          texts=${texts}
+          target=${target}
+          onSeen=${setStep}
+          onPick=${pick}
+          tools=${tools} />
       `;
     if (view === "conversation")
       return html`
@@ -301,7 +315,7 @@ export function Page({ page }) {
       return chosen
         ? html`
           <section class="panel">
-            <${TokenView} key=${chosen.idx} rollout=${rollout} step=${chosen} signal=${page.signal} />
+            <${TokenView} key=${`${shown} ${chosen.idx}`} rollout=${rollout} step=${chosen} signal=${page.signal} />
           </section>
         `
         : html`<p class="empty">No step is recorded yet.</p>`;
@@ -312,8 +326,8 @@ export function Page({ page }) {
           ${waterfall(rollout, (idx) => choose("conversation", idx))}
         </section>
       `;
-    if (view === "verdict") return html`<${VerdictView} rollout=${rollout} signal=${page.signal} />`;
-    return html`<${FilesView} rollout=${rollout} />`;
+    if (view === "verdict") return html`<${VerdictView} key=${shown} rollout=${rollout} signal=${page.signal} />`;
+    return html`<${FilesView} key=${shown} rollout=${rollout} />`;
   };
   const withSidePanel = tokens || view === "conversation";
   return html`

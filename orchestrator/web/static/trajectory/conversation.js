@@ -1,5 +1,6 @@
 // The steps as a conversation. A step's texts are fetched when it comes near the screen; what is far away is not laid out.
 
+import { href } from "../address.js";
 import { ask, messageOf } from "../api.js";
 import { number, seconds, visible, words } from "../format.js";
 import { useRedraw } from "../hooks.js";
@@ -202,8 +203,14 @@ const Executions = ({ runs }) =>
     ? html`<p class="runs small soft">${runs.map((run, i) => [i ? " · " : null, html`<${ToolRun} run=${run} />`])}</p>`
     : null;
 
-/** @param {{ step: any, tools: any }} props */
-function Head({ step, tools }) {
+/** @param {{ step: any, tools: any, onPick: (idx: number) => void }} props */
+function Head({ step, tools, onPick }) {
+  /** @param {MouseEvent} event */
+  const picked = (event) => {
+    if (event.button || event.metaKey || event.ctrlKey || event.shiftKey) return;
+    event.preventDefault();
+    onPick(step.idx);
+  };
   const facts = [
     step.kind === "root"
       ? `${number(step.full_len - step.action)} tokens of prompt`
@@ -218,7 +225,7 @@ function Head({ step, tools }) {
   return html`
     <header class="step-head">
       <h3>
-        <a href=${`#step-${step.idx}`} data-pick=${step.idx}>Step ${step.idx}</a>
+        <a href=${href(location.pathname + location.search, { step: step.idx })} onClick=${picked}>Step ${step.idx}</a>
         ${step.agent !== "main" ? html`<span class="agent">${visible(step.agent)}</span>` : null}
       </h3>
       ${rewritten ? html`<span class="state filtered">${words(visible(step.branch_reason ?? "rewritten"))}</span>` : null}
@@ -281,9 +288,9 @@ function Body({ spoken, step, path }) {
 }
 
 /**
- * @param {{ step: any, texts: Texts, started: boolean, spoken: any, failed: string | undefined, here: boolean, tools: any }} props
+ * @param {{ step: any, texts: Texts, started: boolean, spoken: any, failed: string | undefined, here: boolean, tools: any, onPick: (idx: number) => void }} props
  */
-function Step({ step, texts, started, spoken, failed, here, tools }) {
+function Step({ step, texts, started, spoken, failed, here, tools, onPick }) {
   const { rollout, signal } = texts;
   /** @type {PathOf} */
   const path = (part) => wholeOf(rollout.rollout_id, rollout.shown, step.idx, part, signal);
@@ -304,25 +311,28 @@ function Step({ step, texts, started, spoken, failed, here, tools }) {
       data-idx=${step.idx}
       tabindex="-1"
       aria-label=${`Step ${step.idx}`}>
-      ${started ? html`<${Head} step=${step} tools=${tools(step)} /><div class="step-body">${inside()}</div>` : null}
+      ${started ? html`<${Head} step=${step} tools=${tools(step)} onPick=${onPick} /><div class="step-body">${inside()}</div>` : null}
     </article>
   `;
 }
 
 /**
- * The conversation. `target`: the step that was gone to, a new object each time; `onSeen(idx)`: the step that is read now; `tools(step)`: buttons
- * of its head.
+ * The conversation. `target`: the step that was gone to, a new object each time; `onSeen(idx)`: the step that is read now; `onPick(idx)`: a step
+ * was clicked; `tools(step)`: buttons of its head.
  * @param {object} props
  * @param {any} props.rollout
  * @param {Texts} props.texts
  * @param {{ idx: number } | null} props.target
  * @param {(idx: number) => void} props.onSeen
+ * @param {(idx: number) => void} props.onPick
  * @param {(step: any) => any} props.tools
  */
-export function Conversation({ rollout, texts, target, onSeen, tools }) {
+export function Conversation({ rollout, texts, target, onSeen, onPick, tools }) {
   const element = useRef(/** @type {HTMLElement | null} */ (null));
   const seen = useRef(onSeen);
   seen.current = onSeen;
+  const picks = useRef(onPick);
+  picks.current = onPick;
   const drawn = useRef(/** @type {Map<number, { of: unknown[], vnode: any }>} */ (new Map()));
   const redraw = useRedraw();
 
@@ -389,7 +399,8 @@ export function Conversation({ rollout, texts, target, onSeen, tools }) {
         spoken=${spoken}
         failed=${failed}
         here=${here}
-        tools=${tools} />
+        tools=${tools}
+        onPick=${(/** @type {number} */ picked) => picks.current(picked)} />
     `;
     drawn.current.set(idx, { of, vnode });
     return vnode;
