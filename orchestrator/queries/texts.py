@@ -48,10 +48,11 @@ def readable(body: bytes, *, more: bool = False) -> str | None:
         return None
 
 
-# C0 but tab and line feed, DEL, C1, and characters that reverse the writing direction or hide text. The dashboard's format.js has the
-# same list.
+# C0 but tab and line feed, DEL, C1, and characters that reverse the writing direction or hide text, tags and fillers included. The
+# dashboard's format.js has the same list.
 _INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f"
+    "\u2028-\u202e\u2060-\u2069\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
 )
 
 

@@ -1,9 +1,10 @@
 // Numbers, times and untrusted text in readable form.
 
 const SHOWN = "⟨";
-// C0 but tab and line feed, DEL, C1, and characters that reverse the writing direction or hide text: marks, embeddings, isolates, zero width.
+// C0 but tab and line feed, DEL, C1, and characters that reverse the writing direction or hide text: marks, embeddings, isolates, zero width,
+// fillers, tags.
 const UNSEEN =
-  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]/g;
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]/gu;
 
 /**
  * Text from a model, task or tool: characters that could colour, move, reorder or hide are spelled out. A carriage return before a line feed goes.

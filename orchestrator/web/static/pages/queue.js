@@ -206,20 +206,26 @@ function Mix({ queue }) {
 }
 
 /**
- * Fields of a command: the weight of every domain, or the stage's configured ones.
+ * The domains that the stage takes: those which it left still have positions, and no weight.
+ * @param {{ domain: string, share: number }[]} mix
+ */
+export const weighed = (mix) => mix.filter(({ share }) => share > 0);
+
+/**
+ * Fields of a command: the weight of every domain of the stage, or the stage's configured ones.
  * @param {{ mix: any[] }} props
  */
 function Weights({ mix }) {
   const [own, setOwn] = useState(false);
   return html`
     <div class="weights">
-      ${mix.map(
+      ${weighed(mix).map(
         ({ domain, share }) => html`
           <label class="weight" key=${domain}>
             <span>${visible(domain)}</span>
             <input
               type="number"
-              min="0.001"
+              min="0"
               step="any"
               required
               defaultValue=${Number(share.toPrecision(3))}

@@ -7,6 +7,12 @@ import { html, useState } from "../vendor/preact.js";
 /** @typedef {{ text: string, length: number }} Cut the beginning of a text, and how many characters the whole has */
 /** @typedef {() => Promise<string>} Whole fetches all of a text */
 
+/**
+ * Whether a text was cut: its length counts characters, that of JavaScript halves of those above U+FFFF.
+ * @param {Cut} given
+ */
+export const isCut = ({ text, length }) => length > [...text].length;
+
 const BLOCK = 50_000; // characters of one block: those out of sight are not laid out
 const LINE = 60; // characters of an argument that stands next to its name
 const UNREADABLE = /[\u0000-\u0008\u000e-\u001f\u007f-\u009f\ufffd]/g;
@@ -65,7 +71,7 @@ export function Text({ cut, whole, mono = true }) {
         </p>
       `;
     const text = fetched ?? cut.text;
-    const more = fetched === null && cut.length > text.length;
+    const more = fetched === null && isCut(cut);
     return html`
       ${blocks(text)}
       ${
@@ -111,8 +117,8 @@ function Argument({ name, value }) {
  * @param {Cut} given
  * @returns {[string, unknown][] | null}
  */
-function argumentsOf(given) {
-  if (given.length !== given.text.length) return null;
+export function argumentsOf(given) {
+  if (isCut(given)) return null;
   try {
     const read = JSON.parse(given.text);
     return read && typeof read === "object" && !Array.isArray(read) ? Object.entries(read) : null;
