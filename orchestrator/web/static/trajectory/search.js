@@ -43,7 +43,7 @@ export const purposeField = () =>
   });
 
 /** A search under way: what is requested, what was found, how far it came. */
-class Walk {
+export class Walk {
   /** @type {any[]} */
   found = [];
   /** @type {number | null} */
@@ -54,6 +54,8 @@ class Walk {
   /** @type {unknown} */
   problem = null;
   #run = 0;
+  /** Walks of all runs: a refresh that one has overtaken is stale. */
+  #walks = 0;
   #idle = false;
   #newest = "";
   /** @type {ReturnType<typeof setTimeout> | undefined} */
@@ -135,6 +137,7 @@ class Walk {
    */
   async #walk(mine, wanted) {
     const { signal } = this.page;
+    this.#walks += 1;
     this.#idle = false;
     this.#say(true);
     try {
@@ -177,12 +180,12 @@ class Walk {
    */
   async freshen(tick) {
     if (!this.#idle || !this.#newest || tick?.away) return;
-    const mine = this.#run;
+    const mine = this.#walks;
     this.#idle = false;
     try {
       const answer = await ask(this.path, { ...this.given, n: ENOUGH }, this.page.signal);
       const text = JSON.stringify(answer);
-      if (mine !== this.#run || text === this.#newest) return;
+      if (mine !== this.#walks || text === this.#newest) return;
       this.#newest = text;
       this.found = this.rows(answer);
       this.searched = answer.searched;
@@ -191,7 +194,7 @@ class Walk {
     } catch {
       /* the banner says why */
     } finally {
-      if (mine === this.#run) this.#idle = true;
+      if (mine === this.#walks) this.#idle = true;
     }
   }
 }
