@@ -93,7 +93,14 @@ export function keys(title, entries) {
 
 /** @param {KeyboardEvent} event */
 function pressed(event) {
-  if (event.defaultPrevented || event.metaKey || event.ctrlKey || event.altKey || dialog.open) return;
+  if (
+    event.defaultPrevented ||
+    event.metaKey ||
+    event.ctrlKey ||
+    event.altKey ||
+    document.querySelector("dialog[open]")
+  )
+    return;
   const target = event.target;
   if (target instanceof HTMLElement && target.closest("input, textarea, select, [contenteditable]")) {
     if (event.key === "Escape") target.blur();

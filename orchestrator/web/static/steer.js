@@ -43,6 +43,13 @@ function Order({ wanted, done }) {
   const reason = useRef(/** @type {HTMLInputElement | null} */ (null));
   const [wrong, setWrong] = useState("");
   const [busy, setBusy] = useState(false);
+  const drawn = useRef(true);
+  useLayoutEffect(
+    () => () => {
+      drawn.current = false;
+    },
+    [],
+  );
   useLayoutEffect(() => (wanted.fields ? form.current?.querySelector("input") : reason.current)?.focus(), []);
 
   /** @param {SubmitEvent} event */
@@ -54,10 +61,11 @@ function Order({ wanted, done }) {
     try {
       const answer = await order(wanted.path, { ...wanted.body?.(form.current), reason: reason.current?.value ?? "" });
       done();
-      dialog.close();
+      if (drawn.current) dialog.close(); // else it shows another order
       tell(answer.done);
     } catch (error) {
-      setWrong(visible(messageOf(error)));
+      if (drawn.current && dialog.open) setWrong(visible(messageOf(error)));
+      else tell(messageOf(error));
     } finally {
       setBusy(false);
     }

@@ -378,14 +378,17 @@ export function Page({ page }) {
   const [actions, actionsAgain] = useLive(page, "/api/actions");
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   const [shown, show] = useState(/** @type {any} */ (null));
+  const latest = useRef(""); // the letter that was clicked last: earlier answers may come after its own
 
   /** @param {string} letter */
   async function whole(letter) {
+    latest.current = letter;
     try {
       const found = await ask(`/api/letters/${letter}`, {}, page.signal);
+      if (latest.current !== letter) return;
       show(html`<${Letter} key=${letter} found=${found} />`);
     } catch (error) {
-      if (stopped(error)) return;
+      if (stopped(error) || latest.current !== letter) return;
       show(html`<p>${messageOf(error)}</p>`);
     }
     dialog.current?.showModal();
