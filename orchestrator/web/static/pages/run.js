@@ -1,6 +1,6 @@
 // The run: its status, what it learned, how it trains, where its time went; compared with other runs of the same database.
 
-import { ask, stopped } from "../api.js";
+import { ask, Refusal, stopped } from "../api.js";
 import { Chart } from "../chart.js";
 import { curvesOf, domainsOf, familiesOf, familyOf, stepAt, suiteName } from "../curves.js";
 import { figure } from "../figure.js";
@@ -30,6 +30,7 @@ import { html, useEffect, useMemo, useRef, useState } from "../vendor/preact.js"
 /** @typedef {keyof ReturnType<typeof curvesOf>["lines"]} Name */
 
 const AGAIN_MS = 300; // until evaluations left uncounted by one answer are requested
+const AWAY_MS = 3000; // until a compared run is requested again after a service was away
 const MOST_RUNS = 12; // that can be compared
 const STATES = /** @type {Record<string, string>} */ ({ active: "running", ending: "filtered", ended: "trained" });
 /** @type {Axis} */
@@ -331,34 +332,41 @@ function Spent({ own }) {
 }
 
 /**
- * The series of other runs, by name, and the compared names: kept in the address.
+ * The series of other runs, by name, and the compared names: kept in the address. They are read again with the page's `own`.
  * @param {Page} page
+ * @param {any} own
  */
-function useOthers(page) {
+function useOthers(page, own) {
   const [others, setOthers] = useState(() => (page.query.get("compare") ?? "").split(",").filter(Boolean));
   const [series, setSeries] = useState(/** @type {Record<string, any>} */ ({}));
-  const requested = useRef(/** @type {Set<string>} */ (new Set()));
+  const busy = useRef(/** @type {Set<string>} */ (new Set()));
 
   /** @param {string} name */
   async function load(name) {
+    if (busy.current.has(name)) return;
+    busy.current.add(name);
+    let later = 0;
     try {
       const found = await ask("/api/series", { run: name }, page.signal);
       setSeries((known) => ({ ...known, [name]: found }));
-      if (found.uncounted) setTimeout(() => load(name), AGAIN_MS);
+      if (found.uncounted) later = AGAIN_MS;
     } catch (error) {
       if (stopped(error)) return;
-      requested.current.delete(name);
-      setOthers((names) => names.filter((each) => each !== name));
+      if (error instanceof Refusal && error.passing) later = AWAY_MS;
+      else setOthers((names) => names.filter((each) => each !== name));
     }
+    const free = () => busy.current.delete(name);
+    if (!later) free();
+    else
+      setTimeout(() => {
+        free();
+        if (!page.signal.aborted) load(name);
+      }, later);
   }
 
   useEffect(() => {
-    for (const name of others) {
-      if (requested.current.has(name)) continue;
-      requested.current.add(name);
-      load(name);
-    }
-  }, [others]);
+    for (const name of others) load(name);
+  }, [others, own]);
 
   /** @param {string} name */
   const toggle = (name) => {
@@ -443,7 +451,7 @@ export function Page({ page }) {
   const [axis, setAxis] = useState(page.query.get("x") === "time" ? "time" : "step");
   const [wanted, setDomain] = useState(page.query.get("domain") ?? "");
   const [width, setWidth] = useState(Number(page.query.get("smooth")) || 0);
-  const { others, series, toggle } = useOthers(page);
+  const { others, series, toggle } = useOthers(page, own);
   const rest = useRest(page);
   useEffect(() => {
     if (!own?.uncounted) return;
