@@ -1,6 +1,7 @@
 """Scaffolds as a library user names them: a registered name, a path, or a class; and how a run's configuration names them."""
 
 import inspect
+import os
 import tomllib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from scaffolds.reference import is_path
 from orchestrator.api.arguments import amount, place, words
 from orchestrator.contracts.errors import ArgumentError, ConfigurationError
 from orchestrator.contracts.quote import quoted
+from orchestrator.deploy.embedded.identity import write_atomically
 from orchestrator.deploy.home import Home
 from orchestrator.settings.config import load
 from orchestrator.settings.rollout import RolloutSection
@@ -69,20 +71,29 @@ def register_scaffold(config: str | Path, scaffold: ScaffoldLike, *, share: floa
         raise ConfigurationError(
             f"run {quoted(run)} was started and keeps its scaffolds: choose a new run.name in {home.file}"
         )
-    before = toml_text(home.file.read_bytes(), str(home.file))
-    document = tomlkit.parse(before)
+    before = home.file.read_bytes()
+    document = tomlkit.parse(toml_text(before, str(home.file)))
     rollout = document.setdefault("rollout", tomlkit.table())
     shares = rollout.setdefault("scaffolds", _defaults())
     shares[name] = part
     after = tomlkit.dumps(document)
     tomllib.loads(after)
-    home.file.write_text(after, encoding="utf-8")
-    try:
-        load(home.file)
-    except ValueError:
-        home.file.write_text(before, encoding="utf-8")
-        raise
+    _replace(home.file, (after.replace("\n", "\r\n") if b"\r\n" in before else after).encode())
     return name
+
+
+def _replace(file: Path, content: bytes) -> None:
+    """Replace a configuration in one step, once `content` can be loaded. ValueError if it cannot: the file stays as it was."""
+    draft = file.with_name(f".{file.name}.{os.getpid()}.draft")
+    try:
+        draft.write_bytes(content)
+        load(draft)
+    except ValueError as error:
+        raise ConfigurationError(str(error).replace(str(draft), str(file))) from None
+    finally:
+        draft.unlink(missing_ok=True)
+    target = file.resolve()  # a link stays one
+    write_atomically(target, content, mode=target.stat().st_mode & 0o777, sync=True)
 
 
 def _defaults() -> tomlkit.items.InlineTable:

@@ -1,5 +1,6 @@
 """The public Python API without services: registering scaffolds, filters, data frames without pandas."""
 
+import errno
 import re
 import sys
 import tomllib
@@ -61,6 +62,34 @@ def test_what_cannot_be_registered_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="run 'first' was started and keeps its scaffolds"):
         register_scaffold(file, "shell")
     assert file.read_text() == before
+
+
+def test_the_file_keeps_its_line_ends_its_mode_and_its_link(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.toml"
+    kept.write_bytes(b'# ours\r\n[run]\r\nname = "first"\r\n')
+    kept.chmod(0o640)
+    (tmp_path / "penstock.toml").symlink_to(kept)
+    register_scaffold(tmp_path, "mini-swe-agent")
+    written = kept.read_bytes()
+    assert written.startswith(b"# ours\r\n") and written.count(b"\n") == written.count(b"\r\n") > 3
+    assert (tmp_path / "penstock.toml").is_symlink() and kept.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_file_that_cannot_be_written_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_template(tmp_path, "first", "")
+    before = file.read_bytes()
+
+    def full(path: Path, *_: object, **__: object) -> int:
+        path.open("w").close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        register_scaffold(file, "mini-swe-agent")
+    assert file.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["penstock.toml"]
 
 
 def test_filters_are_python_values() -> None:
