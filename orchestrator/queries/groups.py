@@ -27,7 +27,7 @@ class MemberFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member(RolloutSummary):
-    """One rollout. performance, speed·beta and process·alpha add up to total; None: not rewarded."""
+    """One rollout. performance, speed·beta and process·alpha add up to total; None: not rewarded. `files`: the first of its `all_files`."""
 
     performance: float | None
     speed_part: float | None
@@ -41,6 +41,7 @@ class Member(RolloutSummary):
     tests_passed: int | None
     tests: int | None
     files: list[MemberFile]
+    all_files: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,7 @@ async def group(connection: AsyncConnection, run_id: int, group_id: int) -> Grou
                 else None,
                 tests=len(tests) if row.tests is not None else None,
                 files=files.get(row.rollout_id, [])[:MEMBER_FILES],
+                all_files=len(files.get(row.rollout_id, [])),
             )
         )
     return from_row(Group, head, instruction=cut_or_none(head.instruction), members=members)

@@ -18,6 +18,7 @@ from orchestrator.contracts.ids import b64, logprobs_to_bytes
 from orchestrator.pool import tables
 from orchestrator.pool.runs import StoredRun
 from orchestrator.queries import token_text, tokens
+from orchestrator.queries.groups import group
 from orchestrator.queries.rollouts import rollout
 from orchestrator.queries.texts import visible
 from orchestrator.web.files import STATIC
@@ -336,6 +337,15 @@ def test_no_page_reads_text_as_html_or_asks_another_host() -> None:
         )
     ]
     assert [one for one in found if "router.js" not in one] == []
+
+
+async def test_a_group_counts_all_files_of_a_member(engine: AsyncEngine) -> None:
+    run = await a_row_in_every_table(engine)  # rollout 1 left one file
+    row = {"run_id": run.run_id, "rollout_id": 1, "attempt": 1, "mode": 0o644, "body": b"7"}
+    async with engine.begin() as connection:
+        await connection.execute(insert(tables.artifacts), [{**row, "path": f"{n}.txt"} for n in range(250)])
+        [member, *_] = (await group(connection, run.run_id, 1)).members
+    assert (len(member.files), member.all_files) == (200, 251)
 
 
 async def test_a_batch_is_as_stale_as_the_attempt_that_it_took(engine: AsyncEngine) -> None:

@@ -35,6 +35,7 @@ const CHANGES = /** @type {Record<string, string>} */ ({
 });
 const OPEN = ["accepted", "dispatched", "ready"];
 const MOST_LINES = 200; // of an unfolded difference
+const MOST_PATHS = 200; // of an answer: orchestrator/queries/differences.py
 
 /** @param {number | null} n */
 const size = (n) => (n === null ? "nothing" : bytes(n));
@@ -78,7 +79,7 @@ const Difference = ({ one }) => html`
 `;
 
 /** @param {{ found: Change[] }} props */
-function Found({ found }) {
+export function Found({ found }) {
   if (!found.length) return html`<p class="empty">Neither left a file for its verifier.</p>`;
   const same = found.filter((each) => each.change === "same");
   return html`
@@ -91,6 +92,11 @@ function Found({ found }) {
             ${same.map(({ path }, i) => [i ? ", " : null, html`<span class="mono verbatim">${visible(path)}</span>`])}.
           </p>
         `
+        : null
+    }
+    ${
+      found.length >= MOST_PATHS
+        ? html`<p class="note">At most ${MOST_PATHS} paths are compared, the first by name.</p>`
         : null
     }
   `;
@@ -235,8 +241,8 @@ const columnsOf = (scale, pruned) => [
   { name: "time", value: (row) => row.agent_s, cell: (row) => seconds(row.agent_s), numeric: true },
   {
     name: "files",
-    value: (row) => row.files.length,
-    cell: (row) => number(pruned ? null : row.files.length),
+    value: (row) => row.all_files,
+    cell: (row) => number(pruned ? null : row.all_files),
     numeric: true,
   },
 ];
@@ -379,7 +385,7 @@ export function Page({ page }) {
     },
   ]);
   if (!group) return loading;
-  const known = group.members.map((/** @type {any} */ one) => `${one.rollout_id}:${one.attempt}:${one.files.length}`);
+  const known = group.members.map((/** @type {any} */ one) => `${one.rollout_id}:${one.attempt}:${one.all_files}`);
   return html`
     <header class="page-head">
       <${Head} group=${group} />

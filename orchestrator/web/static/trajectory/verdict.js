@@ -12,6 +12,7 @@ import { Text, wholeOf } from "./texts.js";
 /** @typedef {import("../table.js").Column} Column */
 /** @typedef {(part: string) => import("./texts.js").Whole} Held what fetches a part of the rollout */
 
+const MOST_FILES = 500; // of an answer: orchestrator/queries/files.py
 const ORIGINS = /** @type {Record<string, string>} */ ({
   reference: "the task's reference time",
   siblings: "the median of its successful siblings",
@@ -281,8 +282,11 @@ export function FilesView({ rollout }) {
         <p class="empty">This attempt left no files for its verifier.</p>
       </section>
     `;
-  return files.map((/** @type {any} */ file) => {
+  const shown = files.map((/** @type {any} */ file) => {
     const address = url(`/api/rollouts/${id}/file`, { attempt, path: file.path });
     return html`<${File} key=${file.path} file=${file} address=${address} />`;
   });
+  return files.length < MOST_FILES
+    ? shown
+    : html`${shown}<p class="note">At most ${MOST_FILES} files are shown, the first by path.</p>`;
 }
