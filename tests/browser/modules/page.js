@@ -72,6 +72,9 @@ class Node {
   querySelector() {
     return null;
   }
+  closest() {
+    return null;
+  }
   focus() {}
   showModal() {
     this.open = true;
@@ -93,12 +96,16 @@ Object.assign(document, {
   body: new Node("body"),
   documentElement: new Node("html"),
   hidden: false,
+  querySelector: (wanted) => (wanted === "dialog[open]" ? document.body.children.find((one) => one.open) : null) ?? null,
 });
 globalThis.window = globalThis;
 const events = new Node("window");
 globalThis.addEventListener = (type, listener) => events.addEventListener(type, listener);
 globalThis.removeEventListener = (type, listener) => events.removeEventListener(type, listener);
 globalThis.scrollTo = () => {};
+globalThis.navigator ??= { language: "en" }; // Node has it from 21 on
+globalThis.devicePixelRatio = 1;
+globalThis.dispatchEvent = () => {};
 globalThis.Element = globalThis.HTMLElement = Node;
 globalThis.HTMLAnchorElement = class extends Node {};
 globalThis.matchMedia = () => ({ matches: false, addEventListener() {}, removeEventListener() {} });

@@ -336,7 +336,7 @@ function Spent({ own }) {
  * @param {Page} page
  * @param {any} own
  */
-function useOthers(page, own) {
+export function useOthers(page, own) {
   const [others, setOthers] = useState(() => (page.query.get("compare") ?? "").split(",").filter(Boolean));
   const [series, setSeries] = useState(/** @type {Record<string, any>} */ ({}));
   const busy = useRef(/** @type {Set<string>} */ (new Set()));
