@@ -73,7 +73,7 @@ async def open_groups(connection: AsyncConnection, run_id: int, chosen: Chosen) 
 
 
 async def known(connection: AsyncConnection, run_id: int, shas: Collection[str]) -> set[str]:
-    """Those of the hex content hashes of which the run has a task."""
+    """The hex content hashes among `shas` that tasks of the run have."""
     statement = select(tasks.c.sha).where(
         tasks.c.run_id == run_id, tasks.c.sha.in_([bytes.fromhex(sha) for sha in shas])
     )

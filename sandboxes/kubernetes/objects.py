@@ -20,7 +20,7 @@ SANDBOX = "penstock.dev/sandbox"
 """Label of every pod and Secret; its value is the name of both."""
 OPENING = "penstock.dev/opening"
 """Annotation: the `open` call that created the object. Objects of other calls are not adopted."""
-TTL_S, START_S = "penstock.dev/ttl-s", "penstock.dev/start-s"
+TTL_ANNOTATION, START_ANNOTATION = "penstock.dev/ttl-s", "penstock.dev/start-s"
 """Annotations: the settings of the run that created the object. Other runs of the namespace remove it by them."""
 SHARED_MEMORY = "shm"
 """The volume of /dev/shm."""
@@ -82,7 +82,11 @@ def metadata(identity: Identity, settings: KubernetesSettings) -> Object:
         "penstock.dev/owner": label(identity.owner),
         **work_labels,
     }
-    annotations = {OPENING: identity.opening, TTL_S: f"{settings.ttl_s:g}", START_S: f"{settings.start_s:g}"}
+    annotations = {
+        OPENING: identity.opening,
+        TTL_ANNOTATION: f"{settings.ttl_s:g}",
+        START_ANNOTATION: f"{settings.start_s:g}",
+    }
     return {"name": identity.name, "labels": labels, "annotations": annotations}
 
 

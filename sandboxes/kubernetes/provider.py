@@ -49,7 +49,15 @@ from sandboxes.from_environment import from_environment
 from sandboxes.kubernetes import KUBERNETES, objects
 from sandboxes.kubernetes.api import Api, ApiError, Object
 from sandboxes.kubernetes.channel import Channel
-from sandboxes.kubernetes.objects import OPENING, SANDBOX, START_S, TTL_S, Identity, copied, name_of
+from sandboxes.kubernetes.objects import (
+    OPENING,
+    SANDBOX,
+    START_ANNOTATION,
+    TTL_ANNOTATION,
+    Identity,
+    copied,
+    name_of,
+)
 from sandboxes.kubernetes.sandbox import PodSandbox
 from sandboxes.kubernetes.settings import KubernetesSettings
 from sandboxes.owner import work, worker
@@ -397,7 +405,10 @@ def _abandoned(pod: Object, now_s: float, settings: KubernetesSettings) -> bool:
     meta, status = pod["metadata"], pod.get("status", {})
     if "deletionTimestamp" in meta:
         return False
-    ttl_s, start_s = _own(meta, TTL_S, settings.ttl_s), _own(meta, START_S, settings.start_s)
+    ttl_s, start_s = (
+        _own(meta, TTL_ANNOTATION, settings.ttl_s),
+        _own(meta, START_ANNOTATION, settings.start_s),
+    )
     if status.get("phase") in ("Succeeded", "Failed"):
         end_times = [
             each["state"]["terminated"].get("finishedAt")

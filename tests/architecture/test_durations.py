@@ -52,6 +52,7 @@ EXEMPT = {
     "orchestrator/settings/timeouts.py:MAX_S": "the bound of every setting in seconds",
     "orchestrator/bus/courier.py:REFUSED_AGAIN_S": POLL,
     "orchestrator/runner/bridge.py:END_S": STOP,
+    "orchestrator/runner/blackbox.py:REMOVE_S": "one command in a sandbox, which has its own time-out",
     "orchestrator/runtime/accepting.py:PAUSE_S": POLL,
     "orchestrator/runtime/probed_socket.py:IDLE_S": "the kernels at both ends answer, however busy or slow the programs are",
     "orchestrator/runtime/probed_socket.py:INTERVAL_S": "the kernels at both ends answer, however busy or slow the programs are",
