@@ -374,7 +374,7 @@ class Harvests(Protocol):
     """A black box whose `harvest` reads files. One sandbox serves all steps of a task, so an earlier step may have left them."""
 
     def harvested(self) -> Sequence[str]:
-        """Absolute paths of these files, or patterns of the shell. Those outside the work directory are removed before each launch."""
+        """Absolute paths of these files, or patterns of the shell. Those outside the work directory are removed before each later launch."""
         ...
 
 

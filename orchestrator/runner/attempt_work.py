@@ -167,7 +167,7 @@ class AttemptWork:
                     limits=agent_step.limits,
                     activity=activity,
                     sight=sight,
-                    installs=agent_step.step.number == 0,
+                    first=agent_step.step.number == 0,
                 )
             async with NativeLlm(self.gateway.url, self.session.token) as native:
                 context_policy = policy_of(self.worker.config.rollout.context, lease.scaffold)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import PurePosixPath
 
 import anyio
 from scaffolds.base import AgentLimits, BlackBox, Endpoint, Fault, Harvests, Launch, TaskView
@@ -21,7 +20,7 @@ from orchestrator.runner.kept_log import kept_log
 from orchestrator.runner.outcome import AttemptOutcome
 from orchestrator.runtime.log import get
 from orchestrator.settings.timeouts import timeouts
-from sandboxes.base import GATEWAY_SOCKET, ExecResult, Sandbox
+from sandboxes.base import GATEWAY_SOCKET, WORK, ExecResult, Sandbox
 
 log = get(__name__)
 
@@ -31,7 +30,18 @@ REMOVE_S = 10.0
 ASK_S = 1.0  # between two queries to the gateway, and the longest wait for an answer
 OWN_SHARE = 0.5  # of a gateway's silence: above this share of own requests, the session caused it
 _PATH = re.compile(r"/\S+")
-_REMOVE = 'IFS=; for path in $1; do rm -rf -- "$path"; done'
+# Of a pattern, and the names of the work directory. The directory in which programs begin is one more: an image's is the same mount as `/app`.
+_REMOVE = """IFS=
+pattern=$1
+shift
+for path in $pattern; do
+    directory=$(cd -- "${path%/*}/" && pwd -P) || continue
+    for work in "$@" .; do
+        work=$(cd -- "$work" && pwd -P) || continue
+        case $directory/ in "$work"/*) continue 2 ;; esac
+    done
+    rm -f -- "$path"
+done"""
 HOST = "http://gateway"  # any name: the socket decides where requests go
 
 
@@ -51,22 +61,22 @@ async def run_black(
     limits: AgentLimits,
     activity: Callable[[], Awaitable[Activity]],
     sight: "Sight",
-    installs: bool = True,
+    first: bool = True,
 ) -> AttemptOutcome:
     """One run of the agent under `clocks`. `activity` queries the gateway about the session, and `sight` stores the observations. The program's files
-    are already in place. `installs`: its install has not run in this sandbox yet.
+    are already in place. `first`: it has not run in this sandbox yet, so it is installed.
 
     Raises the exception that ended it early.
     """
     gateway = endpoint_of(session, sandbox)
-    if installs and (install := scaffold.install()) is not None:
+    if first and (install := scaffold.install()) is not None:
         installed = await _run(sandbox, install, limits.timeout_s)
         if not installed.ok:
             raise InfraFailure(
                 f"the scaffold's install ended with exit code {installed.exit_code}: {kept_log(installed)}"
             )
 
-    if isinstance(scaffold, Harvests):
+    if not first and isinstance(scaffold, Harvests):
         await _remove(sandbox, scaffold.harvested(), task.work_dir)
     launch = scaffold.launch(task, gateway, limits)
     try:
@@ -150,10 +160,10 @@ async def follow(
 
 
 async def _remove(sandbox: Sandbox, patterns: Sequence[str], work_dir: str) -> None:
-    """Remove the files of an earlier step's answer. Files in the work directory are the agent's work: they stay."""
-    for path in map(sandbox.path, patterns):
-        if not PurePosixPath(path).is_relative_to(work_dir):
-            await sandbox.exec(["sh", "-c", _REMOVE, "sh", path], timeout_s=REMOVE_S)
+    """Remove the files of an earlier step's answer. Files in the work directory are the agent's work: they stay, as do directories."""
+    work = [sandbox.path(each) for each in (WORK, work_dir)]
+    for pattern in patterns:
+        await sandbox.exec(["sh", "-c", _REMOVE, "sh", sandbox.path(pattern), *work], timeout_s=REMOVE_S)
 
 
 async def _run(sandbox: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:

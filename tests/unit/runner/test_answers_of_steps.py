@@ -13,10 +13,11 @@ from orchestrator.gateway_client import Activity, OpenSession
 from orchestrator.runner.blackbox import Sight, run_black
 from orchestrator.runner.clocks import Clocks
 from orchestrator.runner.outcome import AttemptOutcome
-from sandboxes.base import Sandbox, SandboxSpec
+from sandboxes.base import File, Provider, Sandbox, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
+from sandboxes.local import LocalProvider
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")]
 
 LIMITS = AgentLimits(turns=4, context=1000, tool_timeout_s=10.0, timeout_s=60.0)
 VIEW = TaskView(name="t", domain="general", instruction="Work.")
@@ -32,13 +33,21 @@ async def idle() -> Activity:
     return Activity(in_flight=0, calls=1, queued_s=0.0)
 
 
-async def step(black: BlackBox, sandbox: Sandbox) -> AttemptOutcome:
+async def step(black: BlackBox, sandbox: Sandbox, *, first: bool = True) -> AttemptOutcome:
     clocks = Clocks(timeout_s=LIMITS.timeout_s, stall_s=60.0, completion_s=60.0)
     session = OpenSession(
         token="t", path="/s/t/v1", base_url="", socket_path="", expires=0.0, context=LIMITS.context
     )
     return await run_black(
-        black, VIEW, sandbox, session=session, clocks=clocks, limits=LIMITS, activity=idle, sight=Sight()
+        black,
+        VIEW,
+        sandbox,
+        session=session,
+        clocks=clocks,
+        limits=LIMITS,
+        activity=idle,
+        sight=Sight(),
+        first=first,
     )
 
 
@@ -66,13 +75,34 @@ async def test_a_program_that_fails_in_the_second_step_has_no_answer(tmp_path: P
     async with BubblewrapProvider().open(SandboxSpec(files={})) as sandbox:
         first = await step(black, sandbox)
         assert (first.failure, (first.answer or "").strip()) == (FailureClass.COMPLETED, "one")
-        second = await step(black, sandbox)
+        second = await step(black, sandbox, first=False)
         assert (second.failure, second.answer) == (FailureClass.INFRA_FAILURE, None)
         assert second.reason is not None and "exit code 1" in second.reason
 
 
-async def test_an_answer_in_the_work_directory_stays_as_the_work_of_its_step(tmp_path: Path) -> None:
-    black = declared(tmp_path, "/app/answer.txt", "cat answer.txt; echo one >> answer.txt")
-    async with BubblewrapProvider().open(SandboxSpec(files={})) as sandbox:
-        answers = [(await step(black, sandbox)).answer for _ in range(2)]
-    assert answers == ["one\n", "one\none\n"]
+@pytest.fixture(params=["bubblewrap", "local"])
+def provider(request: pytest.FixtureRequest, tmp_path: Path) -> Provider:
+    return BubblewrapProvider() if request.param == "bubblewrap" else LocalProvider(root=tmp_path / "local")
+
+
+@pytest.mark.parametrize("pattern", ["/app/answer.txt", "/app/../app/a*.txt", "/logs/work/answer.txt"])
+async def test_an_answer_in_the_work_directory_stays_as_the_work_of_its_step(
+    tmp_path: Path, provider: Provider, pattern: str
+) -> None:
+    async with provider.open(SandboxSpec(files={})) as sandbox:
+        link = f"ln -sfn $PWD {sandbox.path('/logs/work')}"
+        black = declared(tmp_path, pattern, f"{link}; echo one >> answer.txt")
+        for number in range(2):
+            await step(black, sandbox, first=number == 0)
+        assert await sandbox.get("/app/answer.txt") == b"one\none\n"
+
+
+async def test_what_lies_there_before_the_first_start_stays_and_so_does_a_directory(
+    tmp_path: Path, provider: Provider
+) -> None:
+    black = declared(tmp_path, "/logs/answer*", "true")
+    files = {"/logs/answer.txt": File(b"placed"), "/logs/answers/kept.txt": File(b"kept")}
+    async with provider.open(SandboxSpec(files=files)) as sandbox:
+        assert (await step(black, sandbox)).answer == "placed"
+        assert (await step(black, sandbox, first=False)).answer is None
+        assert await sandbox.get("/logs/answers/kept.txt") == b"kept"
