@@ -101,8 +101,9 @@ class Seal:
     (trajectory.waiting). Both are as measured by the gateway process that ended the session. `calls` counts requests that reached the
     policy, answered or not. `exhausted`: turns | context | tokens when the gateway refused a call for that budget, else None. `failing`: why
     the platform failed the newest such call (no rollout server, a full disk). It is None once a call that began later was served, of the same
-    agent or of the main one. Auxiliary calls do not count, nor do calls that failed for their own reasons: refused or abandoned, or with content
-    that the gateway or a rollout server could not process.
+    agent or of the main one, for an auxiliary call any. `last_failed`: why it failed the call that began last, auxiliary calls aside; None: that
+    one was served. Calls do not count that failed for their own reasons: refused or abandoned, or with content that the gateway or a rollout
+    server could not process.
 
     For a resumed session: `recorded` steps of earlier leases, `replayed` steps and the seconds that their generation took (`replayed_s`),
     `missing` steps that the harness should have requested again, and `parted`: why the requests diverged from the record, None if they did not.
@@ -117,6 +118,7 @@ class Seal:
     exhausted: str | None
     sampled_tokens: int
     failing: str | None = None
+    last_failed: str | None = None
     versions: tuple[int, ...] = ()  # every policy version that made a token, ascending
     recorded: int = 0
     replayed: int = 0

@@ -135,7 +135,7 @@ def judged(outcome: AttemptOutcome, seal: Seal, clocks: Clocks | None = None) ->
     From the first served step on, only the platform's own evidence makes an infrastructure failure: a call that the gateway failed for lack of a
     resource, a gateway that was silent for other reasons than this session's requests, or that was restarted. Before that step, nothing is attributed
     to the policy: an attempt that runs out of time has a hanging scaffold. Exit code 0 alone is not a success either: at least one completion must
-    have reached the program, and the last one that it requested must have been served.
+    have reached the program, and the platform must not have failed the last one that it requested. It tolerated other failed calls.
 
     `clocks`: of the attempt. If most of the agent's own time in its runs is generation when the time is up, the policy did not finish its first
     reply, and no scaffold hangs. Collect hooks run later, so their time does not count here.
@@ -147,7 +147,7 @@ def judged(outcome: AttemptOutcome, seal: Seal, clocks: Clocks | None = None) ->
         return _against(outcome, FailureClass.POLICY_FAILURE, seal.exhausted)
     if outcome.failure is FailureClass.POLICY_FAILURE:
         return outcome
-    if failed := outcome.platform or seal.failing:
+    if failed := outcome.platform or (seal.last_failed if completed else seal.failing):
         return replace(
             outcome, failure=FailureClass.INFRA_FAILURE, reason=f"gateway: {failed}", resumable=True
         )

@@ -285,6 +285,7 @@ class Session:
             calls=self.requests,
             exhausted=self.exhausted,
             failing=self.failures.newest,
+            last_failed=self.failures.last,
             sampled_tokens=self.sampled_tokens,
             versions=tuple(sorted({version for node in nodes for version in node.versions})),
             **({} if self.replay is None else self.replay.summary()),

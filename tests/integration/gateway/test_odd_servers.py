@@ -160,13 +160,16 @@ def failed_calls(
     async def generated(*given: Any) -> Any:
         started.append(number := len(started))
         if number in numbers:
-            raise unavailable("every rollout server that was tried failed")
+            raise unavailable(FAILED)
         if number == 0 and first is not None:
             await first.wait()
         return await generate(*given)
 
     monkeypatch.setattr(ServerPool, "generate", generated)
     return started
+
+
+FAILED = "every rollout server that was tried failed"
 
 
 async def test_a_call_that_the_platform_failed_is_not_forgotten_for_an_older_one_that_is_served_after_it(
@@ -181,10 +184,11 @@ async def test_a_call_that_the_platform_failed_is_not_forgotten_for_an_older_one
         await eventually(lambda: started)
         await chat(rig, session, "fails", 503)
         go_on.set()
-    assert (await rig.seal(rollout)).failing == "every rollout server that was tried failed"
+    seal = await rig.seal(rollout)
+    assert (seal.failing, seal.last_failed) == (FAILED, FAILED)
 
 
-async def test_a_failed_call_is_forgotten_for_a_later_one_and_an_auxiliary_one_does_not_count(
+async def test_a_failed_call_is_forgotten_for_a_later_one_and_an_auxiliary_one_is_not_the_last(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await ready(rig, 0)
@@ -193,7 +197,8 @@ async def test_a_failed_call_is_forgotten_for_a_later_one_and_an_auxiliary_one_d
     await chat(rig, session, "fails", 503)
     await chat(rig, session, "later", 200)
     await chat(rig, session, "title", 503, "policy-small")
-    assert (await rig.seal(rollout)).failing is None
+    seal = await rig.seal(rollout)
+    assert (seal.failing, seal.last_failed) == (FAILED, None)
 
 
 @pytest.mark.parametrize("stop", [None, "oak"], ids=["end token", "stop string"])

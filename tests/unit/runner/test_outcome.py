@@ -87,7 +87,13 @@ async def test_texts_fit_a_message_and_postgres() -> None:
     assert found.answer == "a\ufffdb?" and len(found.log) == 4096 and len(found.reason or "") == 1000
 
 
-def seal(steps: int, *marks: StepMark, exhausted: str | None = None, failing: str | None = None) -> Seal:
+def seal(
+    steps: int,
+    *marks: StepMark,
+    exhausted: str | None = None,
+    failing: str | None = None,
+    last_failed: str | None = None,
+) -> Seal:
     return Seal(
         steps=steps,
         last_idx=steps - 1,
@@ -98,6 +104,7 @@ def seal(steps: int, *marks: StepMark, exhausted: str | None = None, failing: st
         exhausted=exhausted,
         sampled_tokens=0,
         failing=failing,
+        last_failed=last_failed,
     )
 
 
@@ -126,7 +133,8 @@ DIED = AttemptOutcome(failure=INFRA, reason="the program ended with exit code 13
         ),
         (AttemptOutcome(failure=INFRA, reason="sandbox: gone"), seal(3), INFRA, "sandbox: gone"),
         (DONE, seal(3), FailureClass.COMPLETED, None),
-        (DONE, seal(3, failing="full"), INFRA, "gateway: full"),
+        (DONE, seal(3, failing="full", last_failed="full"), INFRA, "gateway: full"),
+        (DONE, seal(3, failing="full"), FailureClass.COMPLETED, None),
         (DONE, seal(0), INFRA, "no completion reached the program"),
         (DONE, seal(1, StepMark(0, "auxiliary")), INFRA, "no completion reached the program"),
     ],
