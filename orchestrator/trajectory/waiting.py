@@ -7,7 +7,7 @@
 | neither, and at least one call is in flight | waiting: the platform's |
 | no call is in flight | the agent's |
 
-A call is in flight from its arrival until its client has the reply or leaves; a large request also while the gateway prepares it. Only the
+A call is in flight from its arrival until its client has the reply or leaves; a new large request also while the gateway prepares it. Only the
 server's answer shows how it spent the time: in the server's queue or in generation. Until then the stretch is undecided and counts as neither.
 `waiting` therefore never falls.
 

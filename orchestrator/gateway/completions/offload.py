@@ -37,9 +37,9 @@ class LargeRequests:
         self.threads, self.unpacking = anyio.CapacityLimiter(half), anyio.CapacityLimiter(half)
         self.processes = anyio.CapacityLimiter(1)
 
-    async def thread(self, session: Session, work: Callable[[], T]) -> T:
-        """Run `work` in one of the `threads` and return its result. For work that releases the interpreter lock."""
-        return await self.run(session, partial(_in_thread, work, self.threads))
+    async def thread(self, session: Session, work: Callable[[], T], *, waits: bool = True) -> T:
+        """Run `work` in one of the `threads` and return its result, as `run`. For work that releases the interpreter lock."""
+        return await self.run(session, partial(_in_thread, work, self.threads), waits=waits)
 
     async def unpack(self, session: Session, work: Callable[[], T]) -> T:
         """Decompress a body in a thread. It does not wait for texts that others render."""

@@ -136,7 +136,8 @@ class CompletionService:
         if not blocks_event_loop(new) and (parent is not None or tools_of(request) <= SMALL):
             return None
         is_auxiliary = counting or auxiliary(request, session.spec.auxiliary)
-        self.budgets.charge(session, aside=is_auxiliary, again=request.digest in session.newest)
+        again = request.digest in session.newest
+        self.budgets.charge(session, aside=is_auxiliary, again=again)
         context = self.budgets.context_of(session)
 
         def work() -> Placement | int:
@@ -149,7 +150,8 @@ class CompletionService:
                     return found
             return forest.place(request.turns, request.tools, tools, before)
 
-        placed = await self.large_requests.thread(session, work)
+        # No budget refuses a repeated request: a program that repeats one must not stop its clock.
+        placed = await self.large_requests.thread(session, work, waits=not again)
         session.check_open()
         if isinstance(placed, int):
             session.side_requests += placed // context

@@ -4,7 +4,7 @@ import gzip
 import json
 import secrets
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import aiohttp
 import anyio
 import pytest
 
+from orchestrator.gateway.completions.offload import SMALL
 from orchestrator.gateway.http.bodies import UNPACKED, read_apart
 from orchestrator.gateway.http.encodings import decoded
 from orchestrator.gateway_client import SessionBudget
@@ -175,6 +176,26 @@ async def test_a_large_request_is_in_flight_and_waits_for_the_platform_while_the
         go_on.set()
     seen = await activity()
     assert seen.in_flight == 0 and seen.calls == 1 and seen.queued_s > queued_s
+
+
+async def test_a_repeated_large_request_stops_no_clock_while_it_is_rendered(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout, session = await rig.open()
+    in_flight = list[int]()
+
+    async def in_thread(work: Callable[[], Any], limiter: anyio.CapacityLimiter) -> Any:
+        in_flight.append((await rig.admin.activity(rollout=rollout, attempt=1, epoch=1)).in_flight)
+        return work()
+
+    monkeypatch.setattr("orchestrator.gateway.completions.offload._in_thread", in_thread)
+    question = bodies(LONG_WORD * (SMALL // len(LONG_WORD) + 1))["/chat/completions"]
+    for retries in ("0", "1"):
+        status, reply, _ = await ask(
+            rig, session.path + "/chat/completions", question, **{"x-stainless-retry-count": retries}
+        )
+        assert status == 200, reply
+    assert in_flight == [1, 0], "no budget refuses an equal request"
 
 
 async def test_a_large_request_that_fits_is_recorded_as_it_was_sent(rig: Rig) -> None:
