@@ -67,7 +67,7 @@ class GenerationFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedCompletion:
-    """One completion to generate, as `begin` prepared it. `recorded`: the sampling parameters that its step is recorded with."""
+    """One completion to generate, as `begin` prepared it after `steps` steps. `recorded`: the sampling parameters that its step is recorded with."""
 
     session: Session
     request: CompletionRequest
@@ -75,6 +75,7 @@ class PreparedCompletion:
     params: SamplingParams
     recorded: dict[str, Any]
     call: CompletionCall
+    steps: int
 
     @property
     def key(self) -> str:
@@ -166,7 +167,6 @@ class CompletionService:
         requests of the session wait for replies). `placed`: from `prepare`."""
         session.check_open()
         if session.waiting_reply >= WAIT_REPLY:
-            session.refused(request.digest)
             raise unavailable(f"{WAIT_REPLY} requests of this session wait for their replies: try again")
         if (running := session.calls.get(request.digest)) is not None:
             self._metrics.replays.labels("coalesced").inc()
@@ -215,6 +215,7 @@ class CompletionService:
                 params=params,
                 recorded=recorded,
                 call=call,
+                steps=len(session.forest.nodes),
             ),
         )
         return call
@@ -339,7 +340,7 @@ class CompletionService:
             if isinstance(outcome, Reply):
                 session.failures.served(call)
             else:
-                session.refused(request.digest)
+                session.refused(request.digest, completion.steps)
                 if outcome.ours:
                     session.failures.failed(call, outcome.message, time.monotonic())
             if session.calls.get(request.digest) is call:

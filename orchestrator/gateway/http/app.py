@@ -16,6 +16,7 @@ or list sessions.
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -115,7 +116,10 @@ class SandboxRoutes:
                     incoming.request.check_answerable()
                     if first:
                         session.known.arrived(incoming.request.digest)
-                placed = await self._completions.prepare(session, incoming.request, size, counting=counting)
+                with nullcontext() if counting else session.beginning(incoming.request):
+                    placed = await self._completions.prepare(
+                        session, incoming.request, size, counting=counting
+                    )
                 with bind(**session.ids):
                     response = await serve(dialect, incoming, request, session, placed)
                 self._metrics.request_s.labels(dialect.name).observe(time.perf_counter() - started_at)
@@ -192,7 +196,8 @@ class SandboxRoutes:
         session: Session,
         placed: Placement | None,
     ) -> web.StreamResponse:
-        call = self._completions.begin(session, incoming.request, placed)
+        with session.beginning(incoming.request):
+            call = self._completions.begin(session, incoming.request, placed)
         if dialect.name == RESPONSES:
             identifier = response_id(session, incoming.request.digest, call)
             incoming = replace(incoming, echo={**incoming.echo, "id": identifier})

@@ -18,6 +18,7 @@ from orchestrator.contracts.events import StepMark
 from orchestrator.contracts.ids import trajectory_digest
 from orchestrator.contracts.marks import BudgetKind, Finish, MarkReason
 from orchestrator.contracts.states import SessionState
+from orchestrator.gateway.messages.requests import CompletionRequest
 from orchestrator.gateway.problems import session_over, unavailable
 from orchestrator.gateway.sessions.allowance import Allowance
 from orchestrator.gateway.sessions.call import CompletionCall
@@ -236,10 +237,21 @@ class Session:
             self.newest[node.digest] = node
             self.newer_refused.discard(node.digest)
 
-    def refused(self, digest: str) -> None:
-        """A call ended without a reply: a retry of it does not want the reply of an earlier equal request."""
-        if digest in self.newest:
+    def refused(self, digest: str, steps: int) -> None:
+        """A request that came after `steps` steps ended without a reply: a retry of it does not want the reply of an earlier equal request."""
+        if (known := self.newest.get(digest)) is not None and known.idx < steps:
             self.newer_refused.add(digest)
+
+    @contextmanager
+    def beginning(self, request: CompletionRequest) -> Iterator[None]:
+        """Encloses the way of a request to its call. It has no reply if an exception ends that."""
+        steps = len(self.forest.nodes)
+        try:
+            yield
+        except BaseException:
+            if request.retries == 0:  # a retry still wants the reply that was lost
+                self.refused(request.digest, steps)
+            raise
 
     def mark(self, node: Node, reason: str) -> None:
         """Keep a step out of training."""

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from orchestrator.deploy.embedded.nats import EmbeddedNats
+from orchestrator.gateway.completions.service import CompletionService
 from orchestrator.gateway.problems import unavailable
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway_client import OpenSession, SessionBudget
@@ -150,6 +151,54 @@ async def test_a_retry_of_a_failed_call_is_not_served_an_earlier_sample_of_the_s
     assert second[0] == 200 and len(rig.proxy.requests) == 2
     assert await post(rig, session, request, **again) == second
     assert len(rig.proxy.requests) == 2 and (await rig.seal(rollout)).steps == 2
+
+
+async def test_a_retry_of_a_request_that_was_refused_before_its_call_is_not_served_an_earlier_sample(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollout, session = await rig.open()
+    request, again = body("oak", False, max_tokens=8), {"x-stainless-retry-count": "1"}
+    await post(rig, session, request)
+
+    async def refusing(*_: Any, **__: Any) -> None:
+        raise unavailable("8 large requests of this session are being read")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CompletionService, "prepare", refusing)
+        assert (await post(rig, session, request))[0] == 503
+    second = await post(rig, session, request, **again)
+    assert second[0] == 200 and len(rig.proxy.requests) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr("orchestrator.gateway.completions.service.WAIT_REPLY", 0)
+        assert (await post(rig, session, request, **again))[0] == 503
+    assert await post(rig, session, request, **again) == second
+    assert len(rig.proxy.requests) == 2 and (await rig.seal(rollout)).steps == 2
+
+
+async def test_a_call_that_was_given_up_and_ends_late_does_not_hide_a_newer_sample(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, generate, released = watched_calls(monkeypatch), ServerPool.generate, anyio.Event()
+    rollout, session = await rig.open()
+    request = body("oak", False, max_tokens=8)
+    await post(rig, session, request)
+
+    async def held(*_: Any) -> Any:
+        await released.wait()
+        raise unavailable("every rollout server that was tried failed")
+
+    monkeypatch.setattr(ServerPool, "generate", held)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(post, rig, session, request)
+        await eventually(lambda: len(calls) == 2 and calls[1].waiting)
+        tasks.cancel_scope.cancel()
+    await eventually(lambda: not calls[1].waiting)
+    monkeypatch.setattr(ServerPool, "generate", generate)
+    newer = await post(rig, session, request)
+    released.set()
+    await eventually(lambda: calls[1].done)
+    assert await post(rig, session, request, **{"x-stainless-retry-count": "1"}) == newer
+    assert (await rig.seal(rollout)).steps == 2
 
 
 @both_ways
