@@ -9,6 +9,8 @@ CHARACTERS: Final = 10_000
 """How much of an output an agent sees, unless a run says otherwise."""
 MAX_LINE_CHARACTERS: Final = 80
 """Of each line, where only the first lines are shown."""
+DROPPED: Final = "[more was printed, and dropped]"
+"""The line after an output whose end a sandbox dropped."""
 
 _SHELL_PREFIX: Final = "bash: line 1: "
 
@@ -55,7 +57,7 @@ def observe(
         printed = [line.removeprefix(_SHELL_PREFIX)[:MAX_LINE_CHARACTERS] for line in printed[:lines]]
         return "\n".join(printed) or end or "ok"
     shown = shortened("\n".join(line.removeprefix(_SHELL_PREFIX) for line in printed), characters)
-    dropped = "[more was printed, and dropped]" if truncated else ""
+    dropped = DROPPED if truncated else ""
     return "\n".join(filter(None, [shown, dropped, killed or end])) or "ok"
 
 

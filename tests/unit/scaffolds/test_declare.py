@@ -247,7 +247,10 @@ async def test_a_program_that_prints_more_than_a_sandbox_keeps_has_no_answer_and
         assert ended.ok and await black.harvest(sandbox, ended) is None
         assert kept_log(ended).endswith("\n[more was printed, and dropped]")
         assert len(kept_log(ended)) == MAX_KEPT_LOG
+        ended = await sandbox.exec(["python3", "-c", f"{printed}print('Done', file=sys.stderr)"])
+        assert kept_log(ended).endswith("\n[more was printed, and dropped]\nDone\n")
         ended = await sandbox.exec(["python3", "-c", f"{printed.replace('print(f', 'sys.stderr.write(f')}"])
+        assert kept_log(ended).endswith("\n[more was printed, and dropped]")
         assert ended.truncated and await black.harvest(sandbox, ended) == "The final answer is 42"
         ended = await sandbox.exec(["echo", "42"])
         assert (await black.harvest(sandbox, ended), kept_log(ended)) == ("42", "42\n")
