@@ -91,7 +91,8 @@ class StepTimings(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 
     `generation`: its tokens were generated. `queue`: all its other time until its reply. `first_byte`: the part of the generation until the first
     token. `gap`: time since the previous step without any call of the session in flight; gaps do not overlap. `ended`: when its reply was ready,
-    seconds since 1970 by the database's clock, so that the call arrived at ended - generation - queue; 0: not known."""
+    seconds since 1970 by the database's clock, so that the call arrived at ended - generation - queue; 0: not known. The gateway prepares a large
+    request before it is a call: that time is in the `queued_s` of the attempt, and in no step's times."""
 
     queue: float = 0.0
     first_byte: float = 0.0

@@ -142,7 +142,8 @@ class Account:
         return _sum(self._settled, found)
 
     def idle_s(self, at: float) -> float:
-        """Seconds without a call in flight, counted from the end of the first call. `replied` moves the start of the current idle stretch."""
+        """Seconds without a call in flight, counted from the end of the first call, or of the preparation of a large request if that is earlier.
+        `replied` moves the start of the current idle stretch."""
         return self._idle_s + (max(0.0, at - self._idle_since) if self._in_flight == 0 else 0.0)
 
     def replied(self, at: float) -> None:
