@@ -1,4 +1,4 @@
-"""Settings for every test: one torch thread, uvloop under anyio, real services on demand."""
+"""Settings for every test: one torch thread, asyncio under anyio, real services on demand."""
 
 import os
 
@@ -30,9 +30,9 @@ structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.p
 
 
 @pytest.fixture
-def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """The event loop of the product's processes. nats-py, aiohttp and asyncpg need asyncio."""
-    return "asyncio", {"use_uvloop": True}
+def anyio_backend() -> str:
+    """nats-py, aiohttp and asyncpg are asyncio-only, so anyio runs on asyncio."""
+    return "asyncio"
 
 
 @pytest.fixture

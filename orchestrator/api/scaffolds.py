@@ -86,7 +86,7 @@ def _replace(file: Path, content: bytes) -> None:
     """Replace a configuration in one step, once `content` can be loaded. ValueError if it cannot: the file stays as it was."""
     draft = file.with_name(f".{file.name}.{os.getpid()}.draft")
     try:
-        draft.write_bytes(content)
+        write_atomically(draft, content)  # only for its owner: it may have passwords
         load(draft)
     except ValueError as error:
         raise ConfigurationError(str(error).replace(str(draft), str(file))) from None

@@ -75,7 +75,7 @@ async def open_groups(connection: AsyncConnection, run_id: int, chosen: Chosen) 
 async def known(connection: AsyncConnection, run_id: int, shas: Collection[str]) -> set[str]:
     """The hex content hashes among `shas` that tasks of the run have."""
     statement = select(tasks.c.sha).where(
-        tasks.c.run_id == run_id, tasks.c.sha.in_([bytes.fromhex(sha) for sha in shas])
+        tasks.c.run_id == run_id, among(tasks.c.sha, [bytes.fromhex(sha) for sha in shas])
     )
     return {sha.hex() for sha in await connection.scalars(statement)}
 

@@ -30,7 +30,7 @@ REMOVE_S = 10.0
 ASK_S = 1.0  # between two queries to the gateway, and the longest wait for an answer
 OWN_SHARE = 0.5  # of a gateway's silence: above this share of own requests, the session caused it
 _PATH = re.compile(r"/\S+")
-# Of a pattern, and the names of the work directory. The directory in which programs begin is one more: an image's is the same mount as `/app`.
+# Of a pattern, and the names of the work directory. The start directory of programs is another: an image has it at the same mount as `/app`.
 _REMOVE = """IFS=
 pattern=$1
 shift
@@ -64,7 +64,7 @@ async def run_black(
     first: bool = True,
 ) -> AttemptOutcome:
     """One run of the agent under `clocks`. `activity` queries the gateway about the session, and `sight` stores the observations. The program's files
-    are already in place. `first`: it has not run in this sandbox yet, so it is installed.
+    are already in place. `first`: it has not run in this sandbox yet; then it is installed.
 
     Raises the exception that ended it early.
     """

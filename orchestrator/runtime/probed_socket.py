@@ -10,7 +10,8 @@ PROBES = 3  # without an answer: the connection breaks. A process that is only s
 
 
 def probed_socket(address: tuple[Any, ...]) -> socket.socket:
-    """A socket for an `address` of getaddrinfo; its connection breaks a minute after its other end has vanished. Raises OSError."""
+    """A socket for an `address` of getaddrinfo; an idle connection breaks a minute after its other end has vanished, one with data that is not
+    acknowledged when the kernel gives up sending (about 15 minutes). Raises OSError."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

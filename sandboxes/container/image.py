@@ -169,6 +169,8 @@ async def _build(
                 env={**os.environ, MARK: mark},
             )
         tasks.cancel_scope.cancel()
+    if scope.cancelled_caught:
+        await engine.require_answer()
     if scope.cancelled_caught or (result.returncode and time.monotonic() > deadline):
         raise ImageRefused(
             f"{what}: the image is not built by {engine.settings.engine} within {timeout_s:g} s (build_timeout_sec)"
@@ -176,7 +178,7 @@ async def _build(
     if result.returncode:
         await engine.require_answer()
         # A step of the build ends with its exit code; the last line is the engine's own.
-        if _FULL in result.stderr.rstrip().rpartition(b"\n")[2].lower():
+        if result.stderr.rstrip().lower().endswith(_FULL):
             raise MachineFault(f"the disk of {engine.settings.engine} is full: {error_text(result.stderr)}")
         printed = b"\n".join((result.stdout, result.stderr)).decode(errors="replace")
         raise ImageRefused(complaint(f"{what.rstrip(',')}: its build by {engine.settings.engine}", printed))

@@ -63,9 +63,9 @@ def subordinate() -> tuple[int, int]:
     name = login_name()
     names = {str(os.geteuid()), name}
     for line in _SUBIDS.read_text().splitlines() if _SUBIDS.exists() else ():
-        name, _, numbers = line.partition(":")
+        owner, _, numbers = line.partition(":")
         first, _, count = numbers.partition(":")
-        if name in names and first.isdigit() and count.isdigit() and int(count) >= RANGE - 1:
+        if owner in names and first.isdigit() and count.isdigit() and int(count) >= RANGE - 1:
             return int(first), RANGE
     remedy = f"run usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {name}"
     if name.isdecimal():  # usermod knows no users without a name

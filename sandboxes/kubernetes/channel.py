@@ -5,7 +5,7 @@ Each request is answered once, even if the line was lost in between: requests wi
 | waits for | unblocked by |
 |---|---|
 | an answer | the supervisor; `settings.ttl_s / 2` without a line; `_FRUITLESS` lines that brought no answer |
-| a line | the greeting; `settings.ttl_s / 2` |
+| a line | the greeting; `settings.ttl_s / 6` |
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Channel:
         query = [("command", word) for word in ("python3", "-IS", BUNDLE, "pipe")]
         query += [("container", CONTAINER), ("stdin", "1"), ("stdout", "1"), ("stderr", "1")]
         url = self._api.url(f"pods/{self._pod}/exec")
-        patience_s = self._api.settings.ttl_s / 2
+        patience_s = self._api.settings.ttl_s / 6  # so that one that is silent is tried again
         try:
             async with asyncio.timeout(patience_s):
                 socket = await self._api.session.ws_connect(

@@ -81,12 +81,11 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
     file = write_template(tmp_path, "first", "")
     before = file.read_bytes()
 
-    def full(path: Path, *_: object, **__: object) -> int:
+    def full(path: Path, *_: object, **__: object) -> None:
         path.open("w").close()
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("orchestrator.api.scaffolds.write_atomically", full)
     with pytest.raises(OSError, match="No space left"):
         register_scaffold(file, "mini-swe-agent")
     assert file.read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["penstock.toml"]

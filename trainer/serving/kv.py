@@ -130,7 +130,8 @@ class KvRow:
 
 class KvPool:
     """All arenas of one server. `longest`: tokens of the longest sequence. `held`: capacities of all live rows, in tokens; the caller keeps it within
-    `budget`. The memory of all arenas is that of at most twice `budget` tokens; while a row grows, it also holds the old row."""
+    `budget`. A sequence is placed only where all arenas then have memory for at most twice `budget` tokens; while an arena grows or shrinks, both
+    copies exist."""
 
     def __init__(self, shape: KvShape, longest: int, budget: int) -> None:
         self.shape = shape

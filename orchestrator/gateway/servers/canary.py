@@ -5,6 +5,7 @@ generated nothing for `servers.still_s`. A sync never waits for a canary.
 """
 
 import math
+from collections.abc import Sequence
 
 import anyio
 import anyio.to_thread
@@ -38,12 +39,17 @@ class CanaryCheck:
         """From now on the server serves `version`."""
         self._expected = version, canary
 
-    async def shows(self, version: int) -> bool:
-        """Whether a canary shows the weights of `version`; False as well for a version that this gateway did not give to the server.
-        Raises RolloutServerError."""
+    async def shows(self, version: int, refused: Canary) -> bool:
+        """Whether a canary shows the weights of `version`: within the tolerance, and nearer to them than to the `refused` ones, since one train step
+        may change less than the tolerance. False as well for a version that this gateway did not give to the server. Raises RolloutServerError."""
         if self._expected is None or self._expected[0] != version:
             return False
-        return await self.difference(self._expected[1]) <= self._tolerance
+        expected = self._expected[1]
+        logprobs = await self._logprobs(expected)
+        difference = expected.difference(logprobs)
+        if refused == expected or refused.ids != expected.ids:
+            return difference <= self._tolerance
+        return difference <= self._tolerance and difference < refused.difference(logprobs)
 
     @property
     def due(self) -> bool:
@@ -63,6 +69,10 @@ class CanaryCheck:
 
     async def difference(self, canary: Canary) -> float:
         """Send one: max |Δlogprob|, in nats, between the trainer and the served weights. Raises RolloutServerError."""
+        return canary.difference(await self._logprobs(canary))
+
+    async def _logprobs(self, canary: Canary) -> Sequence[float]:
+        """Send one: the served weights' logprobs of its ids. Raises RolloutServerError."""
         self._sent_at = anyio.current_time()
         try:
             logprobs = await self._server.client.prompt_logprobs(list(canary.ids), timeout=QUICK_S)
@@ -81,7 +91,7 @@ class CanaryCheck:
             self.unanswered = str(error)
             raise
         self.unanswered = ""
-        return canary.difference(logprobs)
+        return logprobs
 
     async def check(self, version: int, published: PolicyVersion | None) -> None:
         """Whether the server, which serves `version`, still has its weights, and generates. If not, it is synced again. `published`: that version;
@@ -98,7 +108,8 @@ class CanaryCheck:
         except (RolloutServerError, SyncFailed) as error:
             log.info("canary.unanswered", server=server.url, error=str(error))
             still = isinstance(error, RolloutServerError) and server.still_s >= self._settings.still_s
-            if still and server.ready and openings == server.openings:
+            # Only a sync gives it its calls back, and none succeeds while the newest version cannot be loaded.
+            if still and published is not None and server.ready and openings == server.openings:
                 server.stands_still()
             return
         server.stirred()

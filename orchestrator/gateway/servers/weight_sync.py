@@ -34,7 +34,7 @@ from orchestrator.gateway.servers.client import (
 )
 from orchestrator.gateway.servers.lease import LeaseLost, ServerLease
 from orchestrator.gateway.servers.pool import first_of
-from orchestrator.gateway.servers.published import IntactVersion, SyncFailed, read_published
+from orchestrator.gateway.servers.published import Canary, IntactVersion, SyncFailed, read_published
 from orchestrator.gateway.servers.server import RolloutServer
 from orchestrator.gateway.servers.targets import TargetVersion
 from orchestrator.gateway.servers.transfer import Sender, TransferFailed, sending
@@ -380,7 +380,7 @@ class WeightSyncer:
                 )
         except WeightUpdateRefused as refused:
             # A sender may have changed some of the weights.
-            kept = await self._keeps(None if sender is not None else old, held)
+            kept = await self._keeps(None if sender is not None else old, held, published.canary)
             if old is not None and kept:
                 server.admit(old, held)
             else:
@@ -396,7 +396,7 @@ class WeightSyncer:
         await server.client.continue_()
         return took_s
 
-    async def _keeps(self, old: int | None, held: ReportedWeights | None) -> bool:
+    async def _keeps(self, old: int | None, held: ReportedWeights | None, refused: Canary) -> bool:
         """Let the paused server, which has refused weights, go on; return whether it certainly has the weights of version `old`.
 
         Its digest shows them, else a canary: SGLang may name the old version and directory although it has loaded some of the new weights."""
@@ -412,7 +412,7 @@ class WeightSyncer:
                 return False
             if held is not None and held.digest is not None:
                 return ReportedWeights.of(await client.model_info()).instead_of(held) is None
-            return await self._canaries.shows(old)
+            return await self._canaries.shows(old, refused)
         except RolloutServerError as error:
             log.warning("weights.unknown", server=self._server.url, error=str(error))
             return False

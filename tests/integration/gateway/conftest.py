@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.deploy.embedded.nats import EmbeddedNats
+from tests.event_loop import anyio_backend
 
 if TYPE_CHECKING:
     from tests.integration.gateway.rig import OpenRig, Policies, Rig
+
+__all__ = ["anyio_backend"]
 
 
 @pytest.fixture

@@ -9,10 +9,9 @@ import anyio
 import pytest
 
 from orchestrator.contracts.spans import VersionSpan
-from orchestrator.gateway.servers import canary
 from orchestrator.gateway.servers.client import RolloutServerClient
 from orchestrator.gateway_client import NativeLlm
-from tests.integration.gateway.rig import OpenRig, Policies, Rig, held_generation, until_row
+from tests.integration.gateway.rig import OpenRig, Policies, Rig, until_row
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
@@ -78,28 +77,6 @@ async def test_weights_that_are_not_the_published_ones_never_serve(rig: Rig) -> 
     async with NativeLlm(rig.gateway.url, session.token) as llm:
         await llm.complete([user("oak")])
     assert measured(rig, "weights_refused_total") >= 1
-
-
-async def test_a_server_that_generates_nothing_loses_its_calls_also_while_the_newest_version_cannot_be_loaded(
-    open_here: OpenRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(canary, "QUICK_S", 1.0)
-    servers = {"probe_s": 0.05, "still_s": 1.0, "retry_s": 0.5, "canary_interval_s": 3600.0}
-    async with open_here(sections={"servers": servers}) as rig:
-        await rig.publish(0)
-        answers, server = await held_generation(rig), rig.gateway.pool.servers[0]
-        await rig.publish(1, manifest_sha="0" * 64)
-        await until_row(rig, "SELECT detail FROM rollout_servers WHERE detail LIKE '%not the published%'")
-        _, session = await rig.open()
-        async with NativeLlm(rig.gateway.url, session.token) as llm, anyio.create_task_group() as tasks:
-            tasks.start_soon(llm.complete, [user("oak")])
-            await eventually(lambda: server.in_flight)
-            await eventually(lambda: not server.in_flight and not server.ready)
-            assert "canary" in rig.proxy.seen[rig.proxy.seen.index("/generate") :]
-            del rig.proxy.held["/generate"]
-            answers.set()
-            await rig.publish(2)
-        assert server.version == 2
 
 
 async def test_files_that_are_not_those_of_their_manifest_never_serve(

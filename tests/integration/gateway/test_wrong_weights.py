@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from orchestrator.gateway_client import NativeLlm, OpenSession
 from orchestrator.runtime.weights_digest import weights_digest
 from tests.integration.audit.audited import no_violations
-from tests.integration.gateway.rig import OpenRig, Rig
+from tests.integration.gateway.rig import OpenRig, Rig, until_row
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("gateway")]
@@ -155,6 +155,20 @@ async def test_weights_that_only_their_logprobs_betray_are_found_by_the_canary_b
             await exchange(rig, 1)
             reason = await synced_again(rig, logs)
         assert "expected the canary's logprobs to differ by at most 0.02" in reason
+
+
+async def test_exchanged_weights_are_found_also_while_the_newest_version_cannot_be_loaded(
+    open_at: OpenRig,
+) -> None:
+    async with open_at(canary_interval_s=0.2, retry_s=NEVER_S) as rig:
+        rig.proxy.untold = ("weights_digest", "model_path")
+        await at_version_0(rig)
+        await rig.publish(1, manifest_sha="0" * 64)
+        await until_row(rig, "SELECT 1 FROM rollout_servers WHERE detail LIKE '%not the published%'")
+        server = rig.gateway.pool.servers[0]
+        assert server.ready and server.version == 0
+        await exchange(rig, 1)
+        await eventually(lambda: not server.ready)
 
 
 async def test_a_server_without_the_directory_gets_weights_that_only_the_canary_misses_from_a_sender_again(

@@ -6,7 +6,10 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.deploy.embedded.nats import EmbeddedNats
+from tests.event_loop import anyio_backend
 from tests.integration.roles.rig import Stage, staged
+
+__all__ = ["anyio_backend"]
 
 
 @pytest.fixture

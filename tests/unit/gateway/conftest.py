@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.gateway.render import Renderer, TokenizerAdapter, load_renderer
+from tests.event_loop import anyio_backend
 from tests.unit.gateway.models import CHATML_FUNCTION, CHATML_KEEPS, chatml_model, minimax_model
 from trainer.policy.init import make_policy
+
+__all__ = ["anyio_backend"]
 
 KINDS = ("policy", "qwen3", "minimax-m2", "template", "template-minimax", "template-function")
 

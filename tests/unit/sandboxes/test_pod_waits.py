@@ -98,8 +98,8 @@ def test_a_pod_is_abandoned_by_the_limits_of_its_own_run() -> None:
 @pytest.mark.parametrize(
     ("silence", "sentence"),
     [
-        (Silence.CLOSED, "the Kubernetes API does not open it within 0.5 s"),
-        (Silence.OPEN, "its supervisor does not answer within 0.5 s"),
+        (Silence.CLOSED, "the Kubernetes API does not open it within 0.166667 s"),
+        (Silence.OPEN, "its supervisor does not answer within 0.166667 s"),
     ],
 )
 async def test_a_line_that_stays_silent_is_lost(silence: Silence, sentence: str) -> None:

@@ -225,7 +225,7 @@ function Weights({ mix }) {
             <span>${visible(domain)}</span>
             <input
               type="number"
-              min="0"
+              min="0.000001"
               step="any"
               required
               defaultValue=${Number(share.toPrecision(3))}
