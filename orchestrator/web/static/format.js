@@ -4,7 +4,7 @@ const SHOWN = "⟨";
 // C0 but tab and line feed, DEL, C1, and characters that reverse the writing direction or hide text: marks, embeddings, isolates, zero width,
 // fillers, tags.
 const UNSEEN =
-  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]/gu;
+  /[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]/gu;
 
 /**
  * Text from a model, task or tool: characters that could colour, move, reorder or hide are spelled out. A carriage return before a line feed goes.

@@ -288,7 +288,8 @@ function Body({ spoken, step, path }) {
 }
 
 /**
- * @param {{ step: any, texts: Texts, started: boolean, spoken: any, failed: string | undefined, here: boolean, tools: any, onPick: (idx: number) => void }} props
+ * @param {{ step: any, texts: Texts, started: boolean, spoken: any, failed: string | undefined, here: boolean, tools: any,
+ *   onPick: (idx: number) => void }} props
  */
 function Step({ step, texts, started, spoken, failed, here, tools, onPick }) {
   const { rollout, signal } = texts;
