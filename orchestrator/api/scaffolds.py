@@ -14,7 +14,7 @@ from scaffolds.reference import is_path
 from orchestrator.api.arguments import amount, place, words
 from orchestrator.contracts.errors import ArgumentError, ConfigurationError
 from orchestrator.contracts.quote import quoted
-from orchestrator.deploy.embedded.identity import write_atomically
+from orchestrator.deploy.embedded.identity import rewrite_atomically, write_atomically
 from orchestrator.deploy.home import Home
 from orchestrator.settings.config import load
 from orchestrator.settings.rollout import RolloutSection
@@ -92,8 +92,7 @@ def _replace(file: Path, content: bytes) -> None:
         raise ConfigurationError(str(error).replace(str(draft), str(file))) from None
     finally:
         draft.unlink(missing_ok=True)
-    target = file.resolve()  # a link stays one
-    write_atomically(target, content, mode=target.stat().st_mode & 0o777, sync=True)
+    rewrite_atomically(file, content)
 
 
 def _defaults() -> tomlkit.items.InlineTable:

@@ -1,7 +1,6 @@
 """`penstock rescore`: new verdicts for groups that are in no batch."""
 
 import json
-import socket
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from orchestrator.cli import shell_completion
 from orchestrator.cli.bar import busy
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.deploy.home import Home
-from sandboxes.login import login_name
+from orchestrator.runtime.person import current_user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -58,7 +57,7 @@ def rescore(
     resolved = Home.at(config).connected()
     repaired = corrected_tasks(resolved, tests or [])
     chosen = Chosen(tuple(domains or ()), tuple(tasks or ()))
-    signed_reason = f"{login_name()} at {socket.gethostname()}: {reason}"
+    signed_reason = f"{current_user()}: {reason}"
     with busy("rescore"):
         done = anyio.run(_rescore, resolved, chosen, signed_reason, repaired)
     if as_json:

@@ -1,7 +1,6 @@
 """`penstock rewind`: undo the batches after one, and continue from its weights."""
 
 import json
-import socket
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.contracts.numbers import INT4
 from orchestrator.deploy.home import Home
-from sandboxes.login import login_name
+from orchestrator.runtime.person import current_user
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +63,7 @@ def rewind(
         raise ValueError("give --rescore or --tests: corrected tests choose their tasks themselves")
     resolved = Home.at(config).connected()
     corrected = corrected_tasks(resolved, tests) if tests else {} if rescore else None
-    signed_reason = f"{login_name()} at {socket.gethostname()}: {reason}"
+    signed_reason = f"{current_user()}: {reason}"
     with busy("rewind: the checkpoint is read and checked"):
         done, rescored = anyio.run(_rewind, resolved, to_batch, signed_reason, corrected)
     if as_json:

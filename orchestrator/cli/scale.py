@@ -1,11 +1,8 @@
 """penstock scale: change the number of runners, gateways or rollout servers of a run on more than one machine."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from stat import S_IMODE
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
@@ -13,7 +10,7 @@ import typer
 
 from orchestrator.cli.options import HERE, ConfigOption, JsonOption, path
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.deploy.embedded.identity import write_atomically
+from orchestrator.deploy.embedded.identity import rewrite_atomically
 from orchestrator.deploy.home import Home
 from sandboxes.text_files import read_toml, toml_text
 
@@ -90,7 +87,7 @@ def scale(
         )
     if write:
         try:
-            _replace(topology.resolve(), written.encode())
+            rewrite_atomically(topology, written.encode())
         except OSError as error:
             raise ConfigurationError(f"{topology}: {error.strerror}; the new counts are not in it") from None
     if as_json:
@@ -105,15 +102,6 @@ def scale(
         typer.echo(scripted(found, "" if write else refused), nl=False)
     else:
         typer.echo("# how it is done: --target kubernetes, helm, slurm, systemd or compose")
-
-
-def _replace(file: Path, content: bytes) -> None:
-    """Replace the content of a file, whole or not at all; its mode and owner stay. Raises OSError."""
-    before = file.stat()
-    write_atomically(file, content, sync=True)
-    file.chmod(S_IMODE(before.st_mode))
-    with suppress(PermissionError):
-        os.chown(file, before.st_uid, before.st_gid)
 
 
 async def _living(home: Home, names: Sequence[str]) -> dict[str, list[str]]:

@@ -1,6 +1,7 @@
 """The public Python API without services: registering scaffolds, filters, data frames without pandas."""
 
 import errno
+import os
 import re
 import sys
 import tomllib
@@ -69,7 +70,11 @@ def test_the_file_keeps_its_line_ends_its_mode_and_its_link(tmp_path: Path) -> N
     kept.write_bytes(b'# ours\r\n[run]\r\nname = "first"\r\n')
     kept.chmod(0o640)
     (tmp_path / "penstock.toml").symlink_to(kept)
-    register_scaffold(tmp_path, "mini-swe-agent")
+    before = os.umask(0o077)
+    try:
+        register_scaffold(tmp_path, "mini-swe-agent")
+    finally:
+        os.umask(before)
     written = kept.read_bytes()
     assert written.startswith(b"# ours\r\n") and written.count(b"\n") == written.count(b"\r\n") > 3
     assert (tmp_path / "penstock.toml").is_symlink() and kept.stat().st_mode & 0o777 == 0o640

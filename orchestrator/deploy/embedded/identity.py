@@ -7,8 +7,10 @@ so that a pid reused between the check and the signal is never hit.
 
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_IMODE
 from typing import Self
 
 import anyio
@@ -106,3 +108,14 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o600, sync: boo
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def rewrite_atomically(path: Path, content: bytes) -> None:
+    """As `write_atomically`, for a file that a person owns: its mode and, where this user may, its owner stay, and a link stays a link. Raises
+    OSError."""
+    file = path.resolve()
+    before = file.stat()
+    write_atomically(file, content, sync=True)
+    file.chmod(S_IMODE(before.st_mode))
+    with suppress(PermissionError):
+        os.chown(file, before.st_uid, before.st_gid)
