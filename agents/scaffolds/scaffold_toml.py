@@ -7,7 +7,7 @@
     stdin = "{task.instruction}"        # optional
     install = []                        # optional: run first, inside
     timeout_s = 120                     # optional
-    harvest = ["/logs/answer*.txt"]     # the first file that exists holds the final message; removed before each start
+    harvest = ["/logs/answer*.txt"]     # the first file that exists holds the final message; an earlier step's is removed
     answer = "last line"                # without harvest: "last line" of stdout, all of "stdout", or "none"; none above 1 MiB
     auxiliary = ["*-small", "text:*write a title*"]   # calls that do not train: by model name, by the first message
     policy_exit_codes = [3]             # the policy's fault from the first call on

@@ -130,7 +130,9 @@ def retry(config: ConfigOption = HERE, reason: ReasonOption = NO_REASON, as_json
 
     config_ = Home.at(config).reading()
     bad = _order(config_, lambda connection, run: permit(connection, run.run_id, current_user(), reason))
-    sentence = f"The trainer continues at its next start: the {bad} quarantined batches no longer count."
+    sentence = (
+        f"The trainer continues at its next start: quarantined batches no longer count ({bad} in a row)."
+    )
     _say(as_json, "retry", config_, sentence, quarantined=bad)
 
 

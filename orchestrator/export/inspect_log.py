@@ -377,7 +377,7 @@ def _metrics(log: Any, name: str, values: Sequence[tuple[int, float]], wanted: i
     mean, groups = fmean(value for _, value in values), len({group for group, _ in values})
     metrics = {"mean": log.EvalMetric(name="mean", value=mean)}
     if groups > 1:
-        error = (spread(values, mean) * groups / (groups - 1)) ** 0.5 / len(values)
+        error = spread(values, mean, unbiased=True) ** 0.5 / len(values)
         metrics["stderr"] = log.EvalMetric(name="stderr", value=error)
     counts = {"scored_samples": len(values), "unscored_samples": wanted - len(values)}
     return log.EvalScore(name=name, scorer=name, **counts, metrics=metrics)

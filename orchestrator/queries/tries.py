@@ -1,6 +1,6 @@
 """Uncertainty of results that hold several tries of one task: tries of one group tend to be alike, so they are worth fewer than they count."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -27,10 +27,14 @@ class Tallies:
         return min(float(self.n), max(self.n / mean_size, self.n / effect))
 
 
-def spread(values: Sequence[tuple[int, float]], mean: float) -> float:
-    """The sum of squared deviations from the mean, of (group, value): of each group's sum or, where that is more, of each value."""
+def spread(values: Sequence[tuple[int, float]], mean: float, *, unbiased: bool = False) -> float:
+    """The sum of squared deviations from the mean, of (group, value): of each group's sum or, where that is more, of each value. `unbiased`: times
+    n / (n - 1) for the n groups or values."""
     deviations = sorted((group, value - mean) for group, value in values)
-    sums: Iterable[float] = (
+    sums = [
         sum(deviation for _, deviation in members) for _, members in groupby(deviations, key=itemgetter(0))
+    ]
+    return max(
+        sum(each**2 for each in found) * (len(found) / (len(found) - 1) if unbiased else 1.0)
+        for found in (sums, [deviation for _, deviation in deviations])
     )
-    return max(sum(deviation**2 for _, deviation in deviations), sum(each**2 for each in sums))

@@ -2,6 +2,7 @@
 
 from datetime import UTC
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 from inspect_ai.event import ModelEvent, ScoreEvent, SpanBeginEvent, ToolEvent
@@ -40,7 +41,7 @@ async def test_groups_of_one_purpose_and_domain_are_a_log_of_inspects(
     [error] = [
         score.metrics["stderr"].value for score in coding.results.scores if score.name == "performance"
     ]
-    assert error == (8 * 0.25 * 0.75 * 2) ** 0.5 / 8, (
+    assert error == pytest.approx(stdev([1, 1, 0, 0, 0, 0, 0, 0]) / 8**0.5), (
         "two groups that solved as much: the spread is of members"
     )
     assert coding.samples is not None and len(coding.samples) == 8

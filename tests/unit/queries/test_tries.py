@@ -80,3 +80,5 @@ def test_nine_of_ten_intervals_of_few_tasks_hold_the_true_share() -> None:
 def test_the_spread_is_that_of_groups_or_where_that_is_more_of_values() -> None:
     assert spread([(1, 1.0), (1, 1.0), (2, 0.0), (2, 0.0)], 0.5) == 2.0
     assert spread([(1, 1.0), (1, 0.0), (2, 1.0), (2, 0.0)], 0.5) == 1.0
+    assert spread([(1, 1.0), (1, 1.0), (2, 0.0), (2, 0.0)], 0.5, unbiased=True) == 4.0
+    assert spread([(1, 1.0), (1, 0.0), (2, 1.0), (2, 0.0)], 0.5, unbiased=True) == 4 / 3
