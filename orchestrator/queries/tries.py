@@ -20,7 +20,10 @@ class Tallies:
     def effective(self) -> float:
         """How many independent tries tell as much about the share: n divided by the design effect, which is the variance of the share over groups
         by that of independent tries (Kish 1965). Half a success of a group of the mean size, whose tries agree, is added to both: few groups, or
-        shares next to 0 and 1, tell little about how alike tries are. At least what groups whose tries all agree are worth, at most n."""
+        shares next to 0 and 1, tell little about how alike tries are. At least what groups whose tries all agree are worth, at most n. The tries of
+        one group alone are independent: the share is that of its task."""
+        if self.groups == 1:
+            return float(self.n)
         p, mean_size = self.successes / self.n, self.sizes / self.n
         over_groups = self.squares - 2 * p * self.products + p * p * self.sizes
         effect = (over_groups + mean_size**2 / 2) / (self.n * p * (1 - p) + mean_size / 2)

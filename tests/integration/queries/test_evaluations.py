@@ -51,14 +51,27 @@ async def test_points_are_counted_per_suite_version_and_domain_with_wilsons_inte
 
 async def test_identical_tries_of_a_task_narrow_no_interval(engine: AsyncEngine) -> None:
     run = await builders.make_run(engine, small())
-    await evaluated(engine, run, "held", 1, {"coding": (1.0,) * 3 + (0.0,) * 3, "agent": (1.0,) * 3}, size=3)
+    await evaluated(
+        engine,
+        run,
+        "held",
+        1,
+        {"coding": (1.0,) * 3 + (0.0,) * 3, "agent": (1.0,) * 6, "browser": (1.0,) * 3},
+        size=3,
+    )
     async with engine.connect() as connection:
         [held] = await evaluations(connection, run.run_id)
     found = {point.domain: (point.low, point.high) for point in held.points}
-    assert {point.domain: point.n for point in held.points} == {"agent": 3, "coding": 6, "all": 9}
+    assert {point.domain: point.n for point in held.points} == {
+        "agent": 6,
+        "browser": 3,
+        "coding": 6,
+        "all": 15,
+    }
     assert found["coding"] == pytest.approx(wilson(1, 2))
-    assert found["agent"] == pytest.approx(wilson(1, 1))
-    assert found["all"] == pytest.approx(wilson(2, 3))
+    assert found["agent"] == pytest.approx(wilson(2, 2))
+    assert found["browser"] == pytest.approx(wilson(3, 3)), "of one task alone, the tries are independent"
+    assert found["all"] == pytest.approx(wilson(4, 5))
 
 
 async def test_rollouts_without_a_result_and_open_ones_are_counted_next_to_the_points(

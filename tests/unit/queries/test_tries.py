@@ -45,6 +45,11 @@ def test_independent_tries_are_worth_about_their_number_and_never_more() -> None
     assert 1400 < sum(worths) / len(worths) <= max(worths) <= 1600
 
 
+@pytest.mark.parametrize("tries", [[1, 0], [1, 0, 1, 0], [1] * 8, [0] * 8])
+def test_the_tries_of_the_only_task_count_in_full(tries: list[int]) -> None:
+    assert tallies([tries]).effective() == len(tries)
+
+
 def test_the_worth_lies_between_identical_tries_and_their_number_for_any_sizes() -> None:
     draw = random.Random(1)
     for _ in range(300):
