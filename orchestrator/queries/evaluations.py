@@ -100,19 +100,6 @@ def wilson(successes: int, n: int, effective: float | None = None) -> tuple[floa
     )
 
 
-def difference(successes: int, n: int, successes_after: int, n_after: int) -> tuple[float, float]:
-    """Newcombe's 95 % interval of the difference of two independent shares, after - before (1998, method 10); (-1, 1) if either n is 0.
-
-    >>> [round(x, 3) for x in difference(66, 200, 49, 200)]
-    [-0.172, 0.004]
-    """
-    if not n or not n_after:
-        return -1.0, 1.0
-    p, q = successes / n, successes_after / n_after
-    (low, high), (low_after, high_after) = wilson(successes, n), wilson(successes_after, n_after)
-    return q - p - math.hypot(q - low_after, high - p), q - p + math.hypot(high_after - q, p - low)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationProgress:
     """Progress of an evaluation: as long as it is unchanged, a new count gives the same result. `newest`: its newest group; `ended`: when

@@ -3,7 +3,6 @@
 The ledger is a file of submission ids written before anything is published; `lost` and `trained_twice` are computed against it.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.bus.base import Bus
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.events import TaskSubmitted
+from orchestrator.contracts.ids import EVERY_DOMAIN
 from orchestrator.contracts.states import Purpose, RunState, SubmissionStatus
 from orchestrator.publish import publish_tasks
+from orchestrator.queries.evaluations import EvaluationPoint, evaluations
 from orchestrator.tasks.harbor import Task
 
 CLOSED = "its intake is closed"
@@ -94,15 +95,24 @@ class Evaluation:
     label: str
     version: int
     seconds: float
-    successes: dict[str, int]  # by domain
-    n: dict[str, int]  # judged rollouts
-    blackbox: int
+    points: dict[str, EvaluationPoint]  # by domain and of "all"; of judged rollouts
+    blackbox: int  # judged rollouts of black-box scaffolds
     wanted: int  # rollouts, judged or not
 
     @property
-    def total(self) -> tuple[int, int]:
-        """(successes, n) over all domains."""
-        return sum(self.successes.values()), sum(self.n.values())
+    def all(self) -> EvaluationPoint | None:
+        """Over all domains; None without a verdict."""
+        return self.points.get(EVERY_DOMAIN)
+
+    @property
+    def judged(self) -> int:
+        """Rollouts with a verdict."""
+        return self.all.n if self.all else 0
+
+    @property
+    def domains(self) -> list[str]:
+        """Sorted, without "all"."""
+        return sorted(set(self.points) - {EVERY_DOMAIN})
 
 
 async def evaluate(
@@ -115,7 +125,7 @@ async def evaluate(
     timeout_s: float,
     tick: Callable[[int, int], None],
 ) -> Evaluation:
-    """Run the tasks on the newest version, pinned, and count successes by SQL."""
+    """Run the tasks on the newest version, pinned, and count its successes."""
     newest = await client.value(
         "select max(version) from policy_versions where run_id = :run and superseded_by is null"
     )
@@ -137,24 +147,18 @@ async def evaluate(
         started = anyio.current_time()
     await _all_done(client, label, len(tasks), timeout_s, tick)
     seconds = anyio.current_time() - started
-    rows = await client.rows(
-        "select g.domain, g.scaffold, count(*) as n, sum((w.performance >= 1)::int) as ok from groups g"
-        " join rollouts r on r.group_id = g.group_id join latest_rewards w on w.rollout_id = r.rollout_id"
-        " where g.run_id = :run and g.label = :label and g.state = 'scored' group by 1, 2",
-        label=label,
-    )
-    successes: Counter[str] = Counter()
-    n: Counter[str] = Counter()
-    for row in rows:
-        successes[row.domain] += int(row.ok)
-        n[row.domain] += int(row.n)
+    async with client.engine.connect() as connection:
+        found = await evaluations(connection, client.run_id, suite=label, version=version)
     return Evaluation(
         label=label,
         version=version,
         seconds=seconds,
-        successes=dict(successes),
-        n=dict(n),
-        blackbox=sum(int(row.n) for row in rows if row.scaffold != "shell"),
+        points={point.domain: point for each in found for point in each.points},
+        blackbox=await client.value(
+            "select count(*) from groups g join rollouts r using (group_id) join latest_rewards w using (rollout_id)"
+            " where g.run_id = :run and g.label = :label and g.state = 'scored' and g.scaffold != 'shell'",
+            label=label,
+        ),
         wanted=len(tasks) * rollouts,
     )
 

@@ -19,14 +19,15 @@ from ops.lab.demo.outcome import (
 from ops.lab.demo.phases import Evaluation
 from ops.lab.demo.targets import DemoTarget, bars, change
 from orchestrator.audit import Report
-from orchestrator.queries.evaluations import wilson
+from orchestrator.queries.evaluations import EvaluationPoint
 from orchestrator.runtime.figures import sparkline
 
 
-def percent(successes: int, n: int) -> str:
-    """`52/200 = 26.0 % [20.4, 32.5]`."""
-    low, high = wilson(successes, n)
-    return f"{successes}/{n} = {100 * successes / max(n, 1):.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+def percent(point: EvaluationPoint | None) -> str:
+    """`52/200 = 26.0 % [20.4, 32.5]`; `0/0` without a verdict."""
+    if point is None:
+        return "0/0"
+    return f"{point.successes}/{point.n} = {100 * point.success:.1f} % [{100 * point.low:.1f}, {100 * point.high:.1f}]"
 
 
 def print_table(console: Console, table: Table) -> None:
@@ -64,27 +65,23 @@ def show(console: Console, directory: Path, found: Results, *, control: bool = F
 def show_evaluations(
     console: Console, before: Evaluation, after: Evaluation, greedy: tuple[Evaluation, Evaluation]
 ) -> None:
-    """Held-out success by domain, before and after, with 95 % Wilson intervals."""
+    """Held-out success by domain, before and after, with 95 % intervals."""
     table = Table(
         "held-out success",
         f"before (version {before.version})",
         f"after (version {after.version})",
         title="T = 1",
     )
-    for domain in sorted(before.n):
-        table.add_row(
-            domain,
-            percent(before.successes[domain], before.n[domain]),
-            percent(after.successes.get(domain, 0), after.n.get(domain, 0)),
-        )
+    for domain in before.domains:
+        table.add_row(domain, percent(before.points[domain]), percent(after.points.get(domain)))
     table.add_section()
-    table.add_row("all", percent(*before.total), percent(*after.total))
-    table.add_row("greedy", percent(*greedy[0].total), percent(*greedy[1].total))
+    table.add_row("all", percent(before.all), percent(after.all))
+    table.add_row("greedy", percent(greedy[0].all), percent(greedy[1].all))
     print_table(console, table)
     for each in (before, after, *greedy):
-        if each.total[1] < each.wanted:
+        if each.judged < each.wanted:
             console.print(
-                f"{each.label}: {each.wanted - each.total[1]} of {each.wanted} rollouts have no verdict and are in no share",
+                f"{each.label}: {each.wanted - each.judged} of {each.wanted} rollouts have no verdict and are in no share",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -160,12 +157,13 @@ def draw_curve(run: DemoOutcome, before: Evaluation, after: Evaluation, file: Pa
         label="training reward",
     )
     for evaluation, x in ((before, 0.0), (after, 1.05)):
-        successes, n = evaluation.total
-        low, high = wilson(successes, n)
+        point = evaluation.all
+        if point is None:
+            continue
         axes.errorbar(
             [x],
-            [successes / n],
-            [[successes / n - low], [high - successes / n]],
+            [point.success],
+            [[point.success - point.low], [point.high - point.success]],
             fmt="s",
             capsize=4,
             color="black",
@@ -184,11 +182,6 @@ def final_line(
     `began`: when the command started, seconds since the epoch. start_s is the time from then to the first rollout, first_step_s to the first
     recorded completion; both include set-up and policy."""
     run, before, after = found.run, found.before, found.after
-    ok_before, n = before.total
-    ok_after, n_after = after.total
-    greedy_before, greedy_after = (
-        ok / max(1, total) for ok, total in (found.greedy_before.total, found.greedy_after.total)
-    )
     gain, interval = change(before, after)
     return json.dumps(
         {
@@ -205,11 +198,11 @@ def final_line(
             "rollouts": run.rollouts,
             "blackbox_rollouts": run.blackbox,
             "steps": run.steps,
-            "eval_n": min(n, n_after),
-            "eval_before": ok_before / max(n, 1),
-            "eval_after": ok_after / max(n_after, 1),
-            "eval_before_ci": [round(x, 4) for x in wilson(ok_before, n)],
-            "eval_after_ci": [round(x, 4) for x in wilson(ok_after, n_after)],
+            "eval_n": min(before.judged, after.judged),
+            "eval_before": _success(before),
+            "eval_after": _success(after),
+            "eval_before_ci": _interval(before),
+            "eval_after_ci": _interval(after),
             "eval_gain": round(gain, 4),
             "eval_gain_ci": [round(x, 4) for x in interval],
             "tokens_stored": run.tokens_stored,
@@ -219,18 +212,26 @@ def final_line(
             "trained_twice": run.trained_twice,
             "violations": found.audit.violations,
             "checkpoint": run.checkpoint,
-            "greedy_before": greedy_before,
-            "greedy_after": greedy_after,
+            "greedy_before": _success(found.greedy_before),
+            "greedy_after": _success(found.greedy_after),
             "eval_blackbox": after.blackbox,
             "eval_by_domain": {
-                domain: [
-                    before.successes[domain],
-                    before.n[domain],
-                    after.successes.get(domain, 0),
-                    after.n.get(domain, 0),
-                ]
-                for domain in before.n
+                domain: [*_counts(before.points[domain]), *_counts(after.points.get(domain))]
+                for domain in before.domains
             },
             "bars": [asdict(bar) for bar in bars(found, control=control)],
         }
     )
+
+
+def _success(found: Evaluation) -> float:
+    return found.all.success if found.all else 0.0
+
+
+def _interval(found: Evaluation) -> list[float]:
+    return [round(found.all.low, 4), round(found.all.high, 4)] if found.all else [0.0, 1.0]
+
+
+def _counts(point: EvaluationPoint | None) -> tuple[int, int]:
+    """(successes, n)."""
+    return (point.successes, point.n) if point else (0, 0)

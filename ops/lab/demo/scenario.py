@@ -148,7 +148,7 @@ class DemoRun:
         if self._console.is_terminal:
             self._console.print("\r\x1b[2K", end="")
         self._console.print(
-            f"held-out success {label}: {percent(*found.total)} in {found.seconds:.0f} s, version {found.version}",
+            f"held-out success {label}: {percent(found.all)} in {found.seconds:.0f} s, version {found.version}",
             highlight=False,
             soft_wrap=True,
         )

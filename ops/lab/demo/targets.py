@@ -1,10 +1,10 @@
 """The conditions that a demo must meet: it learned, or in the control it did not; nothing was lost, trained twice or damaged."""
 
+import math
 from dataclasses import dataclass
 
 from ops.lab.demo.outcome import Results
 from ops.lab.demo.phases import Evaluation
-from orchestrator.queries.evaluations import difference
 
 GAIN = 0.2  # of held-out success at temperature 1
 
@@ -21,9 +21,23 @@ class DemoTarget:
 
 
 def change(before: Evaluation, after: Evaluation) -> tuple[float, tuple[float, float]]:
-    """The difference in success of two evaluations, after - before, with its 95 % interval."""
-    (ok, n), (ok_after, n_after) = before.total, after.total
-    return ok_after / max(1, n_after) - ok / max(1, n), difference(ok, n, ok_after, n_after)
+    """The difference in success of two evaluations, after - before, with its 95 % interval; (0, (-1, 1)) if one of them has no verdict."""
+    one, other = before.all, after.all
+    if one is None or other is None:
+        return 0.0, (-1.0, 1.0)
+    interval = difference((one.low, one.success, one.high), (other.low, other.success, other.high))
+    return other.success - one.success, interval
+
+
+def difference(before: tuple[float, float, float], after: tuple[float, float, float]) -> tuple[float, float]:
+    """Newcombe's interval of the difference of two independent shares, after - before (1998, method 10). Each share: (low, share, high), with its
+    Wilson interval at the same level.
+
+    >>> [round(x, 3) for x in difference((0.269, 0.33, 0.398), (0.191, 0.245, 0.309))]
+    [-0.172, 0.003]
+    """
+    (low, p, high), (low_after, q, high_after) = before, after
+    return q - p - math.hypot(q - low_after, high - p), q - p + math.hypot(high_after - q, p - low)
 
 
 def bars(found: Results, *, control: bool) -> list[DemoTarget]:

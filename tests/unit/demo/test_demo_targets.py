@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,21 +13,34 @@ from rich.console import Console
 
 from ops.lab.demo.outcome import DemoOutcome, Results
 from ops.lab.demo.phases import Evaluation
-from ops.lab.demo.report import final_line, show_bars
-from ops.lab.demo.targets import bars
-from orchestrator.queries.evaluations import difference
+from ops.lab.demo.report import final_line, show_bars, show_evaluations
+from ops.lab.demo.targets import bars, change, difference
+from orchestrator.queries.evaluations import EvaluationPoint, wilson
 
 
-def evaluation(successes: int, n: int) -> Evaluation:
+def point(successes: int, n: int, domain: str = "all", effective: float | None = None) -> EvaluationPoint:
+    low, high = wilson(successes, n, effective)
+    success = successes / n
+    return EvaluationPoint(
+        suite="x", version=0, domain=domain, wanted=n, n=n, successes=successes, success=success, low=low, high=high, mean=success
+    )  # fmt: skip
+
+
+def evaluation(successes: int, n: int, effective: float | None = None) -> Evaluation:
+    points = [point(successes, n, domain, effective) for domain in ("coding", "all")] if n else []
     return Evaluation(
         label="x",
         version=0,
         seconds=1.0,
-        successes={"coding": successes},
-        n={"coding": n},
+        points={each.domain: each for each in points},
         blackbox=0,
         wanted=n,
     )
+
+
+def share(successes: int, n: int) -> tuple[float, float, float]:
+    low, high = wilson(successes, n)
+    return low, successes / n, high
 
 
 def found(
@@ -67,9 +81,29 @@ def test_a_control_is_flat_if_the_interval_of_its_change_holds_zero_and_a_rise_f
 
 def test_the_interval_of_a_difference_is_that_of_the_published_examples() -> None:
     # Newcombe 1998, table II, method 10: 56/70 - 48/80 and 10/10 - 0/10, with the shares in the other order.
-    assert [round(x, 4) for x in difference(48, 80, 56, 70)] == [0.0524, 0.3339]
-    assert [round(x, 4) for x in difference(0, 10, 10, 10)] == [0.6075, 1.0]
-    assert difference(0, 0, 1, 2) == difference(1, 2, 0, 0) == (-1.0, 1.0)
+    assert [round(x, 4) for x in difference(share(48, 80), share(56, 70))] == [0.0524, 0.3339]
+    assert [round(x, 4) for x in difference(share(0, 10), share(10, 10))] == [0.6075, 1.0]
+
+
+def test_tries_that_are_alike_widen_the_interval_of_the_change() -> None:
+    independent, alike = (
+        change(evaluation(66, 200), evaluation(49, 200)),
+        change(evaluation(66, 200, 100.0), evaluation(49, 200, 100.0)),
+    )
+    assert independent[0] == alike[0] == pytest.approx(-0.085)
+    assert alike[1][0] < independent[1][0] and independent[1][1] < alike[1][1]
+
+
+def test_an_evaluation_without_a_verdict_tells_nothing_and_does_not_end_the_report() -> None:
+    for sides in ((0, 9), (9, 0), (0, 0)):
+        one, other = (evaluation(n // 2, n) for n in sides)
+        assert change(one, other) == (0.0, (-1.0, 1.0))
+        results = replace(found(66, 120), before=one, after=other)
+        line = json.loads(
+            final_line(seed=3, control=False, setup_s=0.0, policy_s=0.0, began=0.0, found=results)
+        )
+        assert line["eval_n"] == 0 and line["eval_gain_ci"] == [-1.0, 1.0]
+        show_evaluations(Console(file=io.StringIO(), width=40), one, other, (one, other))
 
 
 def test_the_interval_of_a_difference_holds_the_true_one_in_about_ninety_five_of_a_hundred_draws() -> None:
@@ -78,7 +112,7 @@ def test_the_interval_of_a_difference_holds_the_true_one_in_about_ninety_five_of
         held = 0
         for _ in range(400):
             ok, ok_after = (sum(draw.random() < share for _ in range(200)) for share in (p, q))
-            low, high = difference(ok, 200, ok_after, 200)
+            low, high = difference(share(ok, 200), share(ok_after, 200))
             held += low <= q - p <= high
         assert 0.92 <= held / 400 <= 0.99, (p, q, held)
 
