@@ -19,6 +19,7 @@ from orchestrator.bus.feed import in_background
 from orchestrator.runtime import accepting
 from orchestrator.runtime.descriptors import descriptor_limit
 from orchestrator.runtime.log import get
+from orchestrator.runtime.probed_socket import probe
 from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
@@ -56,15 +57,16 @@ class _Connection:
         self._is_over = False
 
     @contextmanager
-    def through(self, stream: anyio.abc.SocketStream) -> Iterator[None]:
-        """`stream` is an end while the context is open; it ends at once if the connection is over. Raises OSError without a free descriptor."""
+    def through(self, stream: anyio.abc.SocketStream) -> Iterator[socket.socket]:
+        """`stream` is an end while the context is open; it ends at once if the connection is over. Yields the descriptor's socket. Raises OSError
+        without a free descriptor."""
         raw = stream.extra(anyio.abc.SocketAttribute.raw_socket)
         with socket.socket(fileno=os.dup(raw.fileno())) as own:
             self._ends.append(own)
             if self._is_over:
                 self.end()
             try:
-                yield
+                yield own
             finally:
                 self._ends.remove(own)
 
@@ -120,7 +122,8 @@ async def _pass(client: anyio.abc.SocketStream, target: tuple[str, int], connect
         return
     async with server:
         try:
-            with connection.through(client), connection.through(server):
+            with connection.through(client), connection.through(server) as to_gateway:
+                probe(to_gateway)
                 await _both_ways(client, server, connection)
         except OSError as error:
             log.warning("bridge.refused", host=target[0], port=target[1], error=str(error))

@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine
@@ -363,6 +364,7 @@ class Supervisor:
             except OSError:  # the program sees a dropped connection, as if the gateway were away
                 writer.close()
                 return
+            probe(target_writer.get_extra_info("socket"))
             await asyncio.gather(copy(reader, target_writer), copy(target_reader, writer))
             return
         if self.writer is None:  # as if the gateway were away
@@ -387,6 +389,14 @@ class Supervisor:
         if message["op"] == "close":
             del self.streams[message["stream"]]
             writer.close()
+
+
+def probe(connection: Any) -> None:
+    """Let an idle connection break a minute after its other end has vanished: a program waits for a completion without a timeout."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
