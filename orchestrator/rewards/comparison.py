@@ -6,6 +6,8 @@ With `zero_signal = "returns"` a group of equal performance therefore trains onl
 
     sd(log T) >= 3 · noise      noise = sd(log T) of at least 8 replays of one recorded rollout under the run's load
 
+and if its speed bonuses range as far as its process payments: else style would rank its members against the speed that lets it train.
+
 With `advantage_std` the same holds for a group whose performances vary less than its speed bonuses: division by the small standard deviation
 of its returns would make the noise of speed as large as a success. It would do so with style, too: a group is also silent if its process payments
 vary more than its performances and more than its speed bonuses, or if more was paid before some step. The reward to go of that step lacks it, so
@@ -93,7 +95,7 @@ def _silence(
 ) -> Silence | None:
     by_returns = settings.zero_signal == ZeroSignal.RETURNS
     performances = [reward.performance for reward in rewards]
-    spread = _range(performances)
+    spread, paid_speed = _range(performances), settings.speed_weight * _range(_bonuses(rewards))
     if spread <= ALIKE:
         if not by_returns or settings.speed_weight == 0:
             return Silence.EQUAL_PERFORMANCE
@@ -104,6 +106,8 @@ def _silence(
         # If the clock is too coarse for the replays, the noise is 0.
         if sd_log_t < NOISE_FACTOR * noise or sd_log_t <= EQUAL:
             return Silence.WITHIN_NOISE
+        if _range(map(_process, rewards)) > paid_speed:
+            return Silence.BELOW_PROCESS
     if settings.advantage_std:
         above_noise = sd_log_t is not None and noise is not None and sd_log_t >= NOISE_FACTOR * noise
         of_performance, of_speed = pstdev(performances), settings.speed_weight * pstdev(_bonuses(rewards))
@@ -111,7 +115,7 @@ def _silence(
             return Silence.BELOW_SPEED
         # Ranges: of many members with one success, the deviation is small and the difference is not.
         style = max(_range(map(_process, rewards)), *map(_paid_before_a_step, rewards))
-        if style > max(spread, settings.speed_weight * _range(_bonuses(rewards))):
+        if style > max(spread, paid_speed):
             return Silence.BELOW_PROCESS
     if (by_returns or settings.advantage_std) and pstdev(reward.total for reward in rewards) < MIN_SPREAD:
         return Silence.EQUAL_RETURNS

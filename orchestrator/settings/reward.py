@@ -55,7 +55,7 @@ class RewardSection(Section):
     """Whether the trainer divides a batch's advantages by their spread (std), and centres them before (whiten)."""
     zero_signal: ZeroSignal = ZeroSignal.RETURNS
     """The value that must differ among the members of a group for it to train."""
-    noise_replays: Annotated[int, Field(ge=8, le=INT2)] = 8
+    noise_replays: Annotated[int, Field(ge=8, le=INT2)] = 10
     """How many replays of one recorded rollout measure the speed noise of a scaffold."""
     noise_interval_s: Seconds = 3600.0
     """Seconds after which the speed noise of a scaffold is measured again."""

@@ -23,17 +23,18 @@ from tests.integration.roles.rig import Runners, Stage, playing, staged
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
-TIMES = (4.0, 5.0, 4.5, 5.5, 4.2, 4.8, 5.1, 4.4)
+TIMES = (4.0, 5.0, 4.5, 5.5, 4.2, 4.8, 5.1, 4.4, 4.9, 4.1)
 
 
 class TimedRunners(Runners):
-    """Runners whose replays take TIMES and end with `failure`."""
+    """Runners whose replays take TIMES; the first `failing` end with a failure."""
 
-    failure = FailureClass.COMPLETED
+    failing = 0
 
     def ended(self, lease: Lease, steps: list[StepRecorded]) -> RolloutFinished:
         seconds = TIMES[lease.member % len(TIMES)]
-        return pool_rig.ended(self._stage.run.name, lease, steps, agent_s=seconds, failure_class=self.failure)
+        failure = FailureClass.CANCELLED if lease.member < self.failing else FailureClass.COMPLETED
+        return pool_rig.ended(self._stage.run.name, lease, steps, agent_s=seconds, failure_class=failure)
 
 
 class SkilledRunners(Runners):
@@ -62,13 +63,17 @@ async def newest(stage: Stage) -> float | None:
         return await speed_noise.newest(connection, stage.run.run_id, "shell")
 
 
-async def test_a_success_is_replayed_eight_times_and_the_spread_of_their_times_is_kept(stage: Stage) -> None:
+@pytest.mark.parametrize("failing", [0, 2])
+async def test_a_success_is_replayed_ten_times_and_the_spread_of_eight_or_more_times_is_kept(
+    stage: Stage, failing: int
+) -> None:
     train = Runners(stage)
     replays = TimedRunners(stage, pool=subjects.POOL_EVAL)
+    replays.failing, times = failing, TIMES[failing:]
     async with playing([*stage.core(), *train.roles(), *replays.roles()]):
         await stage.submit("a")
         await stage.reaches(1, "groups", label=LABEL, state="scored")
-        assert await newest(stage) == pytest.approx(stdev(map(math.log, TIMES)), rel=1e-6)
+        assert await newest(stage) == pytest.approx(stdev(map(math.log, times)), rel=1e-6)
         # The next success measures nothing: the row is recent.
         await stage.submit("b")
         await stage.reaches(1, "groups", submission="b", state="ready")
@@ -80,8 +85,8 @@ async def test_a_success_is_replayed_eight_times_and_the_spread_of_their_times_i
     )
     async with stage.context.engine.connect() as connection:
         row = (await connection.execute(query)).one()
-    assert (row.size, row.purpose, row.replays) == (8, "record", 8)
-    assert row.seconds == pytest.approx(math.exp(sum(map(math.log, TIMES)) / 8), rel=1e-6)
+    assert (row.size, row.purpose, row.replays) == (10, "record", len(times))
+    assert row.seconds == pytest.approx(math.exp(sum(map(math.log, times)) / len(times)), rel=1e-6)
     script = json.loads(row.body["files"]["record/script.json"])
     assert script == [{"content": "done", "reasoning": None, "tool_calls": None, "generate": True}] * 2
 
@@ -91,7 +96,7 @@ async def test_replays_that_fail_give_no_result_and_are_tried_three_times_within
 ) -> None:
     train = Runners(stage)
     replays = TimedRunners(stage, pool=subjects.POOL_EVAL)
-    replays.failure = FailureClass.CANCELLED
+    replays.failing = 3
     async with playing([*stage.core(), *train.roles(), *replays.roles()]):
         for n in range(4):
             await stage.submit(f"s{n}")

@@ -115,7 +115,8 @@ def test_where_returns_are_divided_by_their_spread_style_decides_no_group() -> N
         for noise in (None, 0.001):
             assert compared(near, divided, noise).silent is not None
         assert compared(near, divided, 0.001).silent is Silence.BELOW_PROCESS
-        assert compared(near, DEFAULT, 0.001).silent is None
+    assert compared(only, DEFAULT, 0.001).silent is None
+    assert compared(alike, DEFAULT, 0.001).silent is Silence.BELOW_PROCESS, "speed differs by less than style"
     for clear in (
         group((1.0, 9.0), (0.0, 9.0), bad=0),
         group(*((1.0, t) for t in (5.0, 50.0, 500.0)), bad=0),
@@ -154,6 +155,23 @@ def test_where_returns_are_divided_no_step_has_an_advantage_beyond_what_the_memb
     apart = sum(max(values) - min(values) for values in (performances, bonuses, totals))
     for member in group_advantages(rewards, settings):
         assert all(abs(step.advantage) <= apart / pstdev(totals) + 1e-6 for step in member.steps)
+
+
+def test_style_does_not_rank_members_of_equal_performance_against_their_speed() -> None:
+    def faults(*bad: int) -> list[RolloutReward]:
+        return group_rewards(
+            [
+                VerifiedMember(member=i, performance=1.0, agent_s=seconds, steps=[BAD] * number + [GOOD] * 11)
+                for i, (seconds, number) in enumerate(zip((50.0, 5.0, 48.0, 6.0), bad, strict=True))
+            ],
+            DEFAULT,
+        )
+
+    ranked = faults(0, 10, 0, 10)
+    assert ranked[1].total < ranked[0].total, "the fast ones are paid less"
+    assert compared(ranked, DEFAULT, 0.1).silent is Silence.BELOW_PROCESS
+    for fair in (faults(0, 0, 0, 0), faults(10, 10, 10, 10)):
+        assert compared(fair, DEFAULT, 0.1).silent is None
 
 
 def test_style_that_all_members_share_is_not_divided_by_a_small_spread() -> None:
