@@ -69,9 +69,11 @@ def changed(
     called: str = WORK,
     spool: Path | None = None,
     at: str = "",
+    fuse: bool = False,
 ) -> Artifacts:
     """Compare the layer at `upper` with the image's work directory `lower`, or with its directory `at`, without the paths in `absent`, and with what
-    the caller `placed` over it.
+    the caller `placed` over it. `fuse`: the layer is that of fuse-overlayfs, where an empty file `.wh.NAME` can be a whiteout; in the kernel's it
+    is a file of that name.
 
     No process may write at the same time.
     """
@@ -80,7 +82,7 @@ def changed(
     hidden: set[str] = set()
     for entry in tree.walk(upper, limits.skip, limits.depth):
         path, mode = entry.path, entry.stat.st_mode
-        if entry.name.startswith(_FUSE_WHITEOUT) and stat.S_ISREG(mode) and not entry.stat.st_size:
+        if fuse and entry.name.startswith(_FUSE_WHITEOUT) and stat.S_ISREG(mode) and not entry.stat.st_size:
             hidden.add(path)
             if entry.name != _FUSE_OPAQUE:
                 path = path[: -len(entry.name)] + entry.name.removeprefix(_FUSE_WHITEOUT)
@@ -90,7 +92,7 @@ def changed(
             known |= _with_content(image, path)
         elif (earlier := image.entry(path)) is not None:
             known[path] = earlier
-            if earlier.directory and (not stat.S_ISDIR(mode) or _opaque(entry)):
+            if earlier.directory and (not stat.S_ISDIR(mode) or _opaque(entry, fuse)):
                 known |= dict(image.below(path))
     return artifacts.changed(
         upper,
@@ -116,7 +118,7 @@ def _with_content(image: _Image, path: str) -> dict[str, PlacedEntry]:
     return {path: earlier, **(dict(image.below(path)) if earlier.directory else {})}
 
 
-def _opaque(entry: tree.TreeEntry) -> bool:
+def _opaque(entry: tree.TreeEntry, fuse: bool) -> bool:
     path = f"/proc/self/fd/{entry.parent_fd}/{entry.name}"
     for name in _OPAQUE:
         try:
@@ -124,6 +126,8 @@ def _opaque(entry: tree.TreeEntry) -> bool:
                 return True
         except OSError:
             continue
+    if not fuse:
+        return False
     try:
         os.lstat(f"{path}/{_FUSE_OPAQUE}")
     except OSError:

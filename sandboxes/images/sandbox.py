@@ -268,7 +268,15 @@ class ImageSandbox(BubblewrapSandbox):
             absent = list(_below(at, dict.fromkeys(self._absent)))
         if self._layer.kind is not Layering.COPY:
             return changes.changed(
-                upper, lower, placed, absent, limits, called=self.work, spool=self.spool(), at=at
+                upper,
+                lower,
+                placed,
+                absent,
+                limits,
+                called=self.work,
+                spool=self.spool(),
+                at=at,
+                fuse=self._layer.kind is Layering.FUSE,
             )
         known = dict(changes.everything(lower, absent)) if lower.is_dir() else {}
         return artifacts.changed(

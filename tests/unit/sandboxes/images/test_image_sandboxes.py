@@ -70,6 +70,23 @@ async def test_changes_against_an_image_are_those_that_programs_made(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_file_that_is_called_like_a_whiteout_of_archives_is_a_file(
+    root: Path, images: ImageStore, kind: Layering | None
+) -> None:
+    provider = BubblewrapProvider(images=ImageSettings(directory=str(images.directory)), layering=kind)
+    async with provider.open(SandboxSpec(image="small")) as sandbox:
+        if provider.layering is Layering.FUSE:
+            pytest.skip("fuse-overlayfs keeps these names to itself")
+        await printed(
+            sandbox,
+            ": >.wh.kept; : >.wh.never; mkdir -p of/layer; : >of/layer/.wh..wh..opq; : >tree/.wh..wh..opq",
+        )
+        found = await sandbox.changed()
+    assert {*found.added} == {".wh.kept", ".wh.never", "of/layer/.wh..wh..opq", "tree/.wh..wh..opq"}
+    assert not found.deleted and found.complete
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_paths_left_out_of_an_image_are_absent_and_not_among_the_deleted(
     root: Path, images: ImageStore, kind: Layering | None
 ) -> None:
