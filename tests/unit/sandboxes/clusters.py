@@ -52,7 +52,8 @@ HURT: dict[str, Any] = {
 async def attempts(count: int, faults: Faults, *, least: int) -> None:
     """So many attempts over a disturbed server. Each kind of fault, and each "already there", happens at least `least` times. There is
     one pod per attempt, and none is left."""
-    async with cluster(faults=faults, start_s=120.0) as (fake, provider):
+    # A busy machine opens a line late: the patience with one is a sixth of `ttl_s`.
+    async with cluster(faults=faults, start_s=120.0, ttl_s=60.0) as (fake, provider):
         turn, slow = anyio.Semaphore(TURNS), random.Random(3)
 
         async def pull(_: Object) -> None:
