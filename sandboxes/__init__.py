@@ -10,7 +10,8 @@ conformance/                                        the checks that each provide
 images/ · image_mount · build_context               images without a daemon
 execution · program · spawned · procfs · ready      a running program, to its end
 users · etc · moves · system                        users and places inside a sandbox, and the system around them
-artifacts · elsewhere · lost_properties · tree · disk_usage   files: changes, places of an image, lost properties, hostile trees, their size
+artifacts · elsewhere · lost_properties · tree      files: changes, places of an image, lost properties, hostile trees
+disk_usage · nameless                               how full a sandbox is; files without a name that processes hold
 reap · cleanup_daemon · owned · owner               the ends of owners: nothing outlives them
 ending · machine · unstartable · disk_full          errors: at the end, of this machine, of a program, of a disk
 from_environment · tools · login                    settings without arguments; programs on PATH; the name of our user

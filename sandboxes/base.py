@@ -231,8 +231,8 @@ class Limits:
 
     `memory_mb` and `processes` apply to all programs of a sandbox together, background included (at the process limit, `fork`
     fails inside and nothing is killed). `cpu_s` applies to one program with its descendants for as long as they live, `wall_s` to its foreground.
-    `disk_mb` and `disk_files` apply to everything writable. `cpus`: cores of all programs together, for providers that limit them
-    (`limits_cores`); 0: the provider's own setting, or all; more than the machine has: all.
+    `disk_mb` and `disk_files` apply to everything writable, and to deleted files that programs hold open. `cpus`: cores of all programs
+    together, for providers that limit them (`limits_cores`); 0: the provider's own setting, or all; more than the machine has: all.
     `output_bytes` is how much of stdout and of stderr is kept: the
     rest is read and dropped, and 16 times as much ends the program.
     """

@@ -85,7 +85,7 @@ class DirectorySandbox(ABC):
         self._root = root
         self._claim = -1
         self._hierarchies = hierarchies
-        self._disk = DiskUsage(self.directory / "files", spec.limits)
+        self._disk = DiskUsage(self.directory / "files", spec.limits, self.living)
         self._placed: dict[str, artifacts.PlacedEntry] = {}  # by path below /app, or by absolute path
         self._programs: set[SupervisedProgram] = set()
         self._tasks: anyio.abc.TaskGroup | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio.to_thread
 
-from sandboxes import tree
+from sandboxes import nameless, tree
 from sandboxes.base import Limits
 
 POLL_INTERVAL_S = 0.25
@@ -18,11 +19,13 @@ _UNMEASURED_S = 0.1
 
 
 class DiskUsage:
-    """The disk use of all programs of one sandbox together below `files`, against its limits."""
+    """The disk use of all programs of one sandbox together, against its limits: what lies below `files`, and the files without a name that the
+    processes of `living` hold."""
 
-    def __init__(self, files: Path, limits: Limits) -> None:
+    def __init__(self, files: Path, limits: Limits, living: Callable[[], Sequence[int]]) -> None:
         self._files = files
         self._limits = limits
+        self._living = living
         self._took_s = 0.0
         self._unmeasured_s = 0.0
         self._measured_at = -float("inf")
@@ -37,13 +40,20 @@ class DiskUsage:
 
     async def _measure(self) -> tree.TreeUsage:
         started_at = time.monotonic()
-        limits = self._limits
-        used = tree.TreeUsage(most_bytes=limits.disk_mb << 20, most_files=limits.disk_files)
-        await anyio.to_thread.run_sync(used.add, self._files)
+        used = await anyio.to_thread.run_sync(self._used, self._living())
         self._measured_at = time.monotonic()
         self._took_s, self._unmeasured_s = self._measured_at - started_at, 0.0
         self._measured_at = -float("inf") if used.over else self._measured_at
         return used
+
+    def _used(self, pids: Sequence[int]) -> tree.TreeUsage:
+        # First: a file that loses its name in the meantime counts once.
+        size, files = nameless.on_disk(pids, (self._files,))
+        limits = self._limits
+        used = tree.TreeUsage(
+            most_bytes=limits.disk_mb << 20, most_files=limits.disk_files, bytes=size, files=files
+        )
+        return used.add(self._files)
 
     async def full_if_due(self) -> bool:
         """The same for a repeated caller: of several programs that run at the same time, one measures for all."""

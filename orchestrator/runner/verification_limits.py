@@ -19,6 +19,7 @@ from orchestrator.tasks.environment import Environment
 from orchestrator.tasks.held.budget import LEDGER
 from orchestrator.tasks.reserved import START_UP
 from orchestrator.tasks.verdict import UNTRUSTED_FILE
+from sandboxes import nameless
 from sandboxes.base import HOME, WORK, AnyFile, File, KilledBy, Limits, digest_of
 from sandboxes.elsewhere import lies_elsewhere
 
@@ -100,7 +101,9 @@ def wrapper() -> dict[str, File]:
     at = UNTRUSTED_FILE.rpartition("/")[0]
     held = sorted((source.parent / "held").glob("*.py"))
     files = {f"{at}/orchestrator/tasks/held/{path.name}": File(path.read_bytes()) for path in held}
-    empty = {f"{at}/{package}/__init__.py": File(b"") for package in ("orchestrator", "orchestrator/tasks")}
+    files[f"{at}/sandboxes/nameless.py"] = File(Path(nameless.__file__).read_bytes())
+    packages = ("orchestrator", "orchestrator/tasks", "sandboxes")
+    empty = {f"{at}/{package}/__init__.py": File(b"") for package in packages}
     return {UNTRUSTED_FILE: File(source.read_bytes()), **empty, **files}
 
 

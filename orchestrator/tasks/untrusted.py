@@ -42,6 +42,7 @@ if __name__ == "__main__":
 
 from orchestrator.tasks.held import confine, files, resource_usage  # noqa: E402 - after the path
 from orchestrator.tasks.held.budget import HeldBudget, Ledger  # noqa: E402
+from sandboxes import nameless  # noqa: E402
 
 TIMED_OUT, UNHELD, KILLED = 124, 125, 137
 LIMITS_FILE = "limits"
@@ -201,9 +202,7 @@ class _Run:
     def _look(self) -> None:
         began = time.monotonic()
         budget = self._budget
-        own_pid = os.getpid()
-        # Orphans are our own children.
-        pids = [pid for pid in resource_usage.family(own_pid) if pid not in (own_pid, self._warden)]
+        pids = self._pids()
         if self._ledger.cpu_s + resource_usage.cpu_s(pids) > budget.cpu_s:
             self._strike("cpu")
         elif resource_usage.memory(pids, budget.memory_bytes, shared=budget.private) > budget.memory_bytes:
@@ -215,8 +214,15 @@ class _Run:
                 self._strike("disk")
             self._disk_at = time.monotonic() + max(_DISK_S, _SHARE * (time.monotonic() - now))
 
+    def _pids(self) -> list[int]:
+        """The processes of the program. Orphans are our own children."""
+        own_pid = os.getpid()
+        return [pid for pid in resource_usage.family(own_pid) if pid not in (own_pid, self._warden)]
+
     def _over_disk(self) -> bool:
         used = files.FileUsage(self._budget.disk_bytes, self._budget.disk_files)
+        # First: a file that loses its name in the meantime counts once. Its input is its judge's.
+        used.bytes, used.files = nameless.on_disk(self._pids(), (self._here, self._own), ignored=(0,))
         return used.add(self._here).add(self._own).over
 
     def _breaks(self, limit: str) -> None:

@@ -89,6 +89,15 @@ async def many_files_reach_the_disk_limit(provider: Provider) -> None:
 
 
 @check()
+async def files_without_a_name_reach_the_disk_limit(provider: Provider) -> None:
+    fill = (
+        'for i in 3 4 5 6 7 8 9; do eval "exec $i>f; rm f; head -c 1000000 /dev/zero >&$i"; done; sleep 100'
+    )
+    result = await _under(provider, Limits(disk_mb=4), fill)
+    require(result.killed_by is KilledBy.DISK and result.wall_s < 25, result)
+
+
+@check()
 async def programs_too_short_to_be_watched_reach_the_disk_limit(provider: Provider) -> None:
     fill = "for i in 1 2 3 4 5 6 7 8; do head -c 1000000 /dev/zero >$i; done"
     result = await _under(provider, Limits(disk_mb=4), fill)

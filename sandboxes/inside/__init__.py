@@ -17,6 +17,7 @@ _MODULES = (
         "elsewhere",
         "lost_properties",
         "machine",
+        "nameless",
         "paths",
         "procfs",
         "seccomp",

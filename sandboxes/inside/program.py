@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sandboxes import tree
+from sandboxes import nameless, tree
 from sandboxes.inside import confine
 from sandboxes.inside.frames import Reader, frame
 
@@ -209,12 +209,16 @@ class Task:
 
     def resident(self, by_pid: dict[int, Stat]) -> int:
         """Resident bytes of all programs of the pod together. If they exceed the limit, it applies to each of them."""
-        total = 0
-        for pid, stat in by_pid.items():
+        return sum(by_pid[pid].resident for pid in self.of_programs(by_pid))
+
+    def of_programs(self, by_pid: dict[int, Stat]) -> list[int]:
+        """The processes of all programs of the pod."""
+        found = []
+        for pid in by_pid:
             with contextlib.suppress(OSError):
                 if os.stat(f"/proc/{pid}").st_uid == self.uid:
-                    total += stat.resident
-        return total
+                    found.append(pid)
+        return found
 
     def full(self) -> bool:
         return self.measure().over
@@ -225,8 +229,14 @@ class Task:
         return used.over or (code == 128 + signal.SIGXFSZ and used.at_limit)
 
     def measure(self) -> tree.TreeUsage:
+        pids = self.of_programs(processes())
+        with confine.looking_as(self.uid):  # first: a file that loses its name in the meantime counts once
+            size, files = nameless.on_disk(pids, self.writable)
         used = tree.TreeUsage(
-            most_bytes=int(self.limits["disk_mb"]) << 20, most_files=int(self.limits["disk_files"])
+            most_bytes=int(self.limits["disk_mb"]) << 20,
+            most_files=int(self.limits["disk_files"]),
+            bytes=size,
+            files=files,
         )
         for path in self.writable:
             used.add(path)

@@ -16,6 +16,7 @@ from sandboxes.bubblewrap import BubblewrapProvider
 from sandboxes.machine import FAULTS, is_fault
 from sandboxes.program import SupervisedProgram
 from sandboxes.unstartable import spawn
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -100,22 +101,34 @@ def test_without_descriptors_no_file_of_a_work_directory_looks_deleted_or_odd(tm
     assert 0 < failures < 8
 
 
+HOLDS = "exec 3>held; rm held; head -c 2097152 /dev/zero >&3; touch up; sleep 300"
+"""A program that holds 2 MiB without a name, just as many as a limit allows: it goes on."""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
-@pytest.mark.parametrize("own", [False, True], ids=["by others", "by its own programs"])
+@pytest.mark.parametrize(
+    ("disk_mb", "program"),
+    [(64, ""), (1, ""), (2, HOLDS)],
+    ids=["by others", "by its own files", "by files without a name of its own programs"],
+)
 async def test_a_full_disk_is_the_machines_fault_unless_the_sandbox_is_over_its_limit(
-    own: bool, root: Path
+    disk_mb: int, program: str, root: Path
 ) -> None:
     disk = root / "disk"
     disk.mkdir(mode=0o711)
     await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=4m,mode=711", "none", disk])
     try:
-        limits = Limits(disk_mb=1 if own else 64)
+        limits = Limits(disk_mb=disk_mb)
         async with BubblewrapProvider(disk / "s").open(SandboxSpec(limits=limits)) as sandbox:
             (disk / "others").write_bytes(bytes(1 << 20))
-            await sandbox.put({"/app/most": File(b"1" * (2 << 20))})
+            if program:
+                await sandbox.start(["sh", "-c", program])
+                await eventually(lambda: list(disk.glob("s/*/files/app/up")))
+            else:
+                await sandbox.put({"/app/most": File(b"1" * (2 << 20))})
             with pytest.raises(SandboxError, match=r"cannot place /app/more: .*No space left") as raised:
                 await sandbox.put({"/app/more": File(b"1" * (2 << 20))})
-            assert isinstance(raised.value, MachineFault) is not own
+            assert isinstance(raised.value, MachineFault) is (disk_mb == 64)
     finally:
         await anyio.run_process(["umount", disk])
 

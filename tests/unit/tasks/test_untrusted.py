@@ -359,6 +359,12 @@ async def test_a_file_that_is_on_no_disk_can_be_its_input() -> None:
     assert ended.stdout == b"given", ended
 
 
+async def test_an_input_without_a_name_counts_for_its_judge() -> None:
+    before = "head -c 2000000 /dev/zero > given; exec < given; rm given"
+    ended = await limited('{"disk_bytes": 1000000}', "sh", "-c", "cat | wc -c", before=before)
+    assert ended.stdout == b"2000000\ncode 0\n", ended
+
+
 async def test_the_exit_code_tells_that_a_program_cannot_be_started() -> None:
     assert "code 127;" in await judged("no-such-program")
 
@@ -373,6 +379,11 @@ async def limited(limits: str, *argv: str, before: str = "", after: str = "") ->
 
 ORPHAN = "import os, time; os.fork() and (os.wait(), time.sleep(20)); os.fork() and os._exit(0)"
 """The first process waits; a process whose parent has ended does the rest."""
+NAMELESS = (
+    "import os, tempfile; held = [tempfile.TemporaryFile(dir='.') for _ in range(4)]; "
+    "[(f.write(b'1' * 400_000), f.flush()) for f in held]"
+)
+"""1.6 MB in files without a name."""
 
 
 @pytest.mark.parametrize(
@@ -385,6 +396,8 @@ ORPHAN = "import os, time; os.fork() and (os.wait(), time.sleep(20)); os.fork() 
         ('{"output_bytes": 1000}', "print('x' * 5000)", "output"),
         ('{"disk_bytes": 1000000}', "for n in range(4): open(f'f{n}', 'wb').write(b'1' * 400_000)", "disk"),
         ('{"disk_files": 20}', "for n in range(40): open(f'f{n}', 'wb')", "disk"),
+        ('{"disk_bytes": 1000000}', f"{NAMELESS}; import time; time.sleep(20)", "disk"),
+        ('{"disk_bytes": 1000000}', f"ORPHAN; {NAMELESS}; time.sleep(20)", "disk"),
     ],
 )
 async def test_a_limit_that_a_program_uses_up_is_named_and_its_judge_goes_on(

@@ -1,0 +1,161 @@
+"""Files without a name that living processes hold, open or mapped: deleted ones, and those that never had a name (O_TMPFILE, memfd_create). They take
+space that no walk through directories finds, and the kernel frees it only when the last process has let go.
+
+The source is /proc. It does not show what a process hides from us (`PR_SET_DUMPABLE`, unless we are root of this machine or own the process's user
+namespace), nor descriptors on their way through a socket. A reading costs up to 10 µs for each descriptor. This module also measures programs under
+test, in their verifier's sandbox (`orchestrator.tasks.held`): it uses only the standard library, for Python 3.8 and later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+
+MAX_LOOKS = 50_000
+"""Descriptors, and KiB of mappings in /proc, that one reading looks at: half a second. Processes that have more count as over every limit."""
+TOO_MANY = 1 << 62
+_DELETED = " (deleted)"
+_DELETED_LINE = _DELETED.encode() + b"\n"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine, -1)
+_KCMP_FILES = 2
+_CLOSED_ON_EXEC, _HUGE_PAGES = 1, 4  # flags of memfd_create
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_internal: set[int] = set()
+
+
+class Held:
+    """The nameless files of some processes, each once: allocated bytes by device and inode. `mapped`: of a file that is only mapped, and that we
+    may not look at, the length of its mapping."""
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        """Read. OSError if we have too few descriptors."""
+        self.files: dict[tuple[int, int], int] = {}
+        self.mapped: dict[tuple[int, int], int] = {}
+        self._left = MAX_LOOKS
+        for pid in pids:
+            if not self.complete:
+                break
+            threads = _threads(pid)
+            for thread in threads:
+                if thread == pid or not _shares_descriptors(pid, thread):
+                    with _unless_gone():
+                        self._read_descriptors(thread)
+            for thread in threads:  # they share their memory; a first thread that has ended shows none
+                with _unless_gone():
+                    if self._read_mappings(thread):
+                        break
+
+    @property
+    def complete(self) -> bool:
+        return self._left >= 0
+
+    def _read_descriptors(self, pid: int) -> None:
+        directory = os.open(f"/proc/{pid}/fd", _DIRECTORY)
+        try:
+            names = os.listdir(directory)
+            self._left -= len(names)
+            for name in names if self.complete else ():
+                try:
+                    deleted = os.readlink(name, dir_fd=directory).endswith(_DELETED)
+                except OSError as error:
+                    deleted = error.errno == errno.ENAMETOOLONG
+                if deleted:  # reading the link takes half the time of `stat`
+                    with contextlib.suppress(OSError):
+                        self._note(os.stat(name, dir_fd=directory))
+        finally:
+            os.close(directory)
+
+    def _read_mappings(self, pid: int) -> bool:
+        """Whether the process shows its memory."""
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            text = file.read()
+        self._left -= len(text) >> 10
+        known: set[tuple[int, int]] = set()
+        for line in text.splitlines(keepends=True) if _DELETED_LINE in text and self.complete else ():
+            if not line.endswith(_DELETED_LINE):
+                continue
+            area, _, offset, device, inode = line.split(None, 5)[:5]
+            key = os.makedev(*(int(part, 16) for part in device.split(b":"))), int(inode)
+            if key in known or key in self.files or key[0] in internal_devices():
+                continue
+            self._left -= 1
+            start, end = (int(edge, 16) for edge in area.split(b"-"))
+            try:
+                self._note(os.stat(f"/proc/{pid}/map_files/{start:x}-{end:x}"))
+                known.add(key)
+            except PermissionError:
+                self.mapped[key] = max(self.mapped.get(key, 0), int(offset, 16) + end - start)
+            except FileNotFoundError:  # no longer mapped
+                continue
+        return bool(text)
+
+    def _note(self, status: os.stat_result) -> None:
+        if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+            self.files[status.st_dev, status.st_ino] = status.st_blocks * 512
+
+
+def on_disk(
+    pids: Sequence[int], places: Iterable[str | os.PathLike[str]], ignored: Sequence[int] = ()
+) -> tuple[int, int]:
+    """(bytes, number) of the nameless files of these processes that are on a disk; the number is `TOO_MANY` if there is too much to look at.
+    OSError if a place is gone, or if we have too few descriptors.
+
+    `places`: directories where the processes may write; files on their devices count, even if that is memory. `ignored`: our descriptors of files
+    that do not count.
+    """
+    memory = (internal_devices() | shared_memory_devices(pids)) - {os.stat(place).st_dev for place in places}
+    held = Held(pids)
+    found = {**held.mapped, **held.files}
+    for status in map(os.fstat, ignored):
+        found.pop((status.st_dev, status.st_ino), None)
+    sizes = [size for (device, _), size in found.items() if device not in memory]
+    return sum(sizes), len(sizes) if held.complete else TOO_MANY
+
+
+def internal_devices() -> set[int]:
+    """The devices of the kernel's own memory file systems: of `memfd_create`, shared anonymous memory and huge pages. OSError if we have too few
+    descriptors."""
+    for flags in () if _internal or not hasattr(os, "memfd_create") else (0, _HUGE_PAGES):
+        with _unless_gone():  # there may be no huge pages
+            fd = os.memfd_create("device", flags | _CLOSED_ON_EXEC)
+            _internal.add(os.fstat(fd).st_dev)
+            os.close(fd)
+    return _internal
+
+
+def shared_memory_devices(pids: Iterable[int]) -> set[int]:
+    """The device of /dev/shm as these processes see it; empty if they show none."""
+    for pid in pids:
+        with _unless_gone():
+            return {os.lstat(f"/proc/{pid}/root/dev/shm").st_dev}
+    return set()
+
+
+def _threads(pid: int) -> list[int]:
+    names: list[str] = []
+    with _unless_gone():
+        names = os.listdir(f"/proc/{pid}/task")
+    return [int(name) for name in names]
+
+
+def _shares_descriptors(pid: int, thread: int) -> bool:
+    """Whether a thread has the descriptors of its process, as usual, and not its own."""
+    order: int = _libc.syscall(_KCMP, pid, thread, _KCMP_FILES, 0, 0)
+    return order == 0
+
+
+@contextlib.contextmanager
+def _unless_gone() -> Iterator[None]:
+    """Suppress every OSError that does not come from a lack of ours: the process is gone, or hides what it has."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _EXHAUSTED:
+            raise
