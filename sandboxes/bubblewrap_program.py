@@ -145,7 +145,9 @@ class BubblewrapProgram(SupervisedProgram):
             with contextlib.suppress(FileNotFoundError):
                 return self._part.cpu_s()
             return 0.0
-        return procfs.use(self.living())[0]
+        # The warden first: what it collects in the meantime counts once.
+        warden = None if self._pid is None or self._gone else procfs.stat(self._pid)
+        return (0.0 if warden is None else warden.waited_cpu_s) + procfs.use(self.living())[0]
 
     def release(self) -> None:
         self._line.close()

@@ -28,6 +28,7 @@ class DiskUsage:
         self._living = living
         self._took_s = 0.0
         self._unmeasured_s = 0.0
+        self._in_memory = 0
         self._measured_at = -float("inf")
 
     async def full(self) -> bool:
@@ -48,7 +49,9 @@ class DiskUsage:
 
     def _used(self, pids: Sequence[int]) -> tree.TreeUsage:
         # First: a file that loses its name in the meantime counts once.
-        size, files = nameless.on_disk(pids, (self._files,))
+        held = nameless.Held(pids, (self._files,))
+        size, files = held.on_disk()
+        self._in_memory = held.in_memory()
         limits = self._limits
         used = tree.TreeUsage(
             most_bytes=limits.disk_mb << 20, most_files=limits.disk_files, bytes=size, files=files
@@ -60,6 +63,10 @@ class DiskUsage:
         if time.monotonic() - self._measured_at < max(POLL_INTERVAL_S / 2, SHARE * self._took_s):
             return False
         return await self.full()
+
+    def in_memory(self) -> int:
+        """Bytes that programs held in memory files at the last measurement, not only mapped. 0 if it is too long ago."""
+        return self._in_memory if time.monotonic() - self._measured_at < POLL_INTERVAL_S / 2 else 0
 
     async def full_after(self, wall_s: float) -> bool:
         """The same at the end of a program that ran for `wall_s`. Programs shorter than a measurement are measured together. Of any

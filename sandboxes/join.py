@@ -23,6 +23,7 @@ import errno
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -290,8 +291,9 @@ def _warden(
             os.close(fd)
         os.chdir("/")
         while True:
-            pid, status, used = os.wait4(-1, 0)
+            pid, status = os.waitpid(-1, 0)
             if pid == child:
+                used = resource.getrusage(resource.RUSAGE_CHILDREN)  # also of orphans that have ended
                 _say(reports, {"status": status, "cpu": used.ru_utime + used.ru_stime})
     except ChildProcessError:
         os._exit(0)

@@ -22,6 +22,7 @@ _DELETED = " (deleted)"
 _DELETED_LINE = _DELETED.encode() + b"\n"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_SHARED_MEMORY = "/dev/shm"
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(os.uname().machine, -1)
 _KCMP_FILES = 2
 _CLOSED_ON_EXEC, _HUGE_PAGES = 1, 4  # flags of memfd_create
@@ -32,10 +33,21 @@ _internal: set[int] = set()
 
 class Held:
     """The nameless files of some processes, each once: allocated bytes by device and inode. `mapped`: of a file that is only mapped, and that we
-    may not look at, the length of its mapping."""
+    may not look at, the length of its mapping. `shm_bytes`: all that lies in the /dev/shm of the processes, if it is their own.
 
-    def __init__(self, pids: Iterable[int]) -> None:
-        """Read. OSError if we have too few descriptors."""
+    `places`: directories where the processes may write. What is on their devices counts as on a disk, even if that is memory.
+    """
+
+    def __init__(self, pids: Sequence[int], places: Iterable[str | os.PathLike[str]]) -> None:
+        """Read. OSError if a place is gone, or if we have too few descriptors."""
+        self.shm_bytes = 0
+        self._own_shm = -1
+        self._memory = internal_devices().copy()
+        for pid in pids:
+            with _unless_gone():
+                self._look_into_shared_memory(f"/proc/{pid}/root{_SHARED_MEMORY}")
+                break
+        self._memory -= {os.stat(place).st_dev for place in places}
         self.files: dict[tuple[int, int], int] = {}
         self.mapped: dict[tuple[int, int], int] = {}
         self._left = MAX_LOOKS
@@ -51,6 +63,27 @@ class Held:
                 with _unless_gone():
                     if self._read_mappings(thread):
                         break
+
+    def on_disk(self, ignored: Sequence[int] = ()) -> tuple[int, int]:
+        """(bytes, number) of those on a disk; the number is `TOO_MANY` if there is too much to look at. `ignored`: our descriptors of files that do
+        not count."""
+        found = {**self.mapped, **self.files}
+        for status in map(os.fstat, ignored):
+            found.pop((status.st_dev, status.st_ino), None)
+        sizes = [size for (device, _), size in found.items() if device not in self._memory]
+        return sum(sizes), len(sizes) if self.complete else TOO_MANY
+
+    def in_memory(self) -> int:
+        """Bytes of those in memory that are open, and of everything in the processes' own /dev/shm. Mapped parts are in `resident` sizes, too."""
+        open_files = self._memory - {self._own_shm}
+        return self.shm_bytes + sum(size for (device, _), size in self.files.items() if device in open_files)
+
+    def _look_into_shared_memory(self, path: str) -> None:
+        device, used = os.lstat(path).st_dev, os.statvfs(path)
+        if not os.path.exists(_SHARED_MEMORY) or device != os.stat(_SHARED_MEMORY).st_dev:
+            self._own_shm = device
+            self.shm_bytes = max(0, used.f_blocks - used.f_bfree) * used.f_frsize
+        self._memory.add(device)
 
     @property
     def complete(self) -> bool:
@@ -101,24 +134,6 @@ class Held:
             self.files[status.st_dev, status.st_ino] = status.st_blocks * 512
 
 
-def on_disk(
-    pids: Sequence[int], places: Iterable[str | os.PathLike[str]], ignored: Sequence[int] = ()
-) -> tuple[int, int]:
-    """(bytes, number) of the nameless files of these processes that are on a disk; the number is `TOO_MANY` if there is too much to look at.
-    OSError if a place is gone, or if we have too few descriptors.
-
-    `places`: directories where the processes may write; files on their devices count, even if that is memory. `ignored`: our descriptors of files
-    that do not count.
-    """
-    memory = (internal_devices() | shared_memory_devices(pids)) - {os.stat(place).st_dev for place in places}
-    held = Held(pids)
-    found = {**held.mapped, **held.files}
-    for status in map(os.fstat, ignored):
-        found.pop((status.st_dev, status.st_ino), None)
-    sizes = [size for (device, _), size in found.items() if device not in memory]
-    return sum(sizes), len(sizes) if held.complete else TOO_MANY
-
-
 def internal_devices() -> set[int]:
     """The devices of the kernel's own memory file systems: of `memfd_create`, shared anonymous memory and huge pages. OSError if we have too few
     descriptors."""
@@ -128,14 +143,6 @@ def internal_devices() -> set[int]:
             _internal.add(os.fstat(fd).st_dev)
             os.close(fd)
     return _internal
-
-
-def shared_memory_devices(pids: Iterable[int]) -> set[int]:
-    """The device of /dev/shm as these processes see it; empty if they show none."""
-    for pid in pids:
-        with _unless_gone():
-            return {os.lstat(f"/proc/{pid}/root/dev/shm").st_dev}
-    return set()
 
 
 def _threads(pid: int) -> list[int]:

@@ -19,12 +19,13 @@ _EXITING = 0x4  # PF_EXITING of include/linux/sched.h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """A line of /proc/PID/stat: state letter, flags of the kernel, CPU seconds with waited-for children, start in ticks since boot."""
+    """A line of /proc/PID/stat: state letter, flags of the kernel, CPU seconds with and of waited-for children, start in ticks since boot."""
 
     state: str
     parent: int
     flags: int
     cpu_s: float
+    waited_cpu_s: float
     start: int
     resident_bytes: int
 
@@ -46,6 +47,7 @@ def stat(pid: int) -> Stat | None:
         parent=int(fields[1]),
         flags=int(fields[6]),
         cpu_s=sum(map(int, fields[11:15])) / _TICKS,
+        waited_cpu_s=sum(map(int, fields[13:15])) / _TICKS,
         start=int(fields[19]),
         resident_bytes=int(fields[21]) * _PAGE,
     )
@@ -78,6 +80,17 @@ def use(pids: list[int]) -> tuple[float, int]:
     """(CPU seconds, resident bytes) of some processes together; shared pages count for each."""
     stats = [found for pid in pids if (found := stat(pid)) is not None]
     return sum(each.cpu_s for each in stats), sum(each.resident_bytes for each in stats)
+
+
+def mapped_memory_files(pids: Iterable[int]) -> int:
+    """The part of the resident bytes of some processes that belongs to memory files and shared memory; shared pages count for each."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+                if line.startswith("RssShmem:"):
+                    total += int(line.split()[1]) << 10
+    return total
 
 
 def marked(variable: str, value: str) -> Iterator[int]:

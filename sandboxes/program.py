@@ -279,8 +279,8 @@ class SupervisedProgram(ABC):
             now = time.monotonic()
             reason = self._overuse()
             if reason is KilledBy.NONE and now >= next_scan:
-                if await self._bounds.disk.full_if_due():
-                    reason = KilledBy.DISK
+                # Memory again, because memory files were measured with the disk.
+                reason = KilledBy.DISK if await self._bounds.disk.full_if_due() else self._overuse()
                 next_scan = time.monotonic() + SHARE * (time.monotonic() - now)
             if reason is not KilledBy.NONE:
                 self.end(reason)
@@ -298,8 +298,12 @@ class SupervisedProgram(ABC):
             return KilledBy.CPU
         if cgroup is not None:
             return KilledBy.MEMORY if cgroup.oom_kills() > self._oom_before else KilledBy.NONE
-        _, resident = procfs.use(self._bounds.together())
-        return KilledBy.MEMORY if resident > limits.memory_mb << 20 else KilledBy.NONE
+        pids, most = self._bounds.together(), limits.memory_mb << 20
+        _, resident = procfs.use(pids)
+        in_files = self._bounds.disk.in_memory()
+        if 0 <= most - resident < in_files:  # what is mapped of memory files is resident, too
+            in_files -= procfs.mapped_memory_files(pids)
+        return KilledBy.MEMORY if resident + max(0, in_files) > most else KilledBy.NONE
 
     def end(self, reason: KilledBy) -> None:
         """Start to end the living processes of the program. The first reason given while the foreground runs is kept."""

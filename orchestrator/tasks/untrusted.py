@@ -222,7 +222,8 @@ class _Run:
     def _over_disk(self) -> bool:
         used = files.FileUsage(self._budget.disk_bytes, self._budget.disk_files)
         # First: a file that loses its name in the meantime counts once. Its input is its judge's.
-        used.bytes, used.files = nameless.on_disk(self._pids(), (self._here, self._own), ignored=(0,))
+        held = nameless.Held(self._pids(), (self._here, self._own))
+        used.bytes, used.files = held.on_disk(ignored=(0,))
         return used.add(self._here).add(self._own).over
 
     def _breaks(self, limit: str) -> None:

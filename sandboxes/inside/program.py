@@ -231,7 +231,7 @@ class Task:
     def measure(self) -> tree.TreeUsage:
         pids = self.of_programs(processes())
         with confine.looking_as(self.uid):  # first: a file that loses its name in the meantime counts once
-            size, files = nameless.on_disk(pids, self.writable)
+            size, files = nameless.Held(pids, self.writable).on_disk()
         used = tree.TreeUsage(
             most_bytes=int(self.limits["disk_mb"]) << 20,
             most_files=int(self.limits["disk_files"]),

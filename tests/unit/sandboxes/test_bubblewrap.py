@@ -207,6 +207,58 @@ async def test_a_program_killed_as_it_starts_is_dead(root: Path) -> None:
                 assert (await process.kill()).killed_by is KilledBy.CALLER
 
 
+HOLDS_MEMORY = """
+import os, time
+def fill(fd):
+    for _ in range(30):
+        os.write(fd, bytes(1 << 20))
+fill(os.memfd_create("m"))
+SECOND
+time.sleep(300)
+"""
+ORPHANS = """
+import os, time
+for _ in range(4):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        if os.fork() == 0:
+            while time.process_time() < 0.3:
+                pass
+        os._exit(0)
+    os.close(write)
+    os.wait()
+    os.read(read, 1)
+"""
+"""Four processes, one after the other, that outlive their parents and end before the program does."""
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        'fill(os.memfd_create("m"))',
+        'fill(os.open("/dev/shm/f", os.O_CREAT | os.O_WRONLY))',
+        'fill(os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR))',
+    ],
+    ids=["memfd_create", "a file in /dev/shm", "without a name in /dev/shm"],
+)
+async def test_without_control_groups_memory_files_count_for_the_limit(second: str, root: Path) -> None:
+    async with BubblewrapProvider(use_cgroups=False).open(
+        SandboxSpec(limits=Limits(memory_mb=48))
+    ) as sandbox:
+        result = await sandbox.exec(["python3", "-c", HOLDS_MEMORY.replace("SECOND", second)])
+    assert result.killed_by is KilledBy.MEMORY, result
+
+
+async def test_without_control_groups_processor_time_of_orphans_counts_once(root: Path) -> None:
+    for cpu_s in (0.5, 30.0):
+        async with BubblewrapProvider(use_cgroups=False).open(
+            SandboxSpec(limits=Limits(cpu_s=cpu_s))
+        ) as sandbox:
+            result = await sandbox.exec(["python3", "-c", ORPHANS])
+        assert result.killed_by is (KilledBy.CPU if cpu_s < 1 else KilledBy.NONE), result
+    assert 1.1 < result.cpu_s < 2.2, result
+
+
 async def test_time_is_kept_while_a_look_at_the_disk_takes_long(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

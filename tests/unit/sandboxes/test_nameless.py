@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandboxes import nameless
+from sandboxes import nameless, procfs
 
 MIB = 1 << 20
 BEGINS = """
@@ -69,8 +69,8 @@ def test_a_file_that_a_process_holds_without_a_name_counts_once(
     script: str, files: int, tmp_path: Path
 ) -> None:
     with running(script, tmp_path) as pid:
-        assert nameless.on_disk(family(pid), [tmp_path]) == (files * MIB, files)
-    assert nameless.on_disk([pid], [tmp_path]) == (0, 0)
+        assert nameless.Held(family(pid), [tmp_path]).on_disk() == (files * MIB, files)
+    assert nameless.Held([pid], [tmp_path]).on_disk() == (0, 0)
 
 
 def test_where_a_mapped_file_cannot_be_looked_at_its_mapping_counts(
@@ -85,9 +85,9 @@ def test_where_a_mapped_file_cannot_be_looked_at_its_mapping_counts(
 
     monkeypatch.setattr(os, "stat", refuses)
     with running("m = mmap.mmap(held, 1 << 20)", tmp_path) as pid:
-        assert nameless.on_disk([pid], [tmp_path]) == (MIB, 1)
+        assert nameless.Held([pid], [tmp_path]).on_disk() == (MIB, 1)
     with running("m = mmap.mmap(held, 1 << 20); os.close(held)", tmp_path) as pid:
-        assert nameless.on_disk([pid], [tmp_path]) == (MIB, 1)
+        assert nameless.Held([pid], [tmp_path]).on_disk() == (MIB, 1)
 
 
 def test_more_descriptors_than_are_looked_at_count_as_too_many_files(
@@ -95,13 +95,20 @@ def test_more_descriptors_than_are_looked_at_count_as_too_many_files(
 ) -> None:
     with running("others = [os.dup(held) for _ in range(99)]", tmp_path) as pid:
         monkeypatch.setattr(nameless, "MAX_LOOKS", 99)
-        assert nameless.on_disk([pid], [tmp_path])[1] == nameless.TOO_MANY
+        assert nameless.Held([pid], [tmp_path]).on_disk()[1] == nameless.TOO_MANY
         monkeypatch.setattr(nameless, "MAX_LOOKS", 999)
-        assert nameless.on_disk([pid], [tmp_path]) == (MIB, 1)
+        assert nameless.Held([pid], [tmp_path]).on_disk() == (MIB, 1)
 
 
 def test_where_processes_write_to_memory_it_counts_as_a_disk() -> None:
     with running(
         "f = os.open('/dev/shm', os.O_RDWR | os.O_TMPFILE); os.write(f, bytes(1 << 20))", Path("/dev/shm")
     ) as pid:
-        assert nameless.on_disk([pid], ["/dev/shm"]) == (2 * MIB, 2)
+        assert nameless.Held([pid], ["/dev/shm"]).on_disk() == (2 * MIB, 2)
+
+
+def test_what_is_mapped_of_a_memory_file_can_be_taken_off(tmp_path: Path) -> None:
+    memory = "f = os.memfd_create('m'); os.write(f, bytes(2 << 20)); m = mmap.mmap(f, 2 << 20); m.read()"
+    with running(memory, tmp_path) as pid:
+        assert nameless.Held([pid], [tmp_path]).in_memory() == 2 * MIB
+        assert 2 * MIB <= procfs.mapped_memory_files([pid]) < 3 * MIB
