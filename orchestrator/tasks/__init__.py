@@ -14,6 +14,7 @@ collected                                       other files of the agent's sandb
 verdict · untrusted · held/                     the contract with `tests/test.sh`, and the program that confines the agent's programs
 validate_results · longest_silence              checks of results from any sender; how long an attempt may record nothing
 leak_check · kept_in_image · carried            environments that hold the answer are refused
+unchanged_files                                files of a solution that are the agent's anyway, and give nothing away
 needles · word_filter · git_objects             fast search for many texts, and in git repositories
 compose/                                        compose files: side services
 importing/                                      sets of other forms become task directories

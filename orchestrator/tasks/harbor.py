@@ -45,13 +45,14 @@ from orchestrator.tasks.environment import (
     read_or_build,
 )
 from orchestrator.tasks.keys import check_keys
-from orchestrator.tasks.leak_check import HIDDEN, check_leaks
+from orchestrator.tasks.leak_check import check_leaks
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES, Packed, Unpacker, hash_of, needs_blobs, pack
 from orchestrator.tasks.misplaced import misplaced, unplaced
 from orchestrator.tasks.plain_text import as_plain_text, startable
 from orchestrator.tasks.read_directory import Shared, read_directory
 from orchestrator.tasks.settings import TaskSettings, parse_settings, variables_of
 from orchestrator.tasks.sizes import check_variables, read_task_toml
+from orchestrator.tasks.unchanged_files import HIDDEN
 from orchestrator.tasks.work_dir import begins_in
 from sandboxes.artifacts import stays
 from sandboxes.base import WORK, AnyFile

@@ -6,7 +6,6 @@ Files are searched, and the objects of git repositories. Many tasks bring the sa
 (word_filter.py) and searched again only for a text that it may hold. Errors are ValueError, one sentence each.
 """
 
-import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from orchestrator.tasks.bundle import Bundle
 from orchestrator.tasks.kept_in_image import KeptInImage
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES
 from orchestrator.tasks.needles import Needles
+from orchestrator.tasks.unchanged_files import HIDDEN, SHOWN, unchanged_files
 from orchestrator.tasks.word_filter import WordFilter, inner_words
 from sandboxes.base import AnyFile
 
@@ -25,17 +25,6 @@ LEAK_BYTES: Final = 24
 """Shorter scripts are too unspecific to search for in the agent's files."""
 KNOWN_BYTES: Final = 32 << 20
 """Of memory for the words of known files."""
-SHOWN: Final = re.compile(r"(environment|steps/[^/]+/workdir)/")
-HIDDEN: Final = re.compile(r"(steps/[^/]+/)?(tests|solution)/")
-_PROJECT: Final = re.compile(
-    r"package(-lock)?\.json|yarn\.lock|pnpm-lock\.yaml|[jt]sconfig(\.\w+)?\.json|Cargo\.(toml|lock)|go\.(mod|sum)|pyproject\.toml|poetry\.lock|uv\.lock"
-    r"|setup\.(py|cfg)|pom\.xml|Gemfile(\.lock)?|composer\.(json|lock)|CMakeLists\.txt|(LICEN[CS]E|COPYING|NOTICE)(\.\w+)?|__init__\.py|\.gitignore"
-    r"|requirements[\w.-]*\.txt|Pipfile(\.lock)?|manage\.py|(GNU)?[Mm]akefile|Dockerfile|\.dockerignore|README(\.\w+)?|[\w.-]+\.config\.[cm]?[jt]s"
-    r"|\.(eslint|prettier)rc(\.\w+)?|(build|settings)\.gradle(\.kts)?|[\w.-]+\.(csproj|sln)|mix\.(exs|lock)|pubspec\.(yaml|lock)"
-)
-"""Names of files that each program of a kind has. A solution that brings a whole program brings them unchanged. Other names may be those of an
-answer."""
-
 _SMALL: Final = 2048
 """Files up to this size are searched faster than their words are looked up."""
 _FEW: Final = 16
@@ -50,7 +39,7 @@ _ENTRY_BYTES: Final = 200
 def check_leaks(bundle: Bundle, table: Mapping[str, Any] | None = None) -> None:
     """ValueError if the agent could read the answer in its environment: the text of a solution or of the test script in one of its files, or in an
     object of a git repository, or objects that cannot be read. `table`: the task's `[environment]`."""
-    unchanged = _unchanged(bundle)
+    unchanged = unchanged_files(bundle)
     search = _Search(
         [
             _Secret(path, text, inner_words(text))
@@ -73,24 +62,6 @@ def check_leaks(bundle: Bundle, table: Mapping[str, Any] | None = None) -> None:
             kept = kept or KeptInImage(bundle, table or {})
             if kept.may_keep(where):
                 raise
-
-
-def _unchanged(bundle: Bundle) -> set[str]:
-    """Files of a solution's program (`_PROJECT`) with the bytes that the environment has at the same place, by the longest common path."""
-    shown: dict[str, list[AnyFile]] = {}
-    for where, file in bundle.files.items():
-        if (found := SHOWN.match(where)) is not None and _PROJECT.fullmatch(where.rpartition("/")[2]):
-            shown.setdefault(where[found.end() :].removeprefix("files/"), []).append(file)
-    same = set()
-    for path, file in bundle.files.items():
-        hidden, parts = HIDDEN.match(path), path.split("/")
-        if hidden is None or hidden[2] != "solution" or not _PROJECT.fullmatch(parts[-1]):
-            continue
-        ends = ("/".join(parts[n:]) for n in range(hidden[0].count("/"), len(parts)))
-        twins = next((shown[end] for end in ends if end in shown), [])
-        if twins and all(twin.size == file.size and twin.data == file.data for twin in twins):
-            same.add(path)
-    return same
 
 
 @dataclass(frozen=True, slots=True)

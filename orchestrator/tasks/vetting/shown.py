@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
 
-from orchestrator.tasks.leak_check import HIDDEN
 from orchestrator.tasks.needles import Needles
+from orchestrator.tasks.unchanged_files import HIDDEN
 from orchestrator.tasks.vetting.leaks import ENCODED, MIN_BYTES, PLAIN, Readable
 from orchestrator.tasks.vetting.secrets import Body, Solved, Source
 

@@ -175,6 +175,81 @@ def test_a_file_of_another_name_may_not_be_shown(name: str) -> None:
         check_leaks(Bundle(files={path: File(text.encode()) for path, text in files.items()}))
 
 
+PROGRAM = {"Container.kt": ANSWER, "Fragment.kt": f"{ANSWER}more", "Manager.kt": "broken", "Entry.kt": "none"}
+INSTALLED = {**PROGRAM, "Manager.kt": "mended"}
+
+
+def under(folder: str, files: dict[str, str]) -> dict[str, str]:
+    return {f"{folder}/{path}": text for path, text in files.items()}
+
+
+@pytest.mark.parametrize(
+    ("shown", "solution", "held"),
+    [
+        (under("environment/src/com/example", PROGRAM), under("solution", INSTALLED), ""),
+        (under("environment", PROGRAM), under("solution/app", INSTALLED), ""),
+        (under("environment/solution", PROGRAM), under("solution", INSTALLED), ""),
+        # The changed file lies in another folder of the same program.
+        (
+            {"environment/app/Main.kt": ANSWER, "environment/core/Node.kt": "broken"},
+            {"solution/app/Main.kt": ANSWER, "solution/core/Node.kt": "mended"},
+            "",
+        ),
+        (under("steps/one/workdir", PROGRAM), under("steps/one/solution", INSTALLED), ""),
+        # Nothing of its kind is changed, or not in its program, or the place is not the only one.
+        ({"environment/answer.txt": ANSWER}, {"solution/answer.txt": ANSWER}, "environment/answer.txt"),
+        (
+            {
+                "environment/answer.txt": ANSWER,
+                "environment/main.py": "broken",
+                "environment/solve.sh": "none",
+            },
+            {"solution/answer.txt": ANSWER, "solution/main.py": "mended"},
+            "environment/answer.txt",
+        ),
+        (
+            {"environment/run.sh": ANSWER, "environment/solve.sh": "none"},
+            {"solution/run.sh": ANSWER},
+            "environment/run.sh",
+        ),
+        (
+            {"environment/data": ANSWER, "environment/other": "none"},
+            {"solution/data": ANSWER, "solution/other": "mended"},
+            "environment/data",
+        ),
+        (
+            {"environment/old/calc.py": ANSWER, "environment/src/u.py": "broken"},
+            {"solution/calc.py": ANSWER, "solution/u.py": "mended"},
+            "environment/old/calc.py",
+        ),
+        (
+            {
+                "environment/a/calc.py": ANSWER,
+                "environment/b/calc.py": "broken",
+                "environment/a/u.py": "broken",
+            },
+            {"solution/calc.py": ANSWER, "solution/u.py": "mended"},
+            "environment/a/calc.py",
+        ),
+        (
+            {"environment/calc.py": ANSWER, "environment/u.py": "same"},
+            {"solution/calc.py": ANSWER, "solution/u.py": "same", "solution/new.py": "new"},
+            "environment/calc.py",
+        ),
+    ],
+)
+def test_a_file_that_a_solution_brings_unchanged_with_changed_ones_of_its_program_may_be_shown(
+    shown: dict[str, str], solution: dict[str, str], held: str
+) -> None:
+    files = {**shown, **solution, "solution/solve.sh": "cp /solution/*.* /app/src/ && echo copied"}
+    found = Bundle(files={path: File(text.encode()) for path, text in files.items()})
+    if not held:
+        check_leaks(found)
+        return
+    with pytest.raises(ValueError, match=f"{held} holds the whole text of solution/"):
+        check_leaks(found)
+
+
 MANY = 700
 
 
