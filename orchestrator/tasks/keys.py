@@ -322,10 +322,10 @@ _NAMES: Final = tuple(
 
 def check_keys(toml: str) -> None:
     """Refuse keys of a new task that would not be honoured; tasks accepted earlier are unaffected. ValueError, one sentence, names the keys."""
-    wrong = list(islice(_wrong(read_task_toml(toml)), _MAX_FOUND))
-    if wrong:
+    found = list(islice(_wrong(read_task_toml(toml)), _MAX_FOUND))
+    if wrong := list(dict.fromkeys(found)):  # each step may have the same fault
         left = len(wrong) - _MAX_NAMED
-        least = "at least " if len(wrong) == _MAX_FOUND else ""
+        least = "at least " if len(found) == _MAX_FOUND else ""
         more = f"; and {least}{left} more" if left > 0 else ""
         raise ValueError(f"task.toml: {'; '.join(wrong[:_MAX_NAMED])}{more}")
 

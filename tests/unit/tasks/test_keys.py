@@ -315,3 +315,12 @@ def test_the_guide_has_the_table_of_todays_keys_and_a_refused_one_says_why() -> 
 def test_checks_name_at_most_a_few_keys_and_count_the_rest() -> None:
     with pytest.raises(ValueError, match=r"; and 3 more$"):
         check_keys("".join(f"zz{number} = 1\n" for number in range(8)))
+
+
+def test_a_key_that_each_step_has_takes_the_place_of_one() -> None:
+    steps = "".join(f'[[steps]]\nname = "s{number}"\nzz = 1\n' for number in range(8))
+    with pytest.raises(
+        ValueError,
+        match=r"^task.toml: \[\[steps\]\]\.zz is not known: [^;]*; \[agent\]\.zz is not known: [^;]*$",
+    ):
+        check_keys(f"{steps}[agent]\nzz = 1\n")
