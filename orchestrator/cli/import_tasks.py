@@ -127,7 +127,7 @@ def swe(
     test_command: Annotated[
         str | None,
         typer.Option(
-            help="Runs the tests; {files} are those of the named tests (default: the row's test_cmd, else pytest)."
+            help="Runs the tests of every row, with {files} or {modules} (default: the row's test_cmd, else Django's or sympy's runner, else pytest)."
         ),
     ] = None,
     agent_timeout_s: Annotated[float, typer.Option(min=1, max=604800, help="Of one rollout.")] = TASK_S,

@@ -1,4 +1,4 @@
-"""The paths of a patch that git made: those that it changes, and those of files that only it makes."""
+"""The paths of a patch that git made: those that it changes, those of files that only it makes, and those that it removes."""
 
 import re
 from collections.abc import Iterator
@@ -22,11 +22,12 @@ _NOTHING: Final = "/dev/null"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patch:
-    """The paths that a patch changes, and those of them that it makes."""
+    """The paths that a patch changes, those of them that it makes, and those that are gone after it."""
 
     text: str
     paths: tuple[str, ...]
     new: tuple[str, ...]
+    gone: frozenset[str]
 
     @classmethod
     def of(cls, text: str, column: str) -> "Patch":
@@ -45,16 +46,20 @@ class Patch:
                 raise ValueError(f"{column}: {quoted(path)} is a file of git itself")
         ended = text if text.endswith("\n") else text + "\n"
         new = tuple(path for path in found.made if path not in found.there)
-        return cls(text=ended, paths=tuple(found.named), new=new)
+        return cls(
+            text=ended, paths=tuple(found.named), new=new, gone=frozenset(found.gone - found.made.keys())
+        )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Paths:
-    """Paths that the lines outside of hunks name, in order. `there`: files that the patch finds; `made`: those that it leaves and may have found."""
+    """Paths that the lines outside of hunks name, in order. `there`: files that the patch finds; `made`: those that it leaves and may have found;
+    `gone`: those that it removes."""
 
     named: dict[str, None] = field(default_factory=dict)
     there: dict[str, None] = field(default_factory=dict)
     made: dict[str, None] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
 
     def read(self, text: str) -> None:
         """ValueError for a binary file without its content."""
@@ -68,13 +73,18 @@ class _Paths:
                 self.made[path] = None
             elif line.startswith("deleted file mode ") and path:
                 self.there[path] = None
+                self.gone.add(path)
             elif found := _MOVED.fullmatch(line):
                 moved = _unquoted(found[2])
                 self.named[moved] = None
                 (self.there if found[1] == "from" else self.made)[moved] = None
+                if line.startswith("rename from "):
+                    self.gone.add(moved)
             elif found := _SIDE.match(line):
                 side = _stripped(found[2])
-                if side != _NOTHING:
+                if side == _NOTHING and found[1] == "+++":
+                    self.gone.add(before)
+                elif side != _NOTHING:
                     self.named[side] = None
                     if found[1] == "---":
                         self.there[side] = None

@@ -21,8 +21,7 @@ from typing import Any, Final
 import tomlkit
 
 from orchestrator.contracts.quote import quoted
-from orchestrator.tasks.bundle import check_path
-from orchestrator.tasks.importing import swe_base, swe_scripts
+from orchestrator.tasks.importing import swe_base, swe_commands, swe_scripts
 from orchestrator.tasks.importing.patch import Patch
 from orchestrator.tasks.importing.report import Found, Imported
 from orchestrator.tasks.importing.repository import Repositories, copy
@@ -38,7 +37,7 @@ _VET: Final = "run `penstock tasks vet` before you train on it"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweOptions:
     """`image`: a template of image names, with {instance_id} and {docker_id}; `workdir`: of the image's repository; `base`: the image of a Dockerfile
-    over files of a repository; `command`: in place of pytest and of the rows' own."""
+    over files of a repository; `command`: in place of the rows' own, their repositories', and pytest."""
 
     image: str | None = None
     workdir: str = WORKDIR
@@ -60,12 +59,7 @@ def _found(placed: Placed, options: SweOptions, repositories: Repositories | Non
     row = placed.row
 
     def write(staging: Path) -> str:
-        command = options.command or row.command or swe_scripts.PYTEST
-        files = _test_files(row)
-        if not files and options.command is None and row.command is None:
-            raise ValueError(
-                f"{quoted(row.to_fix[0])} is not the name of a test in pytest's form (file::test): give --test-command"
-            )
+        command, files = swe_commands.command_of(row, options.command)
         (staging / "tests").mkdir()
         (staging / "solution").mkdir()
         if repositories is not None:
@@ -144,7 +138,7 @@ def _of_files(
             (environment / path).unlink(missing_ok=True)
         copy(faulty, environment, patch.paths)
         copy(base, hidden, files)
-        for path in _files_of(row.to_fix):
+        for path in swe_commands.files_of(row.to_fix):
             (environment / path).unlink(missing_ok=True)
     else:
         repositories.patched(base, patch, "patch")  # it must apply
@@ -187,7 +181,7 @@ def _programs(row: Row, command: str, workdir: str) -> list[str]:
     """As in `swe_scripts`. The default command names none."""
     return (
         []
-        if command == swe_scripts.PYTEST
+        if command == swe_commands.PYTEST
         else swe_scripts.programs(command, (*row.to_fix, *row.to_keep), workdir)
     )
 
@@ -222,18 +216,6 @@ def _followed(base: Path, path: str) -> tuple[str, dict[str, str]]:
         links[link] = os.readlink(base / link)
         path = posixpath.normpath(posixpath.join(posixpath.dirname(link), links[link], path[len(link) + 1 :]))
     return path, links
-
-
-def _test_files(row: Row) -> list[str]:
-    return _files_of((*row.to_fix, *row.to_keep))
-
-
-def _files_of(names: Sequence[str]) -> list[str]:
-    """The files of tests in pytest's form."""
-    found = dict.fromkeys(name.partition("::")[0] for name in names if "::" in name)
-    for path in found:
-        check_path(path)
-    return list(found)
 
 
 def _settings(row: Row, options: SweOptions, environment: dict[str, Any]) -> str:

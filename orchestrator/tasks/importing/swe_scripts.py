@@ -8,12 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from orchestrator.tasks.importing import swe_base
+from orchestrator.tasks.importing.swe_commands import filled, without_places
 
-FILES: Final = "{files}"
-"""In a test command: the files that hold the named tests."""
-PYTEST: Final = (
-    f'"$(command -v python || command -v python3)" -m pytest -rap --tb=short -q -p no:cacheprovider {FILES}'
-)
 PATCH: Final = "test.patch"
 _CONDA: Final = "if [ -f /opt/miniconda3/bin/activate ]; then . /opt/miniconda3/bin/activate testbed; fi\n"
 _WORD: Final = re.compile(r"[\w.+@/-]+")
@@ -71,24 +67,30 @@ exit 0
 """
 
 GRADE: Final = '''\
-"""The verdict: every named test has passed. Reads pytest's short summary and the lines of a verbose unittest."""
+"""The verdict: every named test has passed. Reads pytest's short summary, the lines of a verbose unittest, and those of sympy's runner."""
 
 import json
 import re
 import sys
 
 PASSED, FAILED = ("PASSED", "XFAIL"), ("FAILED", "ERROR", "XPASS")
+GOOD, BAD = ("ok", "expected failure"), ("FAIL", "ERROR")
 LINE = re.compile(r"(.+?) \\.\\.\\. (ok|FAIL|ERROR|expected failure)$")
+OPEN = re.compile(r"(.+?) \\.\\.\\.( .*)?$")  # its result comes after what the test prints
+HEADING = re.compile(r"(?:FAIL|ERROR): (\\S+ \\([\\w.]+\\))")
+SYMPY = re.compile(r"(test_\\S*) (ok|f|F|E|X)(?: +\\[(?:OK|FAIL)\\])?$")
 COLOUR = re.compile(r"\\x1b\\[[0-9;]*m")
 
 
 def results(text):
     """Name of a test -> whether it passed. A name with spaces is also known by its first word."""
     found = {}
+    test = None
     for line in COLOUR.sub("", text).splitlines():
         line = line.strip()
         word, _, rest = line.partition(" ")
         match = LINE.match(line)
+        started, heading, sympy = OPEN.match(line), HEADING.match(line), SYMPY.match(line)
         if word in PASSED and rest:
             add(found, rest, True)
             add(found, rest.split(" - ")[0], True)
@@ -96,7 +98,16 @@ def results(text):
             add(found, rest, False)
             add(found, rest.split(" - ")[0], False)
         elif match:
-            add(found, match.group(1), match.group(2) in ("ok", "expected failure"))
+            add(found, match.group(1), match.group(2) in GOOD)
+            test = None
+        elif heading:
+            add(found, heading.group(1), False)
+        elif sympy:
+            add(found, sympy.group(1), sympy.group(2) in ("ok", "f"))
+        elif started:
+            test = None if (started.group(2) or "").startswith(" skipped") else started.group(1)
+        elif test and line in GOOD + BAD:
+            add(found, test, line in GOOD)
     return found
 
 
@@ -152,7 +163,7 @@ def expected(names: Sequence[str]) -> str:
 def programs(command: str, names: Sequence[str], workdir: str) -> list[str]:
     """Paths below `workdir` where the programs and modules that a test command names may lie, and the modules of tests named in unittest's form.
     Most of them do not exist."""
-    words = _WORD.findall(command.replace(FILES, ""))
+    words = _WORD.findall(without_places(command))
     places = dict.fromkeys(["", *_DIRECTORY.findall(command), *map(posixpath.dirname, words)])
     for module in _MODULE.findall(command):
         path = module.replace(".", "/")
@@ -169,10 +180,6 @@ def programs(command: str, names: Sequence[str], workdir: str) -> list[str]:
 
 
 def _run(command: str, files: Sequence[str], seconds: float) -> str:
-    words = _words(files)
-    whole = command.replace(FILES, words) if FILES in command else f"{command} {words}".rstrip()
-    return _RUN.format(seconds=max(10, int(seconds) - _RESERVE_S), command=shlex.quote(_CONDA + whole))
-
-
-def _words(names: Sequence[str]) -> str:
-    return " ".join(shlex.quote(name) for name in names)
+    return _RUN.format(
+        seconds=max(10, int(seconds) - _RESERVE_S), command=shlex.quote(_CONDA + filled(command, files))
+    )

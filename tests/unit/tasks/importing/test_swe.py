@@ -131,13 +131,13 @@ def with_data(clones: Path) -> Path:
 def test_a_patch_tells_what_it_makes_from_what_it_finds(with_data: Path) -> None:
     found = Patch.of(a_patch_of_tests(with_data), "test_patch")
     assert set(found.paths) == {*MADE, "data.txt", "kind", "test_calc.py"}
-    assert set(found.new) == set(MADE)
+    assert (set(found.new), set(found.gone)) == (set(MADE), {"data.txt"})
     (with_data / "a.bin").write_bytes(b"\0")
     git(with_data, "add", "-A")
     git(with_data, "commit", "-q", "-m", "binary")
     git(with_data, "rm", "-q", "a.bin")
     gone = Patch.of(git(with_data, "diff", "--cached", "--full-index"), "patch")
-    assert (gone.paths, gone.new) == (("a.bin",), ())
+    assert (gone.paths, gone.new, *gone.gone) == (("a.bin",), (), "a.bin")
 
 
 def test_files_that_the_agent_made_as_well_do_not_stand_in_the_way_of_the_hidden_tests(
@@ -369,6 +369,23 @@ def test_a_file_without_rows_and_options_that_contradict_are_refused_as_a_whole(
         ("test_a (m.C) ... skipped 'no'\n", ["test_a (m.C)"], "0"),
         ("", ["a.py::b"], "0"),
         ("NOT PASSED a.py::b\n", ["a.py::b"], "0"),
+        # sympy's runner; the last test of a file has the file's result on its line
+        ("a/test_m.py[3] \ntest_Mod ok\ntest_last ok          [OK]\n", ["test_Mod", "test_last"], "1"),
+        ("test_Mod F\ntest_last ok     [FAIL]\n", ["test_Mod"], "0"),
+        ("test_Mod E\n", ["test_Mod"], "0"),
+        ("test_Mod f\n", ["test_Mod"], "1"),
+        ("test_Mod s\n", ["test_Mod"], "0"),
+        ("test_Mod ok\ntest_Mod E\n", ["test_Mod"], "0"),
+        ("test_Mod is ok\n", ["test_Mod"], "0"),
+        # Django's runner, whose tests print into their line
+        ("test_c (x.T) ... Testing against Django installed in '/d'\nok\n", ["test_c (x.T)"], "1"),
+        ("test_c (x.T) ... Testing against Django installed in '/d'\nFAIL\n", ["test_c (x.T)"], "0"),
+        ("test_c (x.T) ... \nCreating\nexpected failure\n", ["test_c (x.T)"], "1"),
+        ("test_c (x.T)\nWhat it is. ... Internal Server Error: /x/\nok\n", ["What it is."], "1"),
+        ("test_c (x.T) ... prints\nok\nERROR\n", ["test_c (x.T)"], "0"),
+        ("test_c (x.T) ... a\ntest_d (x.T) ... ok\nok\n", ["test_c (x.T)"], "0"),
+        ("test_c (x.T) ... skipped 'no'\nok\n", ["test_c (x.T)"], "0"),
+        ("test_c (x.T) ... test_d (x.T) ... a\nok\n\nFAIL: test_c (x.T) (i=1)\n", ["test_c (x.T)"], "0"),
     ],
 )
 def test_the_verdict_is_that_every_named_test_has_passed(
