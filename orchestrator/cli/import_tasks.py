@@ -5,6 +5,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
     from orchestrator.settings.sandbox import SandboxSection
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.importing.report import Found, Imported
+
+
+class UnknownKeys(StrEnum):
+    """Where keys of a task.toml go that the format does not know."""
+
+    KEEP = "keep"  # a run refuses them by name
+    METADATA = "metadata"
+
 
 app = typer.Typer(no_args_is_help=True, help="Import task sets of other forms as Harbor task directories.")
 
@@ -57,6 +66,10 @@ def harbor(
     dataset: Annotated[
         str | None, typer.Option(help="The data set of a registry: NAME or NAME@VERSION.")
     ] = None,
+    unknown_keys: Annotated[
+        UnknownKeys,
+        typer.Option(help="metadata: move keys of task.toml that the format does not know below [metadata]."),
+    ] = UnknownKeys.KEEP,
     git_timeout_s: GitOption = GIT_S,
     as_json: JsonOption = False,
 ) -> None:
@@ -66,6 +79,7 @@ def harbor(
 
     section, limits, _ = counting(config)
     program = Git(git_timeout_s)
+    read = form.reading(limits, move_unknown=unknown_keys is UnknownKeys.METADATA)
     with ExitStack() as stack:
         if revision is not None and not is_url(source):
             raise ValueError("--revision is about a git URL")
@@ -75,11 +89,11 @@ def harbor(
             raise ValueError("--git-timeout-s is about a git URL or a registry.json")
         with busy("fetch tasks"):
             if is_url(source):
-                found = stack.enter_context(form.from_repository(source, revision, program, limits))
+                found = stack.enter_context(form.from_repository(source, revision, program, read))
             elif Path(source).is_file() and Path(source).suffix == ".json":
-                found = stack.enter_context(form.from_registry(Path(source), dataset, program, limits))
+                found = stack.enter_context(form.from_registry(Path(source), dataset, program, read))
             else:
-                found = stack.enter_context(form.from_directory(_apart(path(source), to), limits))
+                found = stack.enter_context(form.from_directory(_apart(path(source), to), read))
         _import(found, to, section, limits, as_json=as_json)
 
 

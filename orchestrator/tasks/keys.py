@@ -384,6 +384,20 @@ def _describes(name: str, value: Any) -> bool:
     )
 
 
+def is_foreign(table: str, key: str, value: Any) -> bool:
+    """Whether a key at the top (`table` is empty) or of a table there is refused as unknown, and cannot be meant as one of the format or of
+    `[metadata]`."""
+    name = f"{table}.{key}" if table else key
+    return (
+        "." not in key
+        and name not in KEYS
+        and not _describes(name, value)
+        and key not in _READ_IN_METADATA
+        and resembles(key) is None
+        and (table != "" or not get_close_matches(key, (FREE, *TABLES), 1, SLIP))
+    )
+
+
 def resembles(key: str) -> str | None:
     """The key of the format that an unknown one has as its name, or may be meant as; None for the name of a description."""
     if key in _DESCRIPTIONS:

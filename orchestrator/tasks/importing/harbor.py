@@ -2,14 +2,15 @@
 
     [{"name": "mine", "version": "1.0", "tasks": [{"name": "a", "git_url": "https://…", "git_commit_id": "…", "path": "tasks/a"}, …]}, …]
 
-The tasks are copied as they are. Links that lead out of a task refuse it. The path "." is the whole repository.
+The tasks are copied as they are, or with unknown keys moved (unknown_keys.py). Links that lead out of a task refuse it. The path "." is the whole
+repository.
 """
 
 import json
 import os
 import posixpath
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,17 @@ from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.bundle import BundleLimits, check_path
-from orchestrator.tasks.harbor import load
+from orchestrator.tasks.harbor import Task, load
 from orchestrator.tasks.importing import git
 from orchestrator.tasks.importing.git import Git
 from orchestrator.tasks.importing.place import refused
 from orchestrator.tasks.importing.report import Found, Imported
+from orchestrator.tasks.importing.unknown_keys import unknown_moved
+from orchestrator.tasks.read_directory import read_directory
 from sandboxes.text_files import read_text
 
+Read = Callable[[Path], tuple[Task, str]]
+"""Reads the task of a directory, and returns a sentence on what it changed. ValueError, one sentence, or OSError refuses it."""
 MARKS: Final = ("task.toml", "instruction.md")
 MAX_REGISTRY_BYTES: Final = 256 << 20
 
@@ -38,30 +43,42 @@ class RegistryTask:
     path: str
 
 
+def reading(limits: BundleLimits, *, move_unknown: bool = False) -> Read:
+    """Reads tasks as they are, or with the keys that the format does not know below `[metadata]` (unknown_keys.py)."""
+
+    def read(directory: Path) -> tuple[Task, str]:
+        if not move_unknown:
+            return load(directory, limits), ""
+        bundle, note = unknown_moved(read_directory(directory, limits))
+        return Task.of(bundle, limits=limits), note
+
+    return read
+
+
 @contextmanager
-def from_directory(directory: Path, limits: BundleLimits) -> Iterator[Iterator[Found | Imported]]:
+def from_directory(directory: Path, read: Read) -> Iterator[Iterator[Found | Imported]]:
     """The tasks of a directory, at any depth. ValueError if there are none."""
-    yield _each(_task_directories(directory), limits)
+    yield _each(_task_directories(directory), read)
 
 
 @contextmanager
 def from_repository(
-    url: str, revision: str | None, program: Git, limits: BundleLimits
+    url: str, revision: str | None, program: Git, read: Read
 ) -> Iterator[Iterator[Found | Imported]]:
     """The tasks of a git repository, which is cloned into a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="penstock-import-") as name:
         commit = program.fetch(url, revision, Path(name))
         directories = _task_directories(Path(name), named=url)
-        yield _each(directories, limits, base=Path(name), named=f"{url}@{commit[:12]}")
+        yield _each(directories, read, base=Path(name), named=f"{url}@{commit[:12]}")
 
 
 @contextmanager
 def from_registry(
-    file: Path, dataset: str | None, program: Git, limits: BundleLimits
+    file: Path, dataset: str | None, program: Git, read: Read
 ) -> Iterator[Iterator[Found | Imported]]:
     """The tasks of one data set of a registry. `dataset`: NAME or NAME@VERSION; it may be left out where there is only one."""
     tasks = read_registry(file, dataset)
-    yield _of_registry(tasks, file.parent, program, limits)
+    yield _of_registry(tasks, file.parent, program, read)
 
 
 def read_registry(file: Path, dataset: str | None) -> list[RegistryTask | Imported]:
@@ -118,14 +135,14 @@ def _registry_task(entry: Any, file: Path, number: int) -> RegistryTask | Import
 
 
 def _of_registry(
-    tasks: list[RegistryTask | Imported], folder: Path, program: Git, limits: BundleLimits
+    tasks: list[RegistryTask | Imported], folder: Path, program: Git, read: Read
 ) -> Iterator[Found | Imported]:
     groups: dict[tuple[str, str | None], list[RegistryTask]] = {}
     for each in tasks:
         if isinstance(each, Imported):
             yield each
         elif each.url is None:
-            yield _found(each.name, str(folder / each.path), folder / each.path, limits, below=folder)
+            yield _found(each.name, str(folder / each.path), folder / each.path, read, below=folder)
         else:
             groups.setdefault((each.url, each.commit), []).append(each)
     for (url, commit), members in groups.items():
@@ -139,7 +156,7 @@ def _of_registry(
                 continue
             for each in members:
                 source = f"{url}@{reached[:12]} {each.path}"
-                yield _found(each.name, source, into / each.path, limits, below=into)
+                yield _found(each.name, source, into / each.path, read, below=into)
 
 
 def _task_directories(directory: Path, named: str | None = None) -> list[Path]:
@@ -174,28 +191,29 @@ def with_marks(directory: Path, marks: Sequence[str], *, linked: bool = False) -
 
 
 def _each(
-    directories: list[Path], limits: BundleLimits, *, base: Path | None = None, named: str = ""
+    directories: list[Path], read: Read, *, base: Path | None = None, named: str = ""
 ) -> Iterator[Found]:
     """`base`: the clone of the repository `named`."""
     for directory in directories:
         if base is None:
-            yield _found(directory.resolve().name, str(directory), directory, limits, below=directory)
+            yield _found(directory.resolve().name, str(directory), directory, read, below=directory)
             continue
         inside = directory.relative_to(base).as_posix()
         name = directory.name if inside != git.WHOLE else git.name_of(named.rpartition("@")[0])
-        yield _found(name, f"{named} {inside}", directory, limits, below=base)
+        yield _found(name, f"{named} {inside}", directory, read, below=base)
 
 
-def _found(name: str, source: str, directory: Path, limits: BundleLimits, *, below: Path) -> Found:
-    def write(staging: Path) -> None:
+def _found(name: str, source: str, directory: Path, read: Read, *, below: Path) -> Found:
+    def write(staging: Path) -> str:
         if not directory.resolve().is_relative_to(below.resolve()):
             raise ValueError("its path leads out of the set through a link")
         if not directory.is_dir():
             raise ValueError("it is not there, or not a directory")
         try:
-            task = load(directory, limits)
+            task, note = read(directory)
         except ValueError as error:
             raise ValueError(str(error).removeprefix(f"{directory}: ")) from None
         task.write(staging)
+        return note
 
     return Found(name=name, source=source, write=write)

@@ -18,7 +18,7 @@ class ImportOutcome(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A task of a set. `source`: where it was found; `write`: writes its files into an empty directory, and returns a sentence on what its tests
-    leave possible, empty or None without any. ValueError, one sentence, or OSError refuses it."""
+    leave possible or what it changed, empty or None without any. ValueError, one sentence, or OSError refuses it."""
 
     name: str
     source: str
@@ -28,7 +28,7 @@ class Found:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """The result of one task. `reason`: why it is refused; `run`: why a run with these sandboxes would refuse it; `note`: what its tests leave
-    possible."""
+    possible, or what the import changed."""
 
     name: str
     source: str

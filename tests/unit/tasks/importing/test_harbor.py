@@ -3,6 +3,7 @@
 import json
 import os
 import tarfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -269,3 +270,76 @@ def test_a_file_that_is_not_a_registry_or_not_one_data_set_is_refused(tmp_path: 
     file.write_text("{")
     assert "is not JSON" in refused("harbor", file, to)
     assert "--dataset is about a registry.json" in refused("harbor", tmp_path, to, "--dataset", "a")
+
+
+UNKNOWN = """\
+# a comment stays
+version = "1.0"
+zz = [1]
+[environment]
+base_image = "debian:12" # of the image
+memory_mb = 100
+[metadata]
+name = "word"
+[verifier]
+implemented = false
+[verifier.timing]
+of = 1
+"""
+
+
+def test_unknown_keys_are_moved_below_metadata_if_that_is_requested(tmp_path: Path) -> None:
+    write(tmp_path / "set" / "word", {**HARBOR, "task.toml": UNKNOWN})
+    found = imported("harbor", tmp_path / "set", tmp_path / "to")
+    assert "[environment].base_image is not known" in found.run["word"]
+    found = imported("harbor", tmp_path / "set", tmp_path / "moved", "--unknown-keys", "metadata")
+    assert (found.code, found.run) == (0, {})
+    assert found.notes["word"] == (
+        "moved below [metadata], where they have no effect: zz, [environment].base_image, [verifier].implemented, [verifier].timing"
+    )
+    text = (tmp_path / "moved" / "word" / "task.toml").read_text()
+    assert text.startswith("# a comment stays\n") and tomllib.loads(text) == {
+        "version": "1.0",
+        "environment": {"memory_mb": 100},
+        "verifier": {},
+        "metadata": {
+            "name": "word",
+            "zz": [1],
+            "environment": {"base_image": "debian:12"},
+            "verifier": {"implemented": False, "timing": {"of": 1}},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("[agent]\ntimeout_secs = 5", "[agent].timeout_secs is not known: write [agent].timeout_sec"),
+        ("[solution]\ntimeout_sec = 5", "[solution].timeout_sec is not known"),
+        ("[verifer]\nimplemented = 5", "[verifer] is not known: write [verifier]"),
+        ('[task]\ndomain = "coding"', "[task].domain is not known: write [metadata].domain"),
+        ('[[steps]]\nname = "a"\nzz = 1', "[[steps]].zz is not known"),
+        ("[agent]\nzz = 5\n[metadata.agent]\nzz = 6", "[agent].zz is not known"),
+        ("[agent]\nzz = 5\n[metadata]\nagent = 6", "[agent].zz is not known"),
+        ('["agent.zz"]\na = 6', "'agent.zz' is not known"),
+        ("[environment]\ngpus = 1", "[environment].gpus = 1 is not honoured"),
+    ],
+)
+def test_a_key_that_may_be_meant_as_one_of_the_format_is_not_moved(
+    tmp_path: Path, toml: str, words: str
+) -> None:
+    write(tmp_path / "set" / "word", {**HARBOR, "task.toml": toml})
+    found = imported("harbor", tmp_path / "set", tmp_path / "to", "--unknown-keys", "metadata")
+    assert words in {**found.run, **found.reasons}["word"] and found.notes == {}
+
+
+def test_a_task_whose_keys_are_known_stays_as_it_is_where_unknown_ones_would_be_moved(
+    suite: Path, tmp_path: Path
+) -> None:
+    write(suite / "broken", {**HARBOR, "task.toml": "[a"})
+    found = imported("harbor", suite, tmp_path / "to", "--unknown-keys", "metadata")
+    assert found.outcomes == {"word": "imported", "other": "imported", "broken": "refused"}
+    assert (
+        load(tmp_path / "to" / "other").content_hash == load(suite / "other").content_hash
+        and found.notes == {}
+    )
