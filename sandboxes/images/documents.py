@@ -29,6 +29,7 @@ _USER = re.compile(r"\s*USER\s+(\S+)\s*$", re.IGNORECASE)
 _EXPANDED = re.compile(r"[\w./@:+-]*\$[\w./@:+${}-]*", re.ASCII)
 _FROM = re.compile(r"\s*FROM\s+(?:--\S+\s+)*(\S+)(?:\s+AS\s+(\S+))?\s*$", re.IGNORECASE)
 _FLAGS = re.compile(r"(?:--\S+\s+)*")
+_BLANKS = re.compile(r"<<[ \t]+")
 _COMMANDS = re.compile(r"(\\.)|(`|\$(?=\())", re.DOTALL)
 """The parts of a document that a shell runs, and COPY does not; a pair of a backslash and a character comes first and stays."""
 _TO = "_copied_to"
@@ -93,7 +94,7 @@ def _instead(text: str, documents: Sequence[Document], here: _Stage, room: int) 
         body = [line for each in documents for line in each.lines]
         alone = len(documents) == 1 and rest.strip().lstrip("0123456789") == documents[0].beginning
         return [f"RUN {flags[0]}{json.dumps(_run(rest, body, here.shell, alone=alone))}"]
-    script = _copy(flags[0].split(), rest.split(), documents) if documents else ""
+    script = _copy(flags[0].split(), _BLANKS.sub("<<", rest).split(), documents) if documents else ""
     if not script:
         return None
     copied = [f"RUN {json.dumps([*_SH, script])}"]

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 _TAKES_DOCUMENTS = re.compile(r"(?:ONBUILD\s+)?(?:RUN|COPY|ADD)\s", re.IGNORECASE)
 _WORD = r"""(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|[^\s'"\\|;&()<>])+"""
-_BEGINNING = re.compile(rf"\d*(?P<beginning><<(?P<dash>-?)(?P<word>{_WORD}))(?=$|[\s|;&)])")
+_BEGINNING = re.compile(rf"\d*(?P<beginning><<(?:(?P<dash>-)|[ \t]*)(?P<word>{_WORD}))(?=$|[\s|;&)])")
+"""As BuildKit reads it since 2023: blanks may follow `<<`, and none `<<-`."""
 _QUOTING = re.compile(r"""\\(.)|['"]""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """`beginning`: as written, `<<"EOF"`; `end`: the word that ends it, without quotes; `is_quoted`: nothing is expanded in it; `lines`: with the
-    last one."""
+    """`beginning`: as written, `<<"EOF"` or `<< EOF`; `end`: the word that ends it, without quotes; `is_quoted`: nothing is expanded in it;
+    `lines`: with the last one."""
 
     beginning: str
     end: str

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from sandboxes.base import ImageRefused
 from sandboxes.images.architecture import is_here, machine, platform_variables
 from sandboxes.images.documents import without_documents
-from sandboxes.images.lines import instructions, last_line
+from sandboxes.images.lines import instructions, is_passed_over, last_line
 from sandboxes.images.oci import VOLUME_LABEL
 from sandboxes.images.words import MAX_ARGUMENT, Arguments, TooLongError
 from sandboxes.text_files import lines_of, text_of
@@ -24,6 +25,13 @@ _FLAGS = re.compile(rf"\s*(RUN|COPY|ADD)((?:{_SPACE}--[a-z][^\s\\]*)+)", re.IGNO
 _FROM_IMAGE = re.compile(r"(?<=--from=)[^\s\\]+|(?<=,from=)[^\s,\\]+|(?<=--mount=from=)[^\s,\\]+")
 _VOLUME = re.compile(r"\s*VOLUME\s+(.*)$", re.IGNORECASE | re.DOTALL)
 _HEALTHCHECK = re.compile(r"HEALTHCHECK(?:\s|$)", re.IGNORECASE)
+_ESCAPE = re.compile(r"\s*#\s*escape\s*=\s*[^\s\\]", re.IGNORECASE)
+_KNOWN = frozenset(
+    {
+        *("ADD", "ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK"),
+        *("LABEL", "MAINTAINER", "ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"),
+    }
+)
 _WORD = re.compile(r"""(?:\\.|"(?:\\.|[^"\\])*"|'[^']*'|[^\s"'\\])+""")
 _LINK = re.compile(rf"{_SPACE}--link(?:=\w+)?(?=[\s\\])")
 """A flag that older versions of buildah refuse. It changes how layers are kept, and nothing of what is in them."""
@@ -53,8 +61,11 @@ def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
         raise ImageRefused(str(error)) from error
     stages: list[Stage] = []
     variables = Arguments(platform_variables())
+    other_escape = any(map(_ESCAPE.match, takewhile(is_passed_over, lines)))  # joins lines in another way
     for each in instructions(list(lines)):
         at, last, text = each.first, each.last, each.text
+        if stages and not other_escape:
+            _check_name(text.split(None, 1)[0], at)
         if _FROM.match(text):
             stages.append(_stage(at, last, text, variables))
         elif stages and (volume := _VOLUME.match(text)):
@@ -71,6 +82,15 @@ def read(dockerfile: bytes) -> tuple[list[str], list[Stage]]:
     if not stages:
         raise ImageRefused("environment/Dockerfile must begin with FROM")
     return lines, stages
+
+
+def _check_name(name: str, line: int) -> None:
+    """ImageRefused for an instruction that no engine knows."""
+    if name.upper() not in _KNOWN:
+        raise ImageRefused(
+            f"environment/Dockerfile line {line + 1}: {name[:40]} is not an instruction: correct it, end the line above with \\ if it goes on here,"
+            " or write the lines of a here-document below RUN <<EOF, up to a line EOF"
+        )
 
 
 def _labels(volumes: str, line: int) -> str:

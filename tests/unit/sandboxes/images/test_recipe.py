@@ -68,6 +68,9 @@ def test_bases_are_renamed_and_variables_declared_in_every_stage() -> None:
         ("ARG BASE\nFROM $BASE", r"line 2: FROM \$BASE names no image: give its ARG above FROM a default"),
         ("FROM debian:12\nFROM ${BASE:-}", r"line 2: FROM \$\{BASE:-\} names no image"),
         ("FROM --other=1 x", "line 1: FROM has"),
+        ("FROM x\nRUN cat >f <<- EOF\nint main;\nEOF", r"line 3: int is not an instruction: .* <<EOF"),
+        ("FROM x\nRUN apt-get update &&\n\n  apt-get install -y gcc", "line 4: apt-get is not an instr"),
+        ("FROM x\nCOPPY a b", "line 2: COPPY is not an instruction: correct it"),
     ],
 )
 def test_a_dockerfile_that_cannot_be_built_here_is_refused(text: str, why: str) -> None:
@@ -264,6 +267,24 @@ def test_a_copied_here_document_lies_in_a_directory_by_its_own_name_as_buildkit_
 def test_a_copied_here_document_is_written_as_root_and_the_user_stays() -> None:
     lines, _ = recipe.read(b"FROM debian:12\nUSER bob\nCOPY <<EOF /etc/a\nhi\nEOF\nRUN id\n")
     assert lines[2] == "USER root" and lines[3].startswith("RUN [") and lines[4:] == ["USER bob", "RUN id"]
+
+
+def test_blanks_may_lie_between_a_here_document_and_its_name() -> None:
+    text = "FROM x\nRUN cat >/a << 'EOF' && true\nint main;\nEOF\nCOPY --chmod=600 << EOF /d/\nhi\nEOF\nRUN <<\tA\nb\nA\nRUN echo $((1 << 2))\n"
+    lines, _ = recipe.read(text.encode())
+    assert scripts(text) == [
+        ["/bin/sh", "-c", "cat >/a << 'EOF' && true\nint main;\nEOF\n"],
+        ["/bin/sh", "-c", "set -e\nmkdir -p /d && cat >/d/EOF << EOF\nhi\nEOF\nchmod 600 /d/EOF\n"],
+        ["/bin/sh", "-c", "b\n"],
+    ]
+    assert len(lines) == len(text.splitlines()) and lines[-1] == "RUN echo $((1 << 2))"
+
+
+def test_every_instruction_of_docker_is_known_in_any_case_and_another_escape_character_hides_lines() -> None:
+    known = "ADD CMD COPY ENTRYPOINT ENV EXPOSE LABEL MAINTAINER ONBUILD RUN SHELL STOPSIGNAL USER WORKDIR"
+    text = "FROM x\n" + "".join(f"{name} a\n{name.title()} a\n" for name in known.split())
+    assert len(recipe.read(text.encode())[0]) == 29
+    assert recipe.read(b"# escape=`\nFROM x\nRUN a `\n  b\n")[1][0].image == "x"
 
 
 def test_a_copy_of_documents_and_files_stays_as_it_is() -> None:
