@@ -148,7 +148,7 @@ def build(
     if (directory / "task.toml").is_file():
         task = load(directory)
         context = build_context(task.bundle.below(CONTEXT))
-        make = partial(builder.built, context)
+        make = partial(builder.built, context, again=True)
     else:
         make = partial(builder.build, directory, name=name)
     _made(f"building {directory}", lambda: anyio.run(make), as_json=as_json)

@@ -31,6 +31,7 @@ from sandboxes.images import caged, export, oci, recipe, rootfs
 from sandboxes.images.build_files import files_digest, paths_of
 from sandboxes.images.caged import BUILD_KEY, Caged, Log, own
 from sandboxes.images.oci import Description
+from sandboxes.images.refused import RefusedBuild
 from sandboxes.images.settings import ImageSettings
 from sandboxes.images.store import Image, ImageStore, UnknownImage
 from sandboxes.images.unpack import FORMAT, Unpacker
@@ -158,14 +159,18 @@ class Builder:
                 f"{missing}, and its Dockerfile cannot be built in its place: {error}"
             ) from error
 
-    async def built(self, context: Mapping[str, BuildEntry]) -> Image:
-        """The image of a task's build context, built unless the store has it. ImageRefused if the context is at fault, SandboxError if
-        this machine is."""
+    async def built(self, context: Mapping[str, BuildEntry], *, again: bool = False) -> Image:
+        """The image of a task's build context, built unless the store has it. ImageRefused if the context is at fault, or was a short time ago
+        (not `again`); SandboxError if this machine is."""
         name = await anyio.to_thread.run_sync(self.key, context)
         try:
             return self._store.find(name)
         except UnknownImage:
             pass
+        refused = self._refused(name)
+        if again:
+            refused.forget()
+        refused.check()
         return await self._build(context, name, name)
 
     async def build(self, directory: Path, *, name: str = "") -> Image:
@@ -185,8 +190,13 @@ class Builder:
                     network=False,
                 )
             await anyio.to_thread.run_sync(tree.remove, self._home / "storage")
+            await anyio.to_thread.run_sync(tree.remove, self._home / "refused")
             for name in ("known.json", "unclean"):
                 (self._home / name).unlink(missing_ok=True)
+
+    def _refused(self, name: str) -> RefusedBuild:
+        """The failure of a task's build with these limits."""
+        return RefusedBuild(self._home / "refused", f"{name} {self._task_s} {self._settings}")
 
     async def _build(self, context: Mapping[str, BuildEntry] | Path, name: str, source: str) -> Image:
         if problems := self.problems():
@@ -207,9 +217,15 @@ class Builder:
                     return self._store.find(name)
                 except UnknownImage:
                     pass
-            return await self._run(
-                context, text, list(bases.values()), variables, name, source, substitutes, volumes
-            )
+                self._refused(name).check()
+            try:
+                return await self._run(
+                    context, text, list(bases.values()), variables, name, source, substitutes, volumes
+                )
+            except ImageRefused as error:
+                if name.startswith(AUTOMATIC):
+                    self._refused(name).note(error)
+                raise
 
     async def _run(
         self,

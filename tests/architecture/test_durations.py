@@ -197,6 +197,7 @@ EXEMPT = {
     "sandboxes/images/caged.py:_POLL_S": POLL,
     "sandboxes/images/caged.py:_REMOVAL_S": STOP,
     "sandboxes/images/mounted.py:_MOUNT_S": START,
+    "sandboxes/images/refused.py:KEPT_S": "how long a failed build is remembered; a command builds at once",
     "sandboxes/owned.py:_PATIENCE_S": "while another process cleans up",
     "sandboxes/cgroups.py:_PROBE_S": "the age of a directory of another container; nothing is lost by waiting",
     "sandboxes/reap.py:_BUSY_S": "while another process cleans up",

@@ -1,0 +1,96 @@
+"""A build that fails by its context's fault is not made again for each attempt that wants its image."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from sandboxes.base import BuildEntry, File, ImageRefused, SandboxError
+from sandboxes.images import build, caged
+from sandboxes.images.build import Builder
+from sandboxes.images.caged import Caged
+from sandboxes.images.refused import KEPT_S
+from sandboxes.images.settings import ImageSettings
+from sandboxes.images.store import ImageStore
+
+pytestmark = pytest.mark.anyio
+FAILING: dict[str, BuildEntry] = {"Dockerfile": File(b"FROM small\nRUN exit 3\n")}
+Builds = Callable[..., Builder]
+
+
+class Cages:
+    """Stands for the cage: each build in it fails with `error`."""
+
+    def __init__(self) -> None:
+        self.builds = 0
+        self.error: Exception = ImageRefused("environment/Dockerfile: its build failed at RUN exit 3")
+
+    async def run(self, task: Caged, log: object = None) -> str:
+        if task.argv[-1] == build._BUILD:
+            self.builds += 1
+            await anyio.lowlevel.checkpoint()
+            raise self.error
+        return ""
+
+
+@pytest.fixture
+def cages(monkeypatch: pytest.MonkeyPatch) -> Cages:
+    cages = Cages()
+    monkeypatch.setattr(caged, "run", cages.run)
+    monkeypatch.setattr(caged, "missing", lambda *_: [])
+    return cages
+
+
+@pytest.fixture
+def builder(images: ImageStore, tmp_path: Path) -> Builds:
+    store = ImageStore(tmp_path / "store")
+    store.add(images.find("small").root, name="small")
+    return lambda task_s=0.0, **changes: Builder(store, replace(ImageSettings(), **changes), task_s=task_s)
+
+
+async def failure(builder: Builder, *, again: bool = False) -> str:
+    with pytest.raises((ImageRefused, SandboxError)) as failed:
+        await builder.built(FAILING, again=again)
+    return str(failed.value)
+
+
+async def test_all_attempts_of_a_group_get_the_sentence_of_one_build(cages: Cages, builder: Builds) -> None:
+    found: list[str] = []
+
+    async def attempt() -> None:
+        found.append(await failure(builder()))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(attempt)
+    await attempt()
+    assert found == ["environment/Dockerfile: its build failed at RUN exit 3"] * 4 and cages.builds == 1
+
+
+async def test_a_failed_build_is_made_again_by_order_with_other_limits_and_after_a_while(
+    cages: Cages, builder: Builds, tmp_path: Path
+) -> None:
+    await failure(builder())
+    await failure(builder(), again=True)
+    await failure(builder(build_s=60.0))
+    await failure(builder(task_s=5.0))
+    assert cages.builds == 4
+    await failure(builder(task_s=5.0))
+    assert cages.builds == 4
+    old = time.time() - KEPT_S - 1
+    for file in (tmp_path / "store/builds/refused").iterdir():
+        os.utime(file, (old, old))
+    await failure(builder())
+    assert cages.builds == 5
+    assert len(list((tmp_path / "store/builds/refused").iterdir())) == 1, "the others are forgotten"
+
+
+async def test_a_fault_of_the_machine_is_not_remembered(cages: Cages, builder: Builds) -> None:
+    cages.error = SandboxError("no users")
+    for _ in range(2):
+        await failure(builder())
+    assert cages.builds == 2
