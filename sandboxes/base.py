@@ -92,6 +92,10 @@ class ImageRefused(ValueError):
     """Signals that a task's image cannot be built, or contains something that no sandbox accepts. The task's fault; one sentence names the cause."""
 
 
+class DownloadFailed(ImageRefused):
+    """Signals a build that a server or the network failed: the same build may succeed later."""
+
+
 class MissingBase(ImageRefused):
     """Signals an image that a build begins with and that is not there."""
 

@@ -24,7 +24,15 @@ import anyio
 import anyio.to_thread
 
 from sandboxes import tree
-from sandboxes.base import BuildEntry, File, ImageRefused, MissingBase, SandboxError, StoredFile
+from sandboxes.base import (
+    BuildEntry,
+    DownloadFailed,
+    File,
+    ImageRefused,
+    MissingBase,
+    SandboxError,
+    StoredFile,
+)
 from sandboxes.build_context import context_digest, write_context
 from sandboxes.disk_full import storing
 from sandboxes.images import caged, export, oci, recipe, rootfs
@@ -223,7 +231,7 @@ class Builder:
                     context, text, list(bases.values()), variables, name, source, substitutes, volumes
                 )
             except ImageRefused as error:
-                if name.startswith(AUTOMATIC):
+                if name.startswith(AUTOMATIC) and not isinstance(error, DownloadFailed):
                     self._refused(name).note(error)
                 raise
 

@@ -6,7 +6,8 @@
 way out is slirp4netns, without this machine's loopback and without private and link-local addresses. *B* is a user namespace below it, whose root has
 no say over that network. Bubblewrap makes new namespaces of every other kind, with this machine's `/usr` and the bound directories as the only files.
 
-All of it ends with the owner. Exit status: the program's; 125 if the cage itself failed, which says why on standard error.
+All of it ends with the owner. Exit status: the program's, 128 and a number if that signal ended it; 125 if the cage itself failed, which says why
+on standard error.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _outer(task: dict[str, Any]) -> int:
                 network = _network(pid)
             os.write(to_a, b".")
         os.close(to_a)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return _code(os.waitpid(pid, 0)[1])
     finally:
         if network is not None:
             network.kill()
@@ -167,7 +168,12 @@ def _relay(pid: int, users: int) -> int:
             # In two parts, as A has them where its user 0 is an ordinary user.
             Path(f"/proc/{pid}/{name}").write_text(f"0 0 1\n1 1 {users - 1}")
         os.kill(pid, signal.SIGCONT)
-    code = os.waitstatus_to_exitcode(status[1])
+    return _code(status[1])
+
+
+def _code(status: int) -> int:
+    """An exit status as shells give it: 128 and the number of the signal for a program that one ended."""
+    code = os.waitstatus_to_exitcode(status)
     return 128 - code if code < 0 else code
 
 

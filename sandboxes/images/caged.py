@@ -18,9 +18,9 @@ import anyio.abc
 import anyio.to_thread
 
 from sandboxes import tree
-from sandboxes.base import ImageRefused, SandboxError
+from sandboxes.base import DownloadFailed, ImageRefused, MachineFault, SandboxError, SandboxFull
 from sandboxes.images.cage import FAILED, RANGE, RESOLVER
-from sandboxes.images.complaint import at_step, complaint
+from sandboxes.images.complaint import at_step, complaint, has_ended_itself, is_download
 from sandboxes.login import login_name
 from sandboxes.tools import bwrap
 from sandboxes.tree import TreeUsage
@@ -30,6 +30,9 @@ FIRST_USER = 0x6000_0000
 _POLL_S = 1.0
 _KEPT, _MAX_OUTPUT = 16_384, 64 << 20
 _REMOVAL_S: Final = 600.0
+_SIGNALLED: Final = 128
+_NO_ROOM, _LITTLE_ROOM = 64 << 20, 1 << 30
+"""Bytes free on a disk: where a build fails for lack of them, and where it cannot be expected to succeed."""
 _HOME = str(Path(__file__).resolve().parents[2])
 _CAGE: Final = (sys.executable, "-m", "sandboxes.images.cage")
 _SUBIDS = Path("/etc/subuid")
@@ -183,10 +186,9 @@ def remove(directory: Path) -> None:
 
 
 async def run(task: Caged, log: Log | None = None) -> str:
-    """Run it to its end. Returns the end of its output. ImageRefused if it fails or exceeds a limit, SandboxError if the cage cannot be made."""
+    """Run it to its end. Returns the end of its output. ImageRefused if it fails or exceeds a limit, DownloadFailed if the network or a server fails
+    it, SandboxError if the cage cannot be made, or is ended from outside, SandboxFull or MachineFault if the disk becomes full."""
     request = _request(task)
-    tail = bytearray()
-    ended_by = ""
     process = await anyio.open_process(
         _CAGE,
         stdin=subprocess.PIPE,
@@ -196,44 +198,15 @@ async def run(task: Caged, log: Log | None = None) -> str:
         start_new_session=True,
         cwd="/",
     )
-
-    def end(reason: str) -> None:
-        nonlocal ended_by
-        ended_by = ended_by or reason
-        process.kill()
-
-    async def watch_disk() -> None:
-        base = await anyio.to_thread.run_sync(_used, task.grows)
-        free = shutil.disk_usage(task.grows).free
-        while True:
-            await anyio.sleep(_POLL_S)
-            # The exact measure takes long, and is taken only where the disk has lost as much.
-            if free - shutil.disk_usage(task.grows).free > task.disk_mb << 20 and (
-                await anyio.to_thread.run_sync(_used, task.grows) - base > task.disk_mb << 20
-            ):
-                end(f"takes more than {task.disk_mb} MB of disk space (sandbox.images.build_mb)")
-
-    async def watch_time() -> None:
-        await anyio.sleep(task.time_s)
-        end(f"takes longer than {task.time_s:g} s ({task.time_from})")
-
+    running = _Running(task=task, process=process)
     try:
         async with anyio.create_task_group() as group:
-            group.start_soon(watch_disk)
-            group.start_soon(watch_time)
-            assert process.stdin is not None and process.stdout is not None
+            group.start_soon(running.watch_disk)
+            group.start_soon(running.watch_time)
+            assert process.stdin is not None
             await process.stdin.send(request)
             await process.stdin.aclose()
-            total = 0
-            async for data in process.stdout:
-                total += len(data)
-                tail += data
-                del tail[:-_KEPT]
-                if log is not None:
-                    log(data.decode(errors="replace"))
-                if total > _MAX_OUTPUT:
-                    end(f"prints more than {_MAX_OUTPUT >> 20} MB")
-                    break
+            await running.read(log)
             await process.wait()
             group.cancel_scope.cancel()
     finally:
@@ -241,14 +214,92 @@ async def run(task: Caged, log: Log | None = None) -> str:
             if process.returncode is None:
                 process.kill()
             await process.aclose()
-    text = tail.decode(errors="replace")
-    if ended_by:
-        raise ImageRefused(f"{task.what} {ended_by}{at_step(text)}")
-    if process.returncode == FAILED and "cannot be shut off" in text:
-        raise SandboxError(text.strip().splitlines()[-1])
-    if process.returncode:
-        raise ImageRefused(complaint(task.what, text))
-    return text
+    return running.result()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """A program in its cage. `tail`: the end of its output; `ended_by`: the limit at which we ended it, as the end of a sentence;
+    `free`: bytes free on its disk when it began, and the fewest since then."""
+
+    task: Caged
+    process: anyio.abc.Process
+    tail: bytearray = field(default_factory=bytearray)
+    ended_by: str = ""
+    free: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        now = self._free()
+        self.free = now, now
+
+    def _free(self) -> int:
+        return shutil.disk_usage(self.task.grows).free
+
+    def _end(self, reason: str) -> None:
+        self.ended_by = self.ended_by or reason
+        self.process.kill()
+
+    async def watch_disk(self) -> None:
+        grows, most = self.task.grows, self.task.disk_mb << 20
+        base = await anyio.to_thread.run_sync(_used, grows)
+        while True:
+            await anyio.sleep(_POLL_S)
+            # The exact measure takes long, and is taken only where the disk has lost as much.
+            if self.free[0] - self._see() > most and (
+                await anyio.to_thread.run_sync(_used, grows) - base > most
+            ):
+                self._end(f"takes more than {self.task.disk_mb} MB of disk space (sandbox.images.build_mb)")
+
+    def _see(self) -> int:
+        now = self._free()
+        self.free = self.free[0], min(self.free[1], now)
+        return now
+
+    async def watch_time(self) -> None:
+        await anyio.sleep(self.task.time_s)
+        self._end(f"takes longer than {self.task.time_s:g} s ({self.task.time_from})")
+
+    async def read(self, log: Log | None) -> None:
+        """Read its output to the end."""
+        assert self.process.stdout is not None
+        total = 0
+        async for data in self.process.stdout:
+            total += len(data)
+            self.tail += data
+            del self.tail[:-_KEPT]
+            if log is not None:
+                log(data.decode(errors="replace"))
+            if total > _MAX_OUTPUT:
+                self._end(f"prints more than {_MAX_OUTPUT >> 20} MB")
+                break
+
+    def result(self) -> str:
+        """The end of its output, once it has ended. Errors as those of `run`."""
+        text, what, code = self.tail.decode(errors="replace"), self.task.what, self.process.returncode
+        if self.ended_by:
+            raise ImageRefused(f"{what} {self.ended_by}{at_step(text)}")
+        if not code:
+            return text
+        if code == FAILED and "cannot be shut off" in text:
+            raise SandboxError(text.strip().splitlines()[-1])
+        self._see()
+        self._check_room()
+        if (code < 0 or code > _SIGNALLED) and not has_ended_itself(text):
+            raise SandboxError(
+                f"{what} was ended from outside{at_step(text)}: see the kernel's log on this machine, mostly for lack of memory"
+            )
+        raise (DownloadFailed if is_download(text) else ImageRefused)(complaint(what, text))
+
+    def _check_room(self) -> None:
+        """SandboxFull if there was too little to begin with, MachineFault if the program, or another, used up the rest."""
+        before, least = self.free
+        if least < _NO_ROOM:
+            remedy = "free space there, or name another directory (sandbox.images.directory)"
+            if before < _LITTLE_ROOM:
+                raise SandboxFull(f"the disk of {self.task.grows} has no room for builds: {remedy}")
+            raise MachineFault(
+                f"the disk of {self.task.grows} became full during a build, which may take {self.task.disk_mb} MB (sandbox.images.build_mb): {remedy}"
+            )
 
 
 def _used(directory: Path) -> int:

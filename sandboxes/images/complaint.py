@@ -20,30 +20,40 @@ _SINCE: Final = {
 _FLAG: Final = re.compile(r"(?<=\s)--[a-z-]+(?=[=\s])")
 _SHOWN, _MESSAGE = 120, 800
 _LINES: Final = 12
+_UNREACHED: Final = re.compile(
+    r"could not resolve|temporary failure (in name resolution|resolving)|name or service not known|network is unreachable|EAI_AGAIN",
+    re.IGNORECASE,
+)
+_UNSERVED: Final = re.compile(
+    r"\b(?:error:?|http|status(?: code)?:?|returned|response:?) ?(?:code )?(?:429|50[0234])\b"
+    r"|\b50[0234] +(?:internal server|bad gateway|service un|gateway time)"
+    r"|connection (?:timed out|reset|refused)|connection failed|could not connect to|(?:read|operation|handshake|i/o) time(?:d )?out"
+    r"|ETIMEDOUT|ECONNRESET|unexpected eof while reading|remote end hung up|max retries exceeded|incomplete ?read",
+    re.IGNORECASE,
+)
 _HINTS: Final = (
     (
         re.compile(r"--mount=\S*type=(secret|ssh)\b"),
         "a build gets no secrets: remove the mount, or give all builds a file by sandbox.images.build_files",
     ),
     (
-        re.compile(
-            r"could not resolve|temporary failure (in name resolution|resolving)|name or service not known|network is unreachable",
-            re.IGNORECASE,
-        ),
+        _UNREACHED,
         "a host could not be reached: sandbox.images.build_env names mirrors of packages",
     ),
     (
         re.compile(r"no space left on device", re.IGNORECASE),
         "the disk is full: free space, or name another one in sandbox.images.directory",
     ),
+    (
+        _UNSERVED,
+        "a download failed: try again later, or name mirrors of packages in sandbox.images.build_env",
+    ),
 )
 
 
 def complaint(what: str, text: str) -> str:
     """The sentence about a failed program whose output ends with `text`. `what`: how the sentence begins."""
-    last = next(reversed(list(_STEP.finditer(text))), None)
-    shown = text if last is None else text[last.end() :]
-    error = _ERROR.search(shown)
+    last, shown, error = _failed(text)
     step = error["step"] if error is not None else last[2] if last is not None else ""
     says = f"{what} failed" + (f" at {_short(step)}" if step else "")
     if error is not None:
@@ -54,9 +64,32 @@ def complaint(what: str, text: str) -> str:
         if pattern.search(f"{step}\n{shown}"):
             says += f"; {hint}"
             break
-    lines = [line.strip() for line in shown.splitlines() if line.strip() and not _NOISE.match(line.strip())]
-    printed = " | ".join(lines[-_LINES:])[-_MESSAGE:]
+    printed = " | ".join(_last_lines(shown))[-_MESSAGE:]
     return says + (f"; its last lines: {printed}" if printed else "")
+
+
+def is_download(text: str) -> bool:
+    """Whether the last lines of a failed program name a server or a network that failed it."""
+    _, shown, error = _failed(text)
+    named = "\n".join([*_last_lines(shown), error["why"] if error is not None else ""])
+    return any(pattern.search(named) for pattern in (_UNREACHED, _UNSERVED))
+
+
+def has_ended_itself(text: str) -> bool:
+    """Whether buildah came to the end of a failed step: it then names the error."""
+    return _failed(text)[2] is not None
+
+
+def _failed(text: str) -> tuple[re.Match[str] | None, str, re.Match[str] | None]:
+    """The last step of an output, what follows it, and the error that buildah names there."""
+    last = next(reversed(list(_STEP.finditer(text))), None)
+    shown = text if last is None else text[last.end() :]
+    return last, shown, _ERROR.search(shown)
+
+
+def _last_lines(shown: str) -> list[str]:
+    lines = [line.strip() for line in shown.splitlines() if line.strip() and not _NOISE.match(line.strip())]
+    return lines[-_LINES:]
 
 
 def _needed(step: str) -> str:

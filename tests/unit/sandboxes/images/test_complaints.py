@@ -2,7 +2,7 @@
 
 import pytest
 
-from sandboxes.images.complaint import at_step, complaint
+from sandboxes.images.complaint import at_step, complaint, is_download
 
 WHAT = "environment/Dockerfile: its build"
 SECRET = "RUN --mount=type=secret,id=tok cat /run/secrets/tok"
@@ -67,6 +67,34 @@ def test_a_flag_that_an_older_buildah_refuses_is_named_with_the_version_that_has
 ) -> None:
     text = f'STEP 2/2: {step}\nError: building at STEP "{step}": {why}\n'
     assert complaint(WHAT, text) == f"{WHAT} failed at {step} ({why})" + (f"; {hint}" if hint else "")
+
+
+@pytest.mark.parametrize(
+    ("printed", "passes"),
+    [
+        ("E: Failed to fetch http://deb/x  503  Service Unavailable [IP: 1.2.3.4 80]", True),
+        ("curl: (22) The requested URL returned error: 502", True),
+        ("curl: (56) Recv failure: Connection reset by peer", True),
+        ("ERROR: HTTP error 504 while getting https://pypi/x", True),
+        ("pip._vendor.urllib3.exceptions.ReadTimeoutError: (host='x', port=443): Read timed out.", True),
+        ("npm ERR! code ETIMEDOUT", True),
+        ("fatal: unable to access 'https://x/': Could not resolve host: x", True),
+        ("dial tcp 1.2.3.4:443: i/o timeout", True),
+        ("wget: ERROR 503: Service Unavailable.", True),
+        ("curl: (22) The requested URL returned error: 404", False),
+        ("a.c:503: error: expected ;", False),
+        ("503 passed, 2 failed", False),
+        ("ERROR: No matching distribution found for nump", False),
+    ],
+)
+def test_a_server_that_fails_a_download_is_not_the_tasks_fault(printed: str, passes: bool) -> None:
+    text = output("RUN get it", printed)
+    assert (
+        is_download(text) is passes
+        and ("could not be reached" in complaint(WHAT, text)) + ("a download failed" in complaint(WHAT, text))
+        == passes
+    )
+    assert not is_download(output("RUN make", printed, *(f"line {n}" for n in range(20)))), "long before"
 
 
 def test_long_steps_and_long_outputs_are_cut() -> None:

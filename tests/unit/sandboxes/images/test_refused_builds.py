@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandboxes.base import BuildEntry, File, ImageRefused, SandboxError
+from sandboxes.base import BuildEntry, DownloadFailed, File, ImageRefused, SandboxError
 from sandboxes.images import build, caged
 from sandboxes.images.build import Builder
 from sandboxes.images.caged import Caged
@@ -89,8 +89,11 @@ async def test_a_failed_build_is_made_again_by_order_with_other_limits_and_after
     assert len(list((tmp_path / "store/builds/refused").iterdir())) == 1, "the others are forgotten"
 
 
-async def test_a_fault_of_the_machine_is_not_remembered(cages: Cages, builder: Builds) -> None:
-    cages.error = SandboxError("no users")
+@pytest.mark.parametrize("error", [SandboxError("no users"), DownloadFailed("503")], ids=str)
+async def test_a_fault_of_the_machine_or_of_a_server_is_not_remembered(
+    cages: Cages, builder: Builds, error: Exception
+) -> None:
+    cages.error = error
     for _ in range(2):
         await failure(builder())
     assert cages.builds == 2

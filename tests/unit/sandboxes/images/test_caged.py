@@ -1,0 +1,77 @@
+"""Who is at fault if a program in a cage fails: the task, its downloads, or this machine. A stub stands for the cage."""
+
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from sandboxes.base import DownloadFailed, ImageRefused, MachineFault, SandboxError, SandboxFull
+from sandboxes.images import caged
+from sandboxes.images.caged import Caged
+
+pytestmark = pytest.mark.anyio
+
+STEP = "STEP 2/3: RUN make"
+BUILDAH = f'{STEP}\nError: building at STEP "RUN make": while running runtime: exit status 1\n'
+GIB = 1 << 30
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Caged:
+    monkeypatch.setattr(caged, "_request", lambda _: b"{}")
+    return Caged(argv=(), what="its build", binds=(), time_s=60.0, disk_mb=1024, grows=tmp_path)
+
+
+def ends(monkeypatch: pytest.MonkeyPatch, printed: str, code: int) -> None:
+    """Let the cage print, and end with a status, or by a signal if `code` is negative."""
+    end = f"os.kill(os.getpid(), {-code})" if code < 0 else f"os._exit({code})"
+    stub = f"import os, sys; sys.stdin.read(); print({printed!r}, flush=True); {end}"
+    monkeypatch.setattr(caged, "_CAGE", (sys.executable, "-c", stub))
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "kind", "says"),
+    [
+        (BUILDAH, 1, ImageRefused, r"its build failed at RUN make \(exit status 1\)"),
+        (BUILDAH.replace("status 1", "status 137"), 137, ImageRefused, r"its build failed at RUN make"),
+        ("E: no", 2, ImageRefused, "its build failed; its last lines: E: no"),
+        (STEP, 137, SandboxError, "its build was ended from outside at RUN make"),
+        (STEP, -signal.SIGKILL, SandboxError, "its build was ended from outside at RUN make"),
+        ("a build cannot be shut off from this machine: no", 125, SandboxError, "cannot be shut off"),
+        (f"503  Service Unavailable\n{BUILDAH}", 1, ImageRefused, "its build failed"),  # of an earlier step
+        (
+            BUILDAH.replace("Error", "Err:1 http://deb x\n  503  Service Unavailable\nError"),
+            1,
+            DownloadFailed,
+            "; a download failed: try again later, or name mirrors of packages in sandbox.images.build_env; its last lines: Err:1",
+        ),
+    ],
+)
+async def test_a_program_fails_by_the_fault_of_the_task_of_a_server_or_of_the_machine(
+    task: Caged, monkeypatch: pytest.MonkeyPatch, printed: str, code: int, kind: type[Exception], says: str
+) -> None:
+    ends(monkeypatch, printed, code)
+    with pytest.raises(kind, match=says) as failed:
+        await caged.run(task)
+    assert type(failed.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("free", "kind", "says"),
+    [
+        ((GIB // 2, 0), SandboxFull, "has no room for builds: free space there"),
+        ((9 * GIB, 0), MachineFault, r"became full during a build, which may take 1024 MB \(sandbox"),
+        ((9 * GIB, 8 * GIB), ImageRefused, "its build failed"),
+    ],
+)
+async def test_a_build_that_fails_on_a_full_disk_is_not_the_tasks_fault(
+    task: Caged, monkeypatch: pytest.MonkeyPatch, free: tuple[int, int], kind: type[Exception], says: str
+) -> None:
+    ends(monkeypatch, BUILDAH.replace("Error", "cp: No space left on device\nError"), 1)
+    found, usage = iter(free), shutil.disk_usage(task.grows)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=next(found, free[1])))
+    with pytest.raises(kind, match=says) as failed:
+        await caged.run(task)
+    assert type(failed.value) is kind
