@@ -206,7 +206,7 @@ def detect(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchies | None
     """The control groups that work here: version 2 if it has memory and pids, else version 1, else None."""
     for candidate in candidates(mountinfo.read_text()):
         try:
-            group = candidate.create(_probe_name(), Limits())
+            group = candidate.create(own_name(), Limits())
         except SandboxError:
             continue
         try:
@@ -222,7 +222,7 @@ def detect(mountinfo: Path = Path("/proc/self/mountinfo")) -> Hierarchies | None
 
 
 def remove_probes(mountinfo: Path = Path("/proc/self/mountinfo")) -> int:
-    """Remove the probes of `detect` whose owner was killed. Returns the number of directories."""
+    """Remove the groups that are named by `own_name`, probes and those of builds, if their owner was killed. Returns the number of directories."""
     try:
         mounts = {mount for found in candidates(mountinfo.read_text()) for mount in found.mounts}
     except OSError:
@@ -237,8 +237,9 @@ def remove_probes(mountinfo: Path = Path("/proc/self/mountinfo")) -> int:
     return removed
 
 
-def _probe_name() -> str:
-    """With its owner: pid namespace, pid and start time."""
+def own_name() -> str:
+    """A name for a group that no record names: with its owner's pid namespace, pid and start time, so that `remove_probes` removes it once this
+    process is dead."""
     found = procfs.stat(os.getpid())
     assert found is not None
     return f"{_PROBE}{_namespace()}-{os.getpid()}-{found.start}-{secrets.token_hex(4)}"

@@ -62,6 +62,8 @@ class ImagesSection(Section):
     """Seconds that a build may take."""
     build_mb: Annotated[int, Field(ge=1, le=INT4)] = 32_768
     """Megabytes of disk space that a build may take."""
+    build_memory_mb: Annotated[int, Field(ge=1, le=INT4)] = 16_384
+    """Megabytes of memory that a build may take, where control groups work."""
 
     @model_validator(mode="after")
     def _settings(self) -> Self:

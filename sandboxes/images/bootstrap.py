@@ -121,6 +121,7 @@ async def bootstrap(
             env=environment,
             time_s=settings.build_s,
             disk_mb=settings.build_mb,
+            memory_mb=settings.build_memory_mb,
             grows=out,
             opened=settings.build_networks,
         )

@@ -391,6 +391,7 @@ class Builder:
                 time_s=most_s,
                 time_from="build_timeout_sec" if most_s == self._task_s else BUILD_KEY,
                 disk_mb=self._settings.build_mb,
+                memory_mb=self._settings.build_memory_mb,
                 grows=storage,
                 network=network,
                 opened=self._settings.build_networks,

@@ -17,11 +17,13 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 
-from sandboxes import tree
-from sandboxes.base import DownloadFailed, ImageRefused, MachineFault, SandboxError, SandboxFull
+from sandboxes import cgroups, tree
+from sandboxes.base import DownloadFailed, ImageRefused, Limits, MachineFault, SandboxError, SandboxFull
+from sandboxes.cgroups import Cgroup
 from sandboxes.images.cage import FAILED, RANGE, RESOLVER
 from sandboxes.images.complaint import at_step, complaint, has_ended_itself, is_download
 from sandboxes.login import login_name
+from sandboxes.machine import fault
 from sandboxes.tools import bwrap
 from sandboxes.tree import TreeUsage
 
@@ -31,6 +33,7 @@ _POLL_S = 1.0
 _KEPT, _MAX_OUTPUT = 16_384, 64 << 20
 _REMOVAL_S: Final = 600.0
 _SIGNALLED: Final = 128
+_PROCESSES: Final = 16_384
 _NO_ROOM, _LITTLE_ROOM = 64 << 20, 1 << 30
 """Bytes free on a disk: where a build fails for lack of them, and where it cannot be expected to succeed."""
 _HOME = str(Path(__file__).resolve().parents[2])
@@ -43,9 +46,9 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caged:
-    """A program to run. `binds`: (path on this machine, path inside, whether read-only). `time_s`, `disk_mb`: its limits, `time_from`: the name of
-    the former; `grows`: the directory in
-    which its disk space is measured. `opened`: private networks that it may reach. `what` names it in messages."""
+    """A program to run. `binds`: (path on this machine, path inside, whether read-only). `time_s`, `disk_mb`, `memory_mb`: its limits (0: no limit of
+    memory), `time_from`: the name of the first; `grows`: the directory in which its disk space is measured. `opened`: private networks that it may
+    reach. `what` names it in messages."""
 
     argv: Sequence[str]
     what: str
@@ -54,6 +57,7 @@ class Caged:
     time_s: float
     time_from: str = BUILD_KEY
     disk_mb: int
+    memory_mb: int = 0
     grows: Path
     network: bool = True
     opened: Sequence[str] = ()
@@ -189,6 +193,24 @@ async def run(task: Caged, log: Log | None = None) -> str:
     """Run it to its end. Returns the end of its output. ImageRefused if it fails or exceeds a limit, DownloadFailed if the network or a server fails
     it, SandboxError if the cage cannot be made, or is ended from outside, SandboxFull or MachineFault if the disk becomes full."""
     request = _request(task)
+    limits = await anyio.to_thread.run_sync(_group, task.memory_mb)
+    try:
+        return await _run(task, request, limits, log)
+    finally:
+        if limits is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(limits.remove)
+
+
+def _group(memory_mb: int) -> Cgroup | None:
+    """A control group for a build; None without a limit, or where none works."""
+    found = cgroups.detect() if memory_mb else None
+    if found is None:
+        return None
+    return found.create(cgroups.own_name(), Limits(memory_mb=memory_mb, processes=_PROCESSES))
+
+
+async def _run(task: Caged, request: bytes, limits: Cgroup | None, log: Log | None) -> str:
     process = await anyio.open_process(
         _CAGE,
         stdin=subprocess.PIPE,
@@ -198,8 +220,9 @@ async def run(task: Caged, log: Log | None = None) -> str:
         start_new_session=True,
         cwd="/",
     )
-    running = _Running(task=task, process=process)
+    running = _Running(task=task, process=process, limits=limits)
     try:
+        running.limit()
         async with anyio.create_task_group() as group:
             group.start_soon(running.watch_disk)
             group.start_soon(running.watch_time)
@@ -224,6 +247,7 @@ class _Running:
 
     task: Caged
     process: anyio.abc.Process
+    limits: Cgroup | None
     tail: bytearray = field(default_factory=bytearray)
     ended_by: str = ""
     free: tuple[int, int] = field(init=False)
@@ -231,6 +255,22 @@ class _Running:
     def __post_init__(self) -> None:
         now = self._free()
         self.free = now, now
+
+    def limit(self) -> None:
+        """Put the cage, which still waits for its request, into the control group. SandboxError if the kernel refuses."""
+        for directory in self.limits.directories if self.limits is not None else ():
+            try:
+                (directory / "cgroup.procs").write_text(str(self.process.pid))
+            except OSError as error:
+                raise fault(error, f"a build cannot enter its control group: {error}") from error
+
+    def _over(self) -> str:
+        """The limit of its control group that it reached, as `ended_by`; empty for none."""
+        if self.limits is not None and self.limits.oom_kills():
+            return f"takes more than {self.task.memory_mb} MB of memory (sandbox.images.build_memory_mb)"
+        if self.limits is not None and self.limits.refused_processes():
+            return f"starts more than {_PROCESSES:,} processes and threads at once"
+        return ""
 
     def _free(self) -> int:
         return shutil.disk_usage(self.task.grows).free
@@ -249,6 +289,8 @@ class _Running:
                 await anyio.to_thread.run_sync(_used, grows) - base > most
             ):
                 self._end(f"takes more than {self.task.disk_mb} MB of disk space (sandbox.images.build_mb)")
+            if over := self._over():
+                self._end(over)
 
     def _see(self) -> int:
         now = self._free()
@@ -275,11 +317,11 @@ class _Running:
 
     def result(self) -> str:
         """The end of its output, once it has ended. Errors as those of `run`."""
-        text, what, code = self.tail.decode(errors="replace"), self.task.what, self.process.returncode
-        if self.ended_by:
-            raise ImageRefused(f"{what} {self.ended_by}{at_step(text)}")
-        if not code:
+        text, what, code = self.tail.decode(errors="replace"), self.task.what, self.process.returncode or 0
+        if not code and not self.ended_by:
             return text
+        if over := self.ended_by or self._over():
+            raise ImageRefused(f"{what} {over}{at_step(text)}")
         if code == FAILED and "cannot be shut off" in text:
             raise SandboxError(text.strip().splitlines()[-1])
         self._see()

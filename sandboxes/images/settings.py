@@ -21,7 +21,8 @@ class ImageSettings:
 
     `bases`: name in FROM → the image of the store that stands for it. `build_env`: variables that every RUN of a build sees, and the image
     does not keep. `build_files`: name → path on this machine, which RUN finds read-only at `/run/penstock-build/NAME`, and the image does not
-    keep. `build_networks`: private networks that builds may reach. `build_s`, `build_mb`: the time and the disk space that a build may take.
+    keep. `build_networks`: private networks that builds may reach. `build_s`, `build_mb`, `build_memory_mb`: the time, the disk space
+    and, where control groups work, the memory that a build may take.
     """
 
     directory: str = ""
@@ -33,9 +34,10 @@ class ImageSettings:
     build_networks: tuple[str, ...] = ()
     build_s: float = 1800.0
     build_mb: int = 32_768
+    build_memory_mb: int = 16_384
 
     def __post_init__(self) -> None:
-        for key in ("most_mb", "most_files", "build_s", "build_mb"):
+        for key in ("most_mb", "most_files", "build_s", "build_mb", "build_memory_mb"):
             if getattr(self, key) <= 0:
                 raise ValueError(f"{key}: must be greater than 0, not {getattr(self, key)}")
         if self.directory and not Path(self.directory).is_absolute():

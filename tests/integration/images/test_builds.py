@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from ops.lab.root_filesystem import make_root
-from sandboxes import seccomp
+from sandboxes import cgroups, seccomp
 from sandboxes.base import BuildEntry, File, ImageRefused, SandboxSpec
 from sandboxes.bubblewrap import BubblewrapProvider
 from sandboxes.images.build import Builder
@@ -272,6 +272,16 @@ async def test_a_build_that_takes_too_much_disk_space_is_ended(directory: Path) 
         directory, "FROM base:1\nRUN head -c 900000000 /dev/zero >/large; sleep 60", build_mb=100
     )
     assert "takes more than 100 MB of disk space" in message
+    assert layers(directory) == before
+
+
+@pytest.mark.skipif(cgroups.detect() is None, reason="no control groups that we may make")
+async def test_a_build_that_takes_too_much_memory_is_ended_and_refused_by_its_key(directory: Path) -> None:
+    before = layers(directory)
+    message = await refusal(
+        directory, "FROM base:1\nRUN python3 -c 'print(len(b\"x\" * (1 << 30)))'", build_memory_mb=400
+    )
+    assert "takes more than 400 MB of memory (sandbox.images.build_memory_mb) at RUN python3" in message
     assert layers(directory) == before
 
 

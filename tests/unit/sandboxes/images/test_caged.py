@@ -3,11 +3,14 @@
 import shutil
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sandboxes.base import DownloadFailed, ImageRefused, MachineFault, SandboxError, SandboxFull
+from sandboxes import cgroups
+from sandboxes.base import DownloadFailed, ImageRefused, Limits, MachineFault, SandboxError, SandboxFull
+from sandboxes.cgroups import Cgroup
 from sandboxes.images import caged
 from sandboxes.images.caged import Caged
 
@@ -56,6 +59,58 @@ async def test_a_program_fails_by_the_fault_of_the_task_of_a_server_or_of_the_ma
     with pytest.raises(kind, match=says) as failed:
         await caged.run(task)
     assert type(failed.value) is kind
+
+
+needs_groups = pytest.mark.skipif(cgroups.detect() is None, reason="no control groups that we may make")
+
+
+@needs_groups
+async def test_a_build_over_its_memory_is_ended_and_refused_by_its_key(
+    task: Caged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = f"import sys; sys.stdin.read(); print({STEP!r}, flush=True); b'x' * (1 << 30)"
+    monkeypatch.setattr(caged, "_CAGE", (sys.executable, "-c", stub))
+    says = r"^its build takes more than 100 MB of memory \(sandbox.images.build_memory_mb\) at RUN make$"
+    with pytest.raises(ImageRefused, match=says):
+        await caged.run(replace(task, memory_mb=100))
+
+
+@needs_groups
+async def test_a_build_that_starts_too_many_processes_is_ended(
+    task: Caged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caged, "_PROCESSES", 5)
+    stub = """import os, sys, time
+sys.stdin.read()
+try:
+    while os.fork():
+        pass
+    os.closerange(0, 3)
+except OSError:
+    pass
+while True:
+    time.sleep(60)
+"""
+    monkeypatch.setattr(caged, "_CAGE", (sys.executable, "-c", stub))
+    with pytest.raises(ImageRefused, match=r"^its build starts more than 5 processes and threads at once$"):
+        await caged.run(replace(task, memory_mb=1000))
+
+
+@needs_groups
+async def test_the_control_group_of_a_build_ends_with_it(
+    task: Caged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(monkeypatch, "", 0)
+    made: list[Cgroup] = []
+    create = cgroups.Hierarchies.create
+
+    def kept(hierarchies: cgroups.Hierarchies, name: str, limits: Limits) -> Cgroup:
+        made.append(create(hierarchies, name, limits))
+        return made[-1]
+
+    monkeypatch.setattr(cgroups.Hierarchies, "create", kept)
+    await caged.run(replace(task, memory_mb=1000))
+    assert len(made) == 2 and not any(path.exists() for group in made for path in group.directories)
 
 
 @pytest.mark.parametrize(
