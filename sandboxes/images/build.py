@@ -37,7 +37,7 @@ from sandboxes.build_context import context_digest, write_context
 from sandboxes.disk_full import storing
 from sandboxes.images import caged, export, oci, recipe, rootfs
 from sandboxes.images.build_files import files_digest, paths_of
-from sandboxes.images.caged import BUILD_KEY, Caged, Log, own
+from sandboxes.images.caged import BUILD_KEY, FIRST_USER, Caged, Log, own
 from sandboxes.images.oci import Description
 from sandboxes.images.refused import RefusedBuild
 from sandboxes.images.settings import ImageSettings
@@ -140,6 +140,8 @@ class Builder:
         hasher = hashlib.sha256(_RULES + context_digest(context))
         if _IGNORE in context:  # versions that did not read it made another image
             hasher.update(_IGNORE.encode())
+        if any(_is_closed(entry) for entry in context.values()):  # versions that let everyone read it, too
+            hasher.update(b"modes")
         found = [self.base(name).digest for name in recipe.bases(stages)]
         hasher.update(FORMAT + json.dumps([found, sorted(self._settings.build_env.items())]).encode())
         hasher.update(files_digest(self._settings.build_files).encode())
@@ -343,7 +345,7 @@ class Builder:
         variables: Mapping[str, str],
         known: Mapping[str, Sequence[str]],
     ) -> None:
-        """Write what the cage reads. Other users than ours must be able to."""
+        """Write what the cage reads. Other users than ours must be able to read all but the context."""
         caged.make_etc(place / "etc")
         own(place / "tmp")
         (place / "context").mkdir(mode=0o755)
@@ -359,10 +361,19 @@ class Builder:
         (place / "penstock-options").write_text("".join(f"{word}\n" for word in options))
         (place / "penstock-known").write_text("".join(f"{line}\n" for line in known["images"]) or "none\n")
         for entry in tree.walk(place):  # whatever our umask is
-            if not stat.S_ISLNK(entry.stat.st_mode) and entry.path != "tmp":
+            in_context = entry.path.startswith("context/")
+            if in_context and os.geteuid() == 0:
+                os.chown(entry.name, FIRST_USER, FIRST_USER, dir_fd=entry.parent_fd, follow_symlinks=False)
+            is_directory = stat.S_ISDIR(entry.stat.st_mode)
+            # The build's root owns the context, and COPY keeps the modes of its files.
+            if (
+                not stat.S_ISLNK(entry.stat.st_mode)
+                and entry.path != "tmp"
+                and (is_directory or not in_context)
+            ):
                 os.chmod(
                     entry.name,
-                    entry.stat.st_mode | (0o055 if stat.S_ISDIR(entry.stat.st_mode) else 0o044),
+                    entry.stat.st_mode | (0o055 if is_directory else 0o044),
                     dir_fd=entry.parent_fd,
                 )
 
@@ -426,6 +437,11 @@ class Builder:
                     except BlockingIOError:
                         await anyio.sleep(_WAIT_S)
                 yield
+
+
+def _is_closed(entry: BuildEntry) -> bool:
+    """Whether COPY makes a file that not everyone may read."""
+    return isinstance(entry, File | StoredFile) and entry.mode & 0o044 != 0o044
 
 
 def _certificates() -> Path | None:

@@ -209,6 +209,13 @@ async def test_an_image_from_which_files_are_taken_and_that_is_not_there_is_name
     assert "the base image ghcr.io/a/uv:1 is not in" in says and "sandbox.images.bases" in says
 
 
+async def test_a_copied_file_keeps_its_mode_as_docker_keeps_it(directory: Path) -> None:
+    text = "FROM base:1\nCOPY id_rsa run.sh /app/\nRUN stat -c %a:%u /app/id_rsa /app/run.sh >/app/seen"
+    files = {name: File(b"#!/bin/sh\n", mode) for name, mode in {"id_rsa": 0o600, "run.sh": 0o750}.items()}
+    image = await builder(directory).built({**context(text), **files})
+    assert (image.root / "app/seen").read_text().split() == ["600:0", "750:0"]
+
+
 async def test_what_only_the_build_sees_is_not_in_the_image(directory: Path) -> None:
     (directory / "pip.conf").write_text("sesame-4711")
     (directory / "pip.conf").chmod(0o644)

@@ -13,6 +13,13 @@ from tests.unit.sandboxes.images.archives import BASE, layer, oci
 CONTEXT = {"Dockerfile": File(b"FROM base\nRUN cat /run/penstock-build/a")}
 
 
+def test_a_context_with_a_file_that_not_everyone_may_read_has_a_name_of_its_own(tmp_path: Path) -> None:
+    key(tmp_path)
+    builds = Builder(ImageStore(tmp_path / "store"), ImageSettings())
+    names = {builds.key({**CONTEXT, "a": File(b"", mode)}) for mode in (0o600, 0o644, 0o640, 0o755)}
+    assert len(names) == 4
+
+
 def key(tmp_path: Path, **files: Path) -> str:
     store = ImageStore(tmp_path / "store")
     if not store.directory.exists():
