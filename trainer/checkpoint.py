@@ -38,6 +38,10 @@ _SCHEMA = "penstock.checkpoint/1"
 _PREFIX, _TEMPORARY, _DISCARDED = "version-", ".writing-", ".discarded-"
 
 
+class DamagedCheckpoint(ValueError):
+    """The files of a published checkpoint are not as they were published."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerState:
     """The progress of training. `batch_no` is the last batch that the weights contain (None: before the first)."""

@@ -9,7 +9,9 @@
 A GPU without memory is a matter of configuration: `trainer.pack_tokens` bounds a pass and changes no result, so no batch has to be lost.
 """
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from sqlalchemy.exc import DBAPIError, StatementError
@@ -31,7 +33,7 @@ _BY_CONTENT = "device-side assert"  # a CUDA error by an index out of range
 
 
 class NoMemory(PenstockError):
-    """The GPU has no memory for a pass."""
+    """The GPU has no memory for a pass, or for the learner."""
 
 
 class RankFailed(PenstockError):
@@ -75,3 +77,18 @@ def no_memory(batch_no: int) -> NoMemory:
         f"the GPU has no memory left for batch {batch_no}: lower trainer.pack_tokens and trainer.pack_pairs, which change no result, or end "
         "other programs on that GPU; then start the trainer again, and it trains the same batch"
     )
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """The load of a learner in place of one to which nothing refers any more: first its memory is freed. Raises NoMemory."""
+    gc.collect()  # a model is part of cycles of references
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NoMemory(
+            "the GPU has no memory left to load the weights and the optimizer's moments: end other programs on that GPU, or spread the "
+            "trainer over more GPUs (trainer.ranks); then start it again, and it goes on from the last commit"
+        ) from error

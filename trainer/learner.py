@@ -23,6 +23,7 @@ from trainer.activation_checkpointing import checkpoint_activations
 from trainer.batch import BadBatch, BatchPart
 from trainer.checkpoint import (
     Checkpoint,
+    DamagedCheckpoint,
     TrainerState,
     open_checkpoint,
     restore_optimizer,
@@ -78,7 +79,7 @@ class Learner:
     def resume(
         cls, path: Path, manifest_sha: str, section: TrainerSection, version: int | None = None
     ) -> "Learner":
-        """Load a published version. Raises ValueError if its files are not the published ones."""
+        """Load a published version. Raises DamagedCheckpoint if its files are not the published ones, ValueError if they cannot be loaded here."""
         return cls(open_published(path, manifest_sha), section, version)
 
     def train(
@@ -221,10 +222,13 @@ class Learners:
 
 
 def open_published(path: Path, manifest_sha: str) -> Checkpoint:
-    """The checkpoint at `path`. Raises ValueError if its files are not the published ones."""
-    checkpoint = open_checkpoint(path)
+    """The checkpoint at `path`. Raises DamagedCheckpoint if its files are not the published ones."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except ValueError as error:
+        raise DamagedCheckpoint(str(error)) from error
     if checkpoint.manifest_sha != manifest_sha:
-        raise ValueError(
+        raise DamagedCheckpoint(
             f"{path} is not the checkpoint that was published: its manifest has sha256 {checkpoint.manifest_sha}, "
             f"the data pool says {manifest_sha}"
         )

@@ -57,8 +57,15 @@ from orchestrator.settings.config import Config
 from orchestrator.settings.timeouts import timeouts
 from trainer.advantage_scale import scaled_parts
 from trainer.batch import BatchPart, parts_of, read_rows, unreadable
-from trainer.checkpoint import Checkpoint, bring_back, discard, list_checkpoints, remove_discarded
-from trainer.failures import RankFailed, described, no_memory, of_platform
+from trainer.checkpoint import (
+    Checkpoint,
+    DamagedCheckpoint,
+    bring_back,
+    discard,
+    list_checkpoints,
+    remove_discarded,
+)
+from trainer.failures import RankFailed, described, loading, no_memory, of_platform
 from trainer.learner import Learner, Learners
 from trainer.logprob_rows import trained_steps
 from trainer.metrics import TrainerMetrics
@@ -70,6 +77,10 @@ T = TypeVar("T")
 SAVE_S = 600.0  # writing a large model takes minutes
 COUNT_S = 20.0  # Postgres has so long to count the failure of a rank that has ended
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_INTACT = (
+    "the files of the checkpoint are as they were published, so the cause is this machine or its libraries: look there and start again, "
+    "no batch has to be given up"
+)
 
 
 class NoBatch(Enum):
@@ -115,7 +126,7 @@ class Trainer:
     async def resume(self) -> None:
         """Load the newest version that no rewind superseded, or make and publish version 0.
 
-        Raises ConfigurationError or ValueError, one sentence, if the model or the checkpoint cannot be used.
+        Raises ConfigurationError, ValueError or NoMemory, one sentence, if the model or the checkpoint cannot be used.
         """
         found = await transact(
             self._engine, lambda connection: newest_version(connection, self.run_id), at="trainer.read"
@@ -125,11 +136,15 @@ class Trainer:
             path = Path(found.path)
             await _when_there_is_room(f"checkpoint {path.name}", lambda: bring_back(path))
             try:
-                self._learner = await _in_thread(
+                await self._load(
                     lambda: self._learners.resume(path, found.manifest_sha, section, found.version)
                 )
-            except ValueError as error:
+            except DamagedCheckpoint as error:
                 raise ConfigurationError(f"{error}; {_way_out(found, self.root)}") from None
+            except ConfigurationError:
+                raise
+            except ValueError as error:
+                raise ConfigurationError(f"{error}; {_INTACT}") from error
             copies = {name: entry.sha256 for name, entry in self.learner.checkpoint.files.items()}
             check_chat_format(Path(self.config.policy.model), copies, self.run)
             log.info("trainer.resumed", version=found.version, batch=found.batch_no)
@@ -145,8 +160,18 @@ class Trainer:
         await transact(
             self._engine, lambda connection: self._publish_first(connection, checkpoint), at="trainer.first"
         )
-        self._learner = await _in_thread(lambda: self._learners.at(checkpoint, section))
+        await self._load(lambda: self._learners.at(checkpoint, section))
         log.info("policy.published", version=0, path=str(checkpoint.path))
+
+    async def _load(self, make: Callable[[], Learner]) -> None:
+        """Let the learner of `make` take the place of the present one, which is dropped first: memory need not hold both."""
+        self._learner = None
+
+        def load() -> None:
+            with loading():
+                self._learner = make()
+
+        await _in_thread(load)
 
     async def _publish_first(self, connection: AsyncConnection, first: Checkpoint) -> None:
         if await newest_version(connection, self.run_id) is None:

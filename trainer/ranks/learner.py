@@ -25,12 +25,13 @@ from trainer.canary import make_canary
 from trainer.checkpoint import (
     Checkpoint,
     CheckpointContent,
+    DamagedCheckpoint,
     TrainerState,
     optimizer_tensors,
     parameter_names,
     write_checkpoint,
 )
-from trainer.failures import RankFailed, described, of_platform
+from trainer.failures import RankFailed, described, loading, of_platform
 from trainer.files import CheckpointFiles, FileEntry
 from trainer.learner import Learner, Learners, open_published, optimizer_settings
 from trainer.loss.metrics import TrainStepMetrics
@@ -261,7 +262,7 @@ class LeadingLearners(Learners):
 
 
 def serve(ranks: Ranks, orders: Orders, section: TrainerSection) -> None:
-    """The loop of every rank but 0, until rank 0 orders the end. Raises RankLost."""
+    """The loop of every rank but 0, until rank 0 orders the end. Raises RankLost, or NoMemory for a load."""
     learner: SpreadLearner | None = None
     with unbroken("while it worked"):
         while True:
@@ -271,9 +272,10 @@ def serve(ranks: Ranks, orders: Orders, section: TrainerSection) -> None:
                     case End():
                         return
                     case LoadOrder(path, manifest_sha, version):
-                        learner = None  # free its memory for the next
-                        checkpoint = _opened(Path(path), manifest_sha, ranks)
-                        learner = SpreadLearner(checkpoint, section=section, version=version, ranks=ranks)
+                        learner = None
+                        with loading():
+                            checkpoint = _opened(Path(path), manifest_sha, ranks)
+                            learner = SpreadLearner(checkpoint, section=section, version=version, ranks=ranks)
                     case Train():
                         assert learner is not None
                         learner.train(parts_from_bytes(ranks.share(b"")))
@@ -313,6 +315,6 @@ def unbroken(when: str) -> Iterator[None]:
 
 def _opened(path: Path, manifest_sha: str, ranks: Ranks) -> Checkpoint:
     """The published checkpoint, verified by every rank: they need not see the same disk."""
-    with ranks.agreeing(ValueError):
+    with ranks.agreeing(DamagedCheckpoint):
         checkpoint = open_published(path, manifest_sha)
     return checkpoint

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.settings.trainer import TrainerSection
 from trainer import lora
 from trainer.model import empty_model, load_model
@@ -27,10 +28,10 @@ from trainer.tree.forward import attach_tree_attention
 def dealt_model(directory: Path, section: TrainerSection, ranks: Ranks) -> nn.Module:
     """The model of a checkpoint, spread over ranks and attached to tree attention. A collective.
 
-    Raises ValueError as `load_model` and `lora.restore` do, on every rank.
+    Raises ValueError and ConfigurationError as `load_model` and `lora.restore` do, on every rank.
     """
     backend: Backend = "rectangles" if ranks.device.type == "cpu" else "flex"
-    with ranks.agreeing(ValueError):
+    with ranks.agreeing(ConfigurationError, ValueError):
         if ranks.leads:
             model = load_model(directory, backend=None)
             if section.lora_rank:

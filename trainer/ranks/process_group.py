@@ -37,23 +37,20 @@ class Ranks:
         dist.broadcast(content, src=0)
         return content.cpu().numpy().tobytes()
 
-    def agree(self, error: str | None) -> str | None:
-        """The first error of any rank, the same on every rank; None if there is none."""
-        errors = self.exchange(error)
-        return next(
-            (f"rank {rank}: {text}" if rank else text for rank, text in enumerate(errors) if text), None
-        )
-
     @contextmanager
-    def agreeing(self, kind: type[Exception]) -> Iterator[None]:
-        """An error of `kind` that the body raises on any rank is raised on all ranks. A collective; the body must not contain one."""
-        error: str | None = None
+    def agreeing(self, *kinds: type[Exception]) -> Iterator[None]:
+        """An error of one of `kinds` that the body raises on any rank is raised on all ranks, as the first of `kinds` that it is; of several
+        ranks' errors, the first rank's. A collective; the body must not contain one."""
+        found: tuple[int, str] | None = None
         try:
             yield
-        except kind as raised:
-            error = str(raised)
-        if sentence := self.agree(error):
-            raise kind(sentence)
+        except kinds as raised:
+            number = next(number for number, kind in enumerate(kinds) if isinstance(raised, kind))
+            found = number, str(raised)
+        for rank, error in enumerate(self.exchange(found)):
+            if error is not None:
+                number, text = error
+                raise kinds[number](f"rank {rank}: {text}" if rank else text)
 
     def total(self, value: float) -> float:
         """The sum over ranks, in float64 and in one fixed order: every rank gets the same bits."""
