@@ -70,7 +70,9 @@ def forwards_of(layer: nn.Module) -> list[str]:
     return seen
 
 
-def test_activations_are_checkpointed_also_by_the_name_of_older_transformers() -> None:
+def test_activations_are_checkpointed_also_by_the_name_of_older_transformers_and_whatever_its_defaults() -> (
+    None
+):
     class Older:
         options: object = "not called"
 
@@ -78,5 +80,7 @@ def test_activations_are_checkpointed_also_by_the_name_of_older_transformers() -
             self.options = options
 
     model = Older()
-    checkpoint_activations(model, {"use_reentrant": False})
+    checkpoint_activations(model)
     assert model.options == {"use_reentrant": False}
+    checkpoint_activations(model, {"use_reentrant": True})
+    assert model.options == {"use_reentrant": True}
