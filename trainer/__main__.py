@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,29 +159,34 @@ def main() -> int:
         from trainer.ranks.worker import follow
 
         return follow(place, settings.arguments)
-    sentence, stopped = "", False
+    return run_to_end(settings, arguments, followers)
+
+
+def run_to_end(settings: TrainerSettings, arguments: argparse.Namespace, followers: Followers | None) -> int:
+    """Train; 0 once the work is done. After a signal or an error this process ends here at once, with the error on stderr: a thread may still
+    train, save or wait for a lost rank, its result is not needed, and the next trainer may already have the lock on the checkpoints."""
+    sentence = ""
+    status: int | None = None  # of an end at once
     try:
-        stopped = anyio.run(
-            run_until_signal, settings, arguments, followers, backend_options={"use_uvloop": True}
-        )
+        if anyio.run(run_until_signal, settings, arguments, followers, backend_options={"use_uvloop": True}):
+            status = 0
     except* (PenstockError, ValueError) as errors:
         cause = first_error(errors)
-        sentence = str(cause)
+        sentence, status = str(cause), 1
         if followers is not None and isinstance(cause, RankLost):
             sentence = followers.named() or sentence
+    except* Exception:  # noqa: BLE001  # printed, and the process ends
+        status = 1
+        traceback.print_exc()
     if followers is not None:
         followers.end()
-    if sentence:
-        with contextlib.suppress(OSError):  # a full disk
-            print(f"trainer: {sentence}", file=sys.stderr, flush=True)
-        if place:
-            os._exit(1)  # a thread may still wait for a rank that is lost
-        return 1
-    if stopped:
-        with contextlib.suppress(OSError):
-            sys.stderr.flush()
-        os._exit(0)  # a train step may still run in its thread; its result is not needed
-    return 0
+    if status is None:
+        return 0
+    with contextlib.suppress(OSError):  # a full disk
+        if sentence:
+            print(f"trainer: {sentence}", file=sys.stderr)
+        sys.stderr.flush()
+    os._exit(status)
 
 
 async def run_until_signal(
