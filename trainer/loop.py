@@ -147,6 +147,7 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
         await halt_if_hopeless(trainer)
     while True:
         with collect() as count:
+            began = anyio.current_time()
             with phase("claim"):
                 batch = await trainer.claim()
             if batch is NoBatch.RUN_ENDED:
@@ -159,8 +160,8 @@ async def train_batches(trainer: Trainer, train_steps: int = 0, *, retry: bool =
             if isinstance(batch, NoBatch):
                 current().idle("ready groups")
                 metrics.version.set(trainer.learner.version)
-                metrics.phase_s.labels("wait").inc(POLL_S)
                 await anyio.sleep(POLL_S)
+                metrics.phase_s.labels("wait").inc(anyio.current_time() - began)
                 continue
             current().busy(f"batch {batch.batch_no}")
             with bind(batch=batch.batch_no):
