@@ -7,16 +7,19 @@ have the logprob and version of their sampling; only the step's own action train
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from orchestrator.contracts.choices import Anchor
 from orchestrator.contracts.errors import NotFoundError
 from orchestrator.contracts.ids import ids_from_bytes, logprobs_from_bytes
 from orchestrator.contracts.spans import from_flat, versions_per_token
 from orchestrator.pool.rows import from_wide_row
 from orchestrator.queries.latest_reward import reward_of
 from orchestrator.queries.token_text import Detokenizer
+from orchestrator.settings.trainer import TOKEN_BOUNDS
 
 PAGE = 2_000
 """Tokens of one page: some 60 KB of JSON."""
@@ -58,7 +61,8 @@ class TokenPage:
     `note`.
 
     `logprobs`: behavior logprobs, None for tokens that were not sampled. `trainer_logprobs`, `ratios` and `clipped`: None as a whole if the
-    trainer stored none for this step, else None for every token that its sample did not train.
+    trainer stored none for this step, else None for every token that its sample did not train. `clipped`: whether the ratio is outside the
+    bounds of the loss; None for a loss that bounds no token's ratio to the behavior policy.
     """
 
     start: int
@@ -127,7 +131,8 @@ _ACTIONS = text(
 
 
 _TRAINED = text(
-    """SELECT t.idx, t.logprobs, (r.config #>> '{trainer,ratio_min}')::float8 AS low, (r.config #>> '{trainer,ratio_max}')::float8 AS high
+    """SELECT t.idx, t.logprobs, (r.config #>> '{trainer,ratio_min}')::float8 AS low, (r.config #>> '{trainer,ratio_max}')::float8 AS high,
+              r.config #>> '{trainer,loss}' = ANY(:losses) AND r.config #>> '{trainer,anchor}' = :anchor AS bounded
          FROM trained_steps t JOIN batches b ON b.batch_id = t.batch_id AND b.state = 'committed' JOIN runs r ON r.run_id = t.run_id
         WHERE t.run_id = :run AND t.rollout_id = :rollout AND t.attempt = :attempt AND t.idx = ANY(:steps)"""
 )
@@ -250,8 +255,8 @@ def _segments(path: list[_StepRow]) -> list[Segment]:
 async def _scored(
     connection: AsyncConnection, key: dict[str, int], path: list[_StepRow], start: int, n: int
 ) -> tuple[list[float | None], list[float | None], list[float | None], list[bool | None]]:
-    """Behavior logprobs, trainer logprobs, ratios and whether these were clipped, of positions start … start + n − 1. Tokens of an earlier
-    step's action have the values with which that step's own sample was trained."""
+    """Behavior logprobs, trainer logprobs, ratios and whether these are outside the bounds, of positions start … start + n − 1. Tokens of an
+    earlier step's action have the values with which that step's own sample was trained."""
     behavior: list[float | None] = [None] * n
     trainer, ratios = [*behavior], [*behavior]
     clipped: list[bool | None] = [None] * n
@@ -259,12 +264,13 @@ async def _scored(
     wanted = [s for s in _segments(path) if s.part == "action" and s.start < start + n and s.end > start]
     if not wanted:
         return behavior, trainer, ratios, clipped
-    parameters = {**_whose(key), "steps": sorted({segment.step for segment in wanted})}
+    parameters: dict[str, Any] = {**_whose(key), "steps": sorted({segment.step for segment in wanted})}
+    bounds = {"losses": list(TOKEN_BOUNDS), "anchor": Anchor.BEHAVIOR}
     sampled = {
         row.idx: logprobs_from_bytes(bytes(row.logprobs))
         for row in await connection.execute(_LOGPROBS, parameters)
     }
-    trained = {row.idx: row for row in await connection.execute(_TRAINED, parameters)}
+    trained = {row.idx: row for row in await connection.execute(_TRAINED, parameters | bounds)}
     for segment in wanted:
         offset, row = rows[segment.step].state_len, trained.get(segment.step)
         trainer_logprobs = None if row is None else logprobs_from_bytes(bytes(row.logprobs))
@@ -280,7 +286,8 @@ async def _scored(
                 continue
             ratio = math.exp(min(80.0, max(-80.0, recomputed - logprob)))
             trainer[at], ratios[at] = round(recomputed, 5), round(ratio, 5)
-            clipped[at] = ratio < row.low or ratio > row.high
+            if row.bounded:
+                clipped[at] = ratio < row.low or ratio > row.high
     return behavior, trainer, ratios, clipped
 
 

@@ -23,6 +23,8 @@ RATIO_BOUNDS: Mapping[str, tuple[float, float]] = {
     "gspo": (0.9997, 1.0004),
 }
 """`trainer.ratio_min` and `ratio_max` where they are not given; the other losses have no ratio."""
+TOKEN_BOUNDS = frozenset(RATIO_BOUNDS) - {"gspo"}
+"""The losses whose bounds are for the ratio of each token; that of `gspo` is a whole sample's."""
 
 
 CANARY_TOLERANCES: Mapping[str, float] = {"float32": 0.02, "bfloat16": 0.2}

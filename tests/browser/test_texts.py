@@ -66,7 +66,7 @@ async def test_the_request_of_a_step_is_copied_as_curl(
         assert copied == (await answer.json())["text"] and copied.startswith("curl ")
 
 
-async def test_tokens_are_dim_where_they_do_not_train_and_named_where_their_ratio_was_clipped(
+async def test_tokens_are_dim_where_they_do_not_train_and_named_where_their_ratio_is_outside_bounds(
     engine: AsyncEngine, database_url: str, browser: Browser, tmp_path: Path
 ) -> None:
     run = await a_row_in_every_table(engine)  # step 0 has a mark
@@ -95,7 +95,7 @@ async def test_tokens_are_dim_where_they_do_not_train_and_named_where_their_rati
         assert [("off" in names) for names in classes] == [at < step.state_len for at in range(step.full_len)]
         assert [at for at, names in enumerate(classes) if "clipped" in names] == [step.state_len]
         await tokens.nth(step.state_len).click()
-        await expect(inspector).to_contain_text("7.389 clipped")
+        await expect(inspector).to_contain_text("7.389 outside bounds")
         await expect(inspector).to_contain_text("yes")
         await visitor.open("/rollouts/1?view=tokens&step=0")
         await expect(visitor.main.locator(".token-top")).to_contain_text("It does not train: auxiliary.")

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -378,3 +379,38 @@ async def test_trained_tokens_have_their_trainer_logprob_ratio_and_clip(engine: 
     assert page.ratios[0] == pytest.approx(np.exp(2.0), rel=1e-3) and page.clipped[0] is True
     assert page.ratios[1] is None and page.clipped[1] is None and page.trainer_logprobs[1] is None
     assert page.ratios[2] == pytest.approx(1.0, abs=1e-3) and page.clipped[2] is False
+
+
+@pytest.mark.parametrize(
+    ("loss", "anchor", "outside"),
+    [
+        ("cispo", "behavior", True),
+        ("grpo", "behavior", True),
+        ("dapo", "behavior", True),
+        ("dapo", "proximal", None),
+        ("gspo", "behavior", None),
+        ("reinforce", "behavior", None),
+        ("sft", "behavior", None),
+    ],
+)
+async def test_only_a_loss_that_bounds_each_tokens_ratio_to_the_behavior_policy_has_tokens_outside_its_bounds(
+    engine: AsyncEngine, loss: str, anchor: str, outside: bool | None
+) -> None:
+    run = await a_row_in_every_table(engine)
+    async with engine.begin() as connection:
+        await connection.execute(
+            text(
+                "UPDATE runs SET config = jsonb_set(config::jsonb, '{trainer}', (config::jsonb -> 'trainer') || CAST(:own AS jsonb))"
+            ),
+            {"own": json.dumps({"loss": loss, "anchor": anchor, "ratio_min": 0.8, "ratio_max": 1.2})},
+        )
+        step = await tokens.token_map(connection, run.run_id, 1, 1, 1)
+        before = await tokens.tokens(connection, run.run_id, 1, 1, 1, None, start=step.state_len)
+        trained = np.array(before.logprobs, np.float32) + 2.0
+        row = {"run_id": run.run_id, "rollout_id": 1, "attempt": 1, "idx": 1, "batch_id": 1, "part": 0}
+        await connection.execute(
+            insert(tables.trained_steps).values(**row, logprobs=logprobs_to_bytes(trained))
+        )
+        page = await tokens.tokens(connection, run.run_id, 1, 1, 1, None, start=step.state_len, n=1)
+    assert page.ratios is not None and page.ratios[0] == pytest.approx(np.exp(2.0), rel=1e-3)
+    assert page.clipped == [outside]

@@ -31,7 +31,7 @@ const STRIP_SAYS = "Who wrote which tokens; click to go there";
  * @property {(number | null)[]} logprobs
  * @property {(number | null)[]} [trainer_logprobs]
  * @property {(number | null)[]} [ratios]
- * @property {boolean[]} [clipped]
+ * @property {(boolean | null)[]} [clipped]
  * @property {string | null} note
  */
 /** @typedef {{ load: () => Promise<void>, empty: () => void }} Loader of a block */
@@ -277,7 +277,7 @@ function factsOf(map, page, position) {
   if (logprob !== null) facts.push(["logprob", `${number(logprob, 4)} (p ${number(Math.exp(logprob), 3)})`]);
   if (trained !== null) facts.push(["trainer", number(trained, 4)]);
   if (ratio !== null)
-    facts.push(["ratio", [number(ratio, 4), page.clipped?.[i] ? html`<b class="down"> clipped</b>` : null]]);
+    facts.push(["ratio", [number(ratio, 4), page.clipped?.[i] ? html`<b class="down"> outside bounds</b>` : null]]);
   return [...facts, ["trains", teaches()]];
 }
 
