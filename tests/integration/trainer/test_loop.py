@@ -338,3 +338,25 @@ async def test_sigterm_ends_the_process_with_status_0(pool: Pool) -> None:
     if (await pool.newest(run)).version == 0:
         await train_batches(await pool.trainer(run), 2)
     assert [row.state for row in await pool.rows(select(groups.c.state))] == ["trained", "trained"]
+
+
+async def test_the_kl_of_a_train_step_is_the_mean_over_its_tokens_that_the_column_describes(
+    pool: Pool,
+) -> None:
+    run = await pool.run()
+    await ready_groups(pool.engine, run, ["a", "b"], Author())
+    await train_batches(await pool.trainer(run), 2)
+    [described] = await pool.rows(
+        text(
+            "SELECT col_description(attrelid, attnum) AS by FROM pg_attribute WHERE attrelid = 'train_curve'::regclass AND attname = 'kl_k3'"
+        )
+    )
+    assert described.by.startswith("mean over action tokens of r log r - (r - 1)")
+    found = await pool.rows(
+        text(
+            "SELECT c.kl_k3, (SELECT avg(ratio * ln(ratio) - (ratio - 1)) FROM token_ratios t WHERE t.train_step = c.train_step) AS mean "
+            "FROM train_curve c ORDER BY c.train_step"
+        )
+    )
+    assert len(found) == 2 and all(row.kl_k3 > 0 for row in found)
+    assert [row.kl_k3 for row in found] == pytest.approx([row.mean for row in found], rel=1e-4)
