@@ -1,9 +1,9 @@
 """Files without a name that living processes hold, open or mapped: deleted ones, and those that never had a name (O_TMPFILE, memfd_create). They take
 space that no walk through directories finds, and the kernel frees it only when the last process has let go.
 
-The source is /proc. It does not show what a process hides from us (`PR_SET_DUMPABLE`, unless we are root of this machine or own the process's user
-namespace), nor descriptors on their way through a socket. A reading costs up to 10 µs for each descriptor. This module also measures programs under
-test, in their verifier's sandbox (`orchestrator.tasks.held`): it uses only the standard library, for Python 3.8 and later.
+The source is /proc. It does not show what a process hides from all but root of this machine (`PR_SET_DUMPABLE`), nor descriptors on their way through
+a socket. A reading costs up to 10 µs for each descriptor. This module also measures programs under test, in their verifier's sandbox
+(`orchestrator.tasks.held`): it uses only the standard library, for Python 3.8 and later.
 """
 
 from __future__ import annotations
