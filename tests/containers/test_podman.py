@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ import anyio
 import pytest
 
 from orchestrator.tasks.harbor import Task
-from sandboxes.base import BuildEntry, File, ImageRefused, Limits, SandboxLost, SandboxSpec
+from sandboxes.base import BuildEntry, File, ImageRefused, Limits, SandboxError, SandboxLost, SandboxSpec
 from sandboxes.cgroups import Cgroup
 from sandboxes.conformance import ConformanceCheck, checks_for, run_check
 from sandboxes.conformance.as_user import AsUser
@@ -104,8 +105,15 @@ async def test_the_image_the_work_directory_the_cores_and_the_build_time_of_a_ta
     with pytest.raises(ImageRefused, match=r"not built by podman within 2 s \(build_timeout_sec\)"):
         async with ContainerProvider().open(slow):
             pass
-    left = await ContainerEngine(SETTINGS).must("ps", "--all", "--external", "--format={{.Names}}")
-    assert b"working-container" not in left
+
+    async def removed() -> bool:
+        with suppress(SandboxError):  # podman's list fails while a build's container is being removed
+            return b"working-container" not in await ContainerEngine(SETTINGS).must(
+                "ps", "--all", "--external", "--format={{.Names}}"
+            )
+        return False
+
+    await eventually(removed, every_s=0.2)
 
 
 NAMED = b"""FROM localhost/penstock-sandbox
