@@ -177,7 +177,8 @@ def run_to_end(settings: TrainerSettings, arguments: argparse.Namespace, followe
             sentence = followers.named() or sentence
     except* Exception:  # noqa: BLE001  # printed, and the process ends
         status = 1
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # a full disk
+            traceback.print_exc()
     if followers is not None:
         followers.end()
     if status is None:

@@ -170,7 +170,8 @@ def _add_model(files: CheckpointFiles, content: CheckpointContent, directory: Pa
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Verify every file against the manifest. Raises ValueError naming the first file that is missing, truncated or changed."""
+    """Verify every file against the manifest. Raises DamagedCheckpoint naming the first file that is missing, truncated or changed, ValueError for
+    a manifest of another release."""
     return _open(path, checked=())
 
 
@@ -183,21 +184,21 @@ def _open(path: Path, *, checked: Container[str]) -> Checkpoint:
         schema = manifest["schema"]
         files, state, canary = manifest["files"], manifest["state"], manifest["canary"]
     except FileNotFoundError as error:
-        raise ValueError(f"{path} is not a checkpoint: it has no manifest.json") from error
+        raise DamagedCheckpoint(f"{path} is not a checkpoint: it has no manifest.json") from error
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"corrupt checkpoint: {manifest_path} is not a manifest ({error})") from error
+        raise DamagedCheckpoint(f"corrupt checkpoint: {manifest_path} is not a manifest ({error})") from error
     if schema != _SCHEMA:
         raise ValueError(f"{manifest_path} has schema {schema!r}; this version reads {_SCHEMA!r}")
     for name, expected in files.items():
         file = path / name
         if not file.is_file():
-            raise ValueError(f"corrupt checkpoint: {file} is missing")
+            raise DamagedCheckpoint(f"corrupt checkpoint: {file} is missing")
         if file.stat().st_size != expected["bytes"]:
-            raise ValueError(
+            raise DamagedCheckpoint(
                 f"corrupt checkpoint: {file} has {file.stat().st_size} bytes, not {expected['bytes']}"
             )
         if name not in checked and sha256_of(file) != expected["sha256"]:
-            raise ValueError(f"corrupt checkpoint: {file} does not match its sha256")
+            raise DamagedCheckpoint(f"corrupt checkpoint: {file} does not match its sha256")
     return Checkpoint(
         path=path,
         manifest_sha=hashlib.sha256(raw).hexdigest(),

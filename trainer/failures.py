@@ -29,6 +29,7 @@ _OF_MACHINE = (
     "NCCL error",
     "can't start new thread",
 )
+_OF_HOST = "DefaultCPUAllocator"  # PyTorch's own, which raises no MemoryError
 _BY_CONTENT = "device-side assert"  # a CUDA error by an index out of range
 
 
@@ -87,7 +88,16 @@ def loading() -> Iterator[None]:
         torch.cuda.empty_cache()
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            pass
+        elif isinstance(error, MemoryError) or _OF_HOST in str(error):
+            raise NoMemory(
+                "this host has no memory left to load the weights and the optimizer's moments: end other programs on it, or raise its memory limit; "
+                "then start the trainer again, and it goes on from the last commit"
+            ) from error
+        else:
+            raise
         raise NoMemory(
             "the GPU has no memory left to load the weights and the optimizer's moments: end other programs on that GPU, or spread the "
             "trainer over more GPUs (trainer.ranks); then start it again, and it goes on from the last commit"

@@ -222,11 +222,8 @@ class Learners:
 
 
 def open_published(path: Path, manifest_sha: str) -> Checkpoint:
-    """The checkpoint at `path`. Raises DamagedCheckpoint if its files are not the published ones."""
-    try:
-        checkpoint = open_checkpoint(path)
-    except ValueError as error:
-        raise DamagedCheckpoint(str(error)) from error
+    """The checkpoint at `path`. Raises DamagedCheckpoint if its files are not the published ones, ValueError if another release wrote it."""
+    checkpoint = open_checkpoint(path)
     if checkpoint.manifest_sha != manifest_sha:
         raise DamagedCheckpoint(
             f"{path} is not the checkpoint that was published: its manifest has sha256 {checkpoint.manifest_sha}, "

@@ -6,7 +6,8 @@ With `zero_signal = "returns"` a group of equal performance therefore trains onl
 
     sd(log T) >= 3 · noise      noise = sd(log T) of at least 8 replays of one recorded rollout under the run's load
 
-and if its speed bonuses range as far as its process payments: else style would rank its members against the speed that lets it train.
+and if its speed bonuses range as far as its process payments, those before any step too: else style would rank steps against the speed that
+lets it train.
 
 With `advantage_std` the same holds for a group whose performances vary less than its speed bonuses: division by the small standard deviation
 of its returns would make the noise of speed as large as a success. It would do so with style, too: a group is also silent if its process payments
@@ -106,7 +107,7 @@ def _silence(
         # If the clock is too coarse for the replays, the noise is 0.
         if sd_log_t < NOISE_FACTOR * noise or sd_log_t <= EQUAL:
             return Silence.WITHIN_NOISE
-        if _range(map(_process, rewards)) > paid_speed:
+        if _style(rewards) > paid_speed:
             return Silence.BELOW_PROCESS
     if settings.advantage_std:
         above_noise = sd_log_t is not None and noise is not None and sd_log_t >= NOISE_FACTOR * noise
@@ -114,8 +115,7 @@ def _silence(
         if of_speed > of_performance and not above_noise:
             return Silence.BELOW_SPEED
         # Ranges: of many members with one success, the deviation is small and the difference is not.
-        style = max(_range(map(_process, rewards)), *map(_paid_before_a_step, rewards))
-        if style > max(spread, paid_speed):
+        if _style(rewards) > max(spread, paid_speed):
             return Silence.BELOW_PROCESS
     if (by_returns or settings.advantage_std) and pstdev(reward.total for reward in rewards) < MIN_SPREAD:
         return Silence.EQUAL_RETURNS
@@ -129,6 +129,11 @@ def _range(values: Iterable[float]) -> float:
 
 def _bonuses(rewards: Sequence[RolloutReward]) -> list[float]:
     return [reward.speed.bonus for reward in rewards]
+
+
+def _style(rewards: Sequence[RolloutReward]) -> float:
+    """How far process moves a step's advantage at most: members were paid differently, or one before a step, whose reward to go lacks it."""
+    return max(_range(map(_process, rewards)), *map(_paid_before_a_step, rewards))
 
 
 def _process(reward: RolloutReward) -> float:

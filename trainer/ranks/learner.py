@@ -314,7 +314,13 @@ def unbroken(when: str) -> Iterator[None]:
 
 
 def _opened(path: Path, manifest_sha: str, ranks: Ranks) -> Checkpoint:
-    """The published checkpoint, verified by every rank: they need not see the same disk."""
-    with ranks.agreeing(DamagedCheckpoint):
-        checkpoint = open_published(path, manifest_sha)
+    """The published checkpoint, verified by every rank: they need not see the same disk. It is damaged if rank 0, which wrote it, finds it so.
+    Raises DamagedCheckpoint or ValueError, on every rank the same."""
+    with ranks.agreeing(DamagedCheckpoint, ValueError):
+        try:
+            checkpoint = open_published(path, manifest_sha)
+        except DamagedCheckpoint as error:
+            if ranks.rank:
+                raise ValueError(f"{error}: its host must have the directory of rank 0") from error
+            raise
     return checkpoint

@@ -13,6 +13,7 @@ from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.settings.trainer import TrainerSection
 from tests.integration.trainer.rig import Pool, model, pool
 from trainer import learner as learner_module
+from trainer.checkpoint import DamagedCheckpoint
 from trainer.failures import NoMemory
 from trainer.learner import Learners
 from trainer.ranks import learner as ranks_learner
@@ -92,16 +93,37 @@ def test_ranks_agree_on_the_kind_of_an_error_too(monkeypatch: pytest.MonkeyPatch
     assert sent[-1] is None
 
 
-def without_memory(*_: Any) -> Any:
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-async def test_a_gpu_without_memory_for_the_learner_is_named_in_one_sentence(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("rank", [0, 1])
+def test_files_that_only_another_rank_finds_damaged_are_no_reason_to_give_a_batch_up(
+    rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ranks = Ranks(rank, 2, torch.device("cpu"))
+    monkeypatch.setattr(ranks, "exchange", lambda message: [None] * rank + [message])
+    with pytest.raises(ValueError, match="it has no manifest") as raised:
+        ranks_learner._opened(Path("/nowhere"), "", ranks)
+    assert isinstance(raised.value, DamagedCheckpoint) is (rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory"),
+            r"^the GPU has no memory left to load .*trainer\.ranks",
+        ),
+        (MemoryError(), "^this host has no memory left"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "^this host has no memory left"),
+    ],
+)
+async def test_a_machine_without_memory_for_the_learner_is_named_in_one_sentence(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
+) -> None:
+    def without_memory(*_: Any) -> Any:
+        raise error
+
     trainer = await pool.trainer(await pool.run())
     monkeypatch.setattr(Learners, "resume", without_memory)
-    with pytest.raises(NoMemory, match=r"no memory left to load the weights .*trainer\.ranks"):
+    with pytest.raises(NoMemory, match=sentence):
         await trainer.resume()
 
 
@@ -123,7 +145,16 @@ async def test_only_damaged_files_are_a_reason_to_give_a_batch_up(
     cause = "the model cannot be loaded: can't allocate memory"
     assert (await sentence(ValueError(cause))).startswith(f"{cause}; the files of the checkpoint are as they")
     assert await sentence(ConfigurationError("lower trainer.lora_rank")) == "lower trainer.lora_rank"
-    weights = Path((await pool.newest(run)).path) / "model.safetensors"
+    directory = Path((await pool.newest(run)).path)
+    manifest = directory / "manifest.json"
+    published = manifest.read_bytes()
+    manifest.write_bytes(published.replace(b"penstock.checkpoint/1", b"penstock.checkpoint/9"))
+    with pytest.raises(
+        ConfigurationError, match=r"checkpoint/9'; this version reads .*; the files of the checkpoint are"
+    ):
+        await trainer.resume()
+    manifest.write_bytes(published)
+    weights = directory / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\0")
     with pytest.raises(ConfigurationError, match=r"does not match its sha256; restore it from a copy$"):
         await trainer.resume()
