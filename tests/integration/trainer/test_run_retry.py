@@ -45,7 +45,7 @@ async def test_every_later_start_continues_until_three_more_batches_are_bad(
     assert tuple(action) == ("retry", "trainer", {"quarantined": 3}, "their servers are repaired")
     refused = await retry(home)
     assert isinstance(refused.exception, ConfigurationError)
-    assert str(refused.exception).startswith("no batch was quarantined since the last one")
+    assert str(refused.exception).startswith("no batch was quarantined since the last commit")
     await ready_groups(pool.engine, run, ["bad 4", "bad 5"], BAD)
     await ready_groups(pool.engine, run, ["good"], Author())
     await train_batches(await pool.trainer(run), 1)
