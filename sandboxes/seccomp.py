@@ -4,7 +4,8 @@ Namespaces and missing capabilities refuse most of these already. The filter als
 closes resources that namespaces do not cover: the host's keyrings, vsock (a virtual machine's line to its host), performance counters, io_uring,
 input pushed into a terminal, namespaces within the sandbox, and inspection of processes of the same user.
 
-A refused call fails with EPERM, or with ENOSYS where programs then fall back to an older call (`clone3`, io_uring). Space cannot be
+A refused call fails with EPERM, or with ENOSYS where programs then fall back to an older call (`clone3`, io_uring, `close_range` that
+unshares descriptors). Space cannot be
 preallocated: that takes gigabytes in milliseconds, and the use of disks is measured from time to time. It fails with EOPNOTSUPP, as on file systems
 that cannot do it, and glibc's `posix_fallocate` writes zeros then; musl's fails. Calls of another architecture (32-bit programs on a 64-bit
 kernel) fail with ENOSYS: the same number means another call there. Classic BPF over
@@ -57,10 +58,15 @@ CHECKED: Mapping[str, tuple[int, int]] = {
     "socket": (41, 198),
     "ioctl": (16, 29),
     "fallocate": (285, 47),
+    "close_range": (436, 436),
 }
-"""Refused depending on their arguments: namespaces, address families, input into a terminal, preallocated space."""
+"""Refused depending on their arguments: namespaces, descriptors of a thread alone, address families, input into a terminal, preallocated space."""
 NEW_NAMESPACES = 0x7E02_0000
 """CLONE_NEW{NS, CGROUP, UTS, IPC, USER, PID, NET}."""
+SHARED_FILES, THREAD = 0x400, 0x1_0000
+"""CLONE_FILES, CLONE_THREAD. A thread shares the descriptors of its process: who measures what a program holds reads those of one thread."""
+OWN_FILES = 2
+"""CLOSE_RANGE_UNSHARE."""
 FAMILIES = (1, 2, 10, 16)
 """AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: all families that programs without a network need. Not vsock, packet, alg, bluetooth …"""
 TERMINAL = (0x5412, 0x541C)
@@ -117,9 +123,12 @@ def program(machine: str | None = None) -> bytes | None:
         last = len(call_numbers) - 1
         code += [_op(_EQUAL, number, yes=last - i, no=i == last) for i, number in enumerate(call_numbers)]
         code.append(_op(_RETURN, error_number))
-    clone, socket, ioctl, fallocate = (call[column] for call in CHECKED.values())
-    code += [_op(_EQUAL, clone, no=4), _op(_LOAD, 16), _op(_ANY_BIT, NEW_NAMESPACES, no=1)]
+    clone, socket, ioctl, fallocate, close_range = (call[column] for call in CHECKED.values())
+    code += [_op(_EQUAL, clone, no=6), _op(_LOAD, 16), _op(_ANY_BIT, NEW_NAMESPACES, yes=2)]
+    code += [_op(_ANY_BIT, THREAD, no=2), _op(_ANY_BIT, SHARED_FILES, yes=1)]
     code += [_op(_RETURN, _EPERM), _op(_RETURN, _ALLOW)]
+    code += [_op(_EQUAL, close_range, no=4), _op(_LOAD, 32), _op(_ANY_BIT, OWN_FILES, no=1)]
+    code += [_op(_RETURN, _ENOSYS), _op(_RETURN, _ALLOW)]
     code += [_op(_EQUAL, socket, no=2 + len(FAMILIES) + 1), _op(_LOAD, 16)]
     code += [_op(_EQUAL, family, yes=len(FAMILIES) - i) for i, family in enumerate(FAMILIES)]
     code += [_op(_RETURN, _EPERM), _op(_RETURN, _ALLOW)]

@@ -354,9 +354,12 @@ def profile() -> dict[str, Any] | None:
     ]
     namespace_bits = [1 << bit for bit in range(32) if seccomp.NEW_NAMESPACES >> bit & 1]
     low = 0xFFFF_FFFF
+    thread = seccomp.THREAD | seccomp.SHARED_FILES
     masked = "SCMP_CMP_MASKED_EQ"
     checked = [
         *(("clone", errno.EPERM, 0, masked, bit, bit) for bit in namespace_bits),
+        ("clone", errno.EPERM, 0, masked, thread, seccomp.THREAD),
+        ("close_range", errno.ENOSYS, 2, masked, seccomp.OWN_FILES, seccomp.OWN_FILES),
         *(
             ("socket", errno.EPERM, 0, masked, low, each)
             for each in range(max(seccomp.FAMILIES))

@@ -237,6 +237,10 @@ def test_the_filter_is_that_of_bubblewrap_call_by_call() -> None:
         if rule["names"] == ["socket"] and rule["args"][0]["op"] == "SCMP_CMP_MASKED_EQ"
     }
     assert families | set(seccomp.FAMILIES) == set(range(max(seccomp.FAMILIES) + 1))
+    thread = {"index": 0, "op": "SCMP_CMP_MASKED_EQ", "value": 0x1_0400, "valueTwo": 0x1_0000}
+    own_files = {"index": 2, "op": "SCMP_CMP_MASKED_EQ", "value": 2, "valueTwo": 2}
+    checks = [(rule["names"], rule["args"]) for rule in found["syscalls"] if "args" in rule]
+    assert (["clone"], [thread]) in checks and (["close_range"], [own_files]) in checks
     unsupported = [rule for rule in found["syscalls"] if rule["errnoRet"] == errno.EOPNOTSUPP]
     (space,) = (rule["args"] for rule in unsupported if rule["names"] == ["fallocate"])
     assert space == [{"index": 1, "op": "SCMP_CMP_MASKED_EQ", "value": seccomp.FREEING, "valueTwo": 0}]

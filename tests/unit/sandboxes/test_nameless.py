@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -44,6 +45,14 @@ def family(pid: int) -> list[int]:
     return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
+@pytest.fixture(params=["compared", "not compared"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the kernel compares the descriptors of threads, as for root; not for root in a pod."""
+    if request.param == "not compared":
+        monkeypatch.setattr(nameless, "_KCMP", -1)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     ("script", "files"),
     [
@@ -98,6 +107,38 @@ def test_more_descriptors_than_are_looked_at_count_as_too_many_files(
         assert nameless.Held([pid], [tmp_path]).on_disk()[1] == nameless.TOO_MANY
         monkeypatch.setattr(nameless, "MAX_LOOKS", 999)
         assert nameless.Held([pid], [tmp_path]).on_disk() == (MIB, 1)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    "first",
+    ["", f"libc.syscall({ENDS_A_THREAD.get(os.uname().machine, 0)}, 0)"],
+    ids=["the first thread lives", "the first thread has ended"],
+)
+def test_the_descriptors_that_threads_share_are_looked_at_once(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "others = [os.dup(held) for _ in range(99)]\n"
+        "for _ in range(8): threading.Thread(target=threading.Event().wait).start()\n"
+        f"threading.Thread(target=up).start()\n{first or 'threading.Event().wait()'}"
+    )
+    monkeypatch.setattr(nameless, "MAX_LOOKS", 300)
+    with running(script, tmp_path) as pid:
+        assert nameless.Held([pid], [tmp_path]).on_disk() == (MIB, 1)
+
+
+def test_where_threads_are_not_compared_there_is_an_end_to_their_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "for _ in range(8): threading.Thread(target=threading.Event().wait).start()"
+    monkeypatch.setattr(nameless, "_KCMP", -1)
+    monkeypatch.setattr(nameless, "MAX_NAMES", 0)
+    listing = Mock(wraps=os.listdir)
+    with running(script, tmp_path) as pid:
+        monkeypatch.setattr(os, "listdir", listing)
+        assert nameless.Held([pid], [tmp_path]).on_disk() == (MIB, 1)
+    assert listing.call_count == 3, "the threads, and the descriptors of the first and the second"
 
 
 def test_where_processes_write_to_memory_it_counts_as_a_disk() -> None:

@@ -61,10 +61,19 @@ def test_namespaces_families_and_terminal_input_are_refused_by_their_arguments(m
     for flag in (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000):
         assert answer(machine, clone, flag | 17) == EPERM
     assert answer(machine, clone, 0x003D_0F00) == ALLOW, "a thread"
+    assert answer(machine, clone, 0x0000_4111) == ALLOW, "vfork"
     families = [family for family in range(50) if answer(machine, socket, family) == ALLOW]
     assert families == [1, 2, 10, 16], "AF_UNIX, AF_INET, AF_INET6, AF_NETLINK"
     refused = [request for request in range(0x5400, 0x5500) if answer(machine, ioctl, 0, request) == EPERM]
     assert refused == [0x5412, 0x541C], "TIOCSTI, TIOCLINUX"
+
+
+@machines
+def test_a_thread_shares_the_descriptors_of_its_process(machine: str) -> None:
+    clone, close_range = (seccomp.numbers(machine)[name] for name in ("clone", "close_range"))
+    assert answer(machine, clone, 0x003D_0B00) == EPERM, "a thread without CLONE_FILES"
+    assert answer(machine, close_range, 3, 0xFFFF_FFFF, 2) == ENOSYS, "CLOSE_RANGE_UNSHARE"
+    assert answer(machine, close_range, 3, 0xFFFF_FFFF, 4) == ALLOW, "CLOSE_RANGE_CLOEXEC"
 
 
 @machines
