@@ -34,6 +34,7 @@ _V1_CONTROLLERS = ("memory", "pids", "cpuacct")
 _V1_WITH_CORES = ("memory", "pids", "cpu", "cpuacct")
 _PERIOD_US = 100_000
 _CORES = {2: "cpu.max", 1: "cpu.cfs_quota_us"}
+_PAGES = 1 << 20  # the kernel refuses several pages at once: the use ends as much below the limit
 _MIN_US = 1_000  # the kernel takes no smaller quota
 
 
@@ -101,18 +102,36 @@ class Cgroup:
         return any((directory / _CORES[self.version]).exists() for directory in self.directories)
 
     def oom_kills(self) -> int:
-        """How many processes of programs the kernel has ended for lack of memory."""
+        """How many processes of programs the kernel has ended for lack of memory below its limit, in a group above, or on the machine."""
         if self.version == 1:
             return _counter(self.directories[0] / "memory.oom_control", "oom_kill")
         return _counter(self.directories[0] / "memory.events", "oom_kill")
+
+    def reached_memory(self) -> bool:
+        """Whether memory has run short below the limit of this group itself."""
+        if self.version == 2:
+            return _counter(self.directories[0] / "memory.events", "oom") > 0
+        # memsw exists only where the kernel accounts for swap, and then refuses first. Newer kernels leave failcnt at 0.
+        for kind in ("memory", "memory.memsw"):
+            most, limit = (
+                self.directories[0] / f"{kind}.{name}" for name in ("max_usage_in_bytes", "limit_in_bytes")
+            )
+            if most.exists() and int(most.read_text()) >= int(limit.read_text()) - _PAGES:
+                return True
+        return False
 
     def limit_processes(self, count: int) -> None:
         """Allow `count` processes from now on; running ones stay. OSError if the kernel refuses."""
         (self._processes / "pids.max").write_text(str(count))
 
     def refused_processes(self) -> int:
-        """How often the kernel has refused a process, for lack of room below the limit."""
+        """How often the kernel has refused a process, for lack of room below this group's limit, or that of a group above."""
         return _counter(self._processes / "pids.events", "max")
+
+    def most_processes(self) -> int:
+        """The most processes that it has had at once; before Linux 6.1, those that it has now."""
+        peak = self._processes / "pids.peak"
+        return int((peak if peak.exists() else self._processes / "pids.current").read_text())
 
     @property
     def _processes(self) -> Path:

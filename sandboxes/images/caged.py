@@ -266,11 +266,26 @@ class _Running:
 
     def _over(self) -> str:
         """The limit of its control group that it reached, as `ended_by`; empty for none."""
-        if self.limits is not None and self.limits.oom_kills():
+        if self.limits is None:
+            return ""
+        if self.limits.oom_kills() and self.limits.reached_memory():
             return f"takes more than {self.task.memory_mb} MB of memory (sandbox.images.build_memory_mb)"
-        if self.limits is not None and self.limits.refused_processes():
+        if self.limits.refused_processes() and self.limits.most_processes() >= _PROCESSES:
             return f"starts more than {_PROCESSES:,} processes and threads at once"
         return ""
+
+    def _check_machine(self, text: str) -> None:
+        """SandboxError if a limit of a group above, or the machine's own, took memory or processes from it."""
+        if self.limits is not None and self.limits.oom_kills():
+            raise SandboxError(self._from_outside(text))
+        if self.limits is not None and self.limits.refused_processes():
+            raise SandboxError(
+                f"{self.task.what} failed{at_step(text)}: a limit of this machine refused it processes: raise pids.max of the control groups above"
+                " (TasksMax of a systemd unit, --pids-limit of a container)"
+            )
+
+    def _from_outside(self, text: str) -> str:
+        return f"{self.task.what} was ended from outside{at_step(text)}: see the kernel's log on this machine, mostly for lack of memory"
 
     def _free(self) -> int:
         return shutil.disk_usage(self.task.grows).free
@@ -324,12 +339,11 @@ class _Running:
             raise ImageRefused(f"{what} {over}{at_step(text)}")
         if code == FAILED and "cannot be shut off" in text:
             raise SandboxError(text.strip().splitlines()[-1])
+        self._check_machine(text)
         self._see()
         self._check_room()
         if (code < 0 or code > _SIGNALLED) and not has_ended_itself(text):
-            raise SandboxError(
-                f"{what} was ended from outside{at_step(text)}: see the kernel's log on this machine, mostly for lack of memory"
-            )
+            raise SandboxError(self._from_outside(text))
         raise (DownloadFailed if is_download(text) else ImageRefused)(complaint(what, text))
 
     def _check_room(self) -> None:

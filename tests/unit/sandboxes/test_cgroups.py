@@ -87,6 +87,22 @@ def test_counters_are_read_in_both_formats(tmp_path: Path) -> None:
     assert (first.cpu_s(), first.oom_kills(), first.pids()) == (1.5, 4, [7, 12])
 
 
+def test_a_group_whose_own_limits_were_reached_is_known_in_both_formats(tmp_path: Path) -> None:
+    second, first = Cgroup(2, (tmp_path,)), Cgroup(1, (tmp_path, tmp_path, tmp_path))
+    (tmp_path / "memory.events").write_text("low 0\noom 0\noom_kill 2\n")
+    for name, value in (("max_usage_in_bytes", 5 << 20), ("limit_in_bytes", 100 << 20)):
+        for kind in ("memory", "memory.memsw"):
+            (tmp_path / f"{kind}.{name}").write_text(f"{value}\n")
+    assert not second.reached_memory() and not first.reached_memory()
+    (tmp_path / "memory.events").write_text("low 0\noom 1\noom_kill 2\n")
+    (tmp_path / "memory.memsw.max_usage_in_bytes").write_text(f"{(100 << 20) - 4096}\n")
+    assert second.reached_memory() and first.reached_memory()
+    (tmp_path / "pids.current").write_text("4\n")
+    assert second.most_processes() == 4
+    (tmp_path / "pids.peak").write_text("9\n")
+    assert second.most_processes() == first.most_processes() == 9
+
+
 def test_a_group_is_made_and_removed_with_its_parent(tmp_path: Path) -> None:
     group = Hierarchies(2, (tmp_path,)).create("one", Limits())
     assert (tmp_path / "penstock" / "one").is_dir()

@@ -3,6 +3,7 @@
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,6 +95,36 @@ while True:
     monkeypatch.setattr(caged, "_CAGE", (sys.executable, "-c", stub))
     with pytest.raises(ImageRefused, match=r"^its build starts more than 5 processes and threads at once$"):
         await caged.run(replace(task, memory_mb=1000))
+
+
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Builds get their group below one with a limit of 100 MB and five processes."""
+    found = cgroups.detect()
+    assert found is not None
+    above = found.create(cgroups.own_name(), Limits(memory_mb=100, processes=5))
+    monkeypatch.setattr(cgroups, "detect", lambda: replace(found, mounts=above.directories))
+    yield
+    above.remove()
+
+
+@needs_groups
+@pytest.mark.usefixtures("crowded")
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        ("b'x' * (1 << 30)", "its build was ended from outside at RUN make: see the kernel's log"),
+        ("[os.fork() for _ in range(5)]", "its build failed at RUN make: a limit of this machine refused it"),
+    ],
+)
+async def test_a_build_that_a_limit_above_its_own_ends_is_the_machines_fault(
+    task: Caged, monkeypatch: pytest.MonkeyPatch, does: str, says: str
+) -> None:
+    stub = f"import os, sys; sys.stdin.read(); print({STEP!r}, flush=True); {does}"
+    monkeypatch.setattr(caged, "_CAGE", (sys.executable, "-c", stub))
+    with pytest.raises(SandboxError, match=says) as failed:
+        await caged.run(replace(task, memory_mb=1000))
+    assert type(failed.value) is SandboxError
 
 
 @needs_groups
