@@ -96,6 +96,10 @@ class DownloadFailed(ImageRefused):
     """Signals a build that a server or the network failed: the same build may succeed later."""
 
 
+class BuildTimedOut(ImageRefused):
+    """Signals a build that its time limit ended: a server that stalls may be at fault."""
+
+
 class MissingBase(ImageRefused):
     """Signals an image that a build begins with and that is not there."""
 

@@ -26,6 +26,7 @@ import anyio.to_thread
 from sandboxes import tree
 from sandboxes.base import (
     BuildEntry,
+    BuildTimedOut,
     DownloadFailed,
     File,
     ImageRefused,
@@ -205,8 +206,9 @@ class Builder:
                 (self._home / name).unlink(missing_ok=True)
 
     def _refused(self, name: str) -> RefusedBuild:
-        """The failure of a task's build with these limits."""
-        return RefusedBuild(self._home / "refused", f"{name} {self._task_s} {self._settings}")
+        """The failure of a task's build with these limits, by this buildah."""
+        name = f"{name} {self._task_s} {self._settings} {caged.identity('buildah')}"
+        return RefusedBuild(self._home / "refused", name)
 
     async def _build(self, context: Mapping[str, BuildEntry] | Path, name: str, source: str) -> Image:
         if problems := self.problems():
@@ -221,20 +223,26 @@ class Builder:
         }
         variables = self._variables()
         text = recipe.written(lines, stages, lambda written: _tag(bases[written]), list(variables))
+        refused = self._refused(name)
         async with self._alone():
             if name.startswith(AUTOMATIC):  # another process may have built it while we waited
                 try:
                     return self._store.find(name)
                 except UnknownImage:
                     pass
-                self._refused(name).check()
+                refused.check()
+            was_late = refused.was_late()
             try:
                 return await self._run(
                     context, text, list(bases.values()), variables, name, source, substitutes, volumes
                 )
             except ImageRefused as error:
                 if name.startswith(AUTOMATIC) and not isinstance(error, DownloadFailed):
-                    self._refused(name).note(error)
+                    # The first time, a stalled server may be at fault.
+                    if isinstance(error, BuildTimedOut) and not was_late:
+                        refused.note_late()
+                    else:
+                        refused.note(error)
                 raise
 
     async def _run(

@@ -18,7 +18,15 @@ import anyio.abc
 import anyio.to_thread
 
 from sandboxes import cgroups, tree
-from sandboxes.base import DownloadFailed, ImageRefused, Limits, MachineFault, SandboxError, SandboxFull
+from sandboxes.base import (
+    BuildTimedOut,
+    DownloadFailed,
+    ImageRefused,
+    Limits,
+    MachineFault,
+    SandboxError,
+    SandboxFull,
+)
 from sandboxes.cgroups import Cgroup
 from sandboxes.images.cage import FAILED, RANGE, RESOLVER
 from sandboxes.images.complaint import at_step, complaint, has_ended_itself, is_download
@@ -90,7 +98,7 @@ def missing(*programs: str) -> list[str]:
         "newuidmap": "uidmap",
     }
     needed = [*programs, "slirp4netns", "ip", *(() if os.geteuid() == 0 else ("newuidmap",))]
-    path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    path = _path()
     found = [
         f"{name} is not installed: apt-get install {packages[name]}."
         for name in needed
@@ -154,7 +162,20 @@ def _request(task: Caged) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    return {"PYTHONPATH": _HOME, "PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"}
+    return {"PYTHONPATH": _HOME, "PATH": _path()}
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+
+
+def identity(program: str) -> str:
+    """A text that changes when another version of a program of cages is installed; empty: there is none."""
+    found = shutil.which(program, path=_path())
+    if found is None:
+        return ""
+    status = os.stat(found)
+    return f"{found} {status.st_size} {status.st_mtime_ns}"
 
 
 def remove(directory: Path) -> None:
@@ -190,8 +211,9 @@ def remove(directory: Path) -> None:
 
 
 async def run(task: Caged, log: Log | None = None) -> str:
-    """Run it to its end. Returns the end of its output. ImageRefused if it fails or exceeds a limit, DownloadFailed if the network or a server fails
-    it, SandboxError if the cage cannot be made, or is ended from outside, SandboxFull or MachineFault if the disk becomes full."""
+    """Run it to its end. Returns the end of its output. ImageRefused if it fails or exceeds a limit, BuildTimedOut if that is its time,
+    DownloadFailed if the network or a server fails it, SandboxError if the cage cannot be made, or is ended from outside, SandboxFull or MachineFault
+    if the disk becomes full."""
     request = _request(task)
     limits = await anyio.to_thread.run_sync(_group, task.memory_mb)
     try:
@@ -243,13 +265,14 @@ async def _run(task: Caged, request: bytes, limits: Cgroup | None, log: Log | No
 @dataclass(slots=True, kw_only=True)
 class _Running:
     """A program in its cage. `tail`: the end of its output; `ended_by`: the limit at which we ended it, as the end of a sentence;
-    `free`: bytes free on its disk when it began, and the fewest since then."""
+    `late`: whether that is its time; `free`: bytes free on its disk when it began, and the fewest since then."""
 
     task: Caged
     process: anyio.abc.Process
     limits: Cgroup | None
     tail: bytearray = field(default_factory=bytearray)
     ended_by: str = ""
+    late: bool = False
     free: tuple[int, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -314,6 +337,7 @@ class _Running:
 
     async def watch_time(self) -> None:
         await anyio.sleep(self.task.time_s)
+        self.late = not self.ended_by
         self._end(f"takes longer than {self.task.time_s:g} s ({self.task.time_from})")
 
     async def read(self, log: Log | None) -> None:
@@ -336,7 +360,7 @@ class _Running:
         if not code and not self.ended_by:
             return text
         if over := self.ended_by or self._over():
-            raise ImageRefused(f"{what} {over}{at_step(text)}")
+            raise (BuildTimedOut if self.late else ImageRefused)(f"{what} {over}{at_step(text)}")
         if code == FAILED and "cannot be shut off" in text:
             raise SandboxError(text.strip().splitlines()[-1])
         self._check_machine(text)

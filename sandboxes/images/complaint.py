@@ -21,13 +21,16 @@ _FLAG: Final = re.compile(r"(?<=\s)--[a-z-]+(?=[=\s])")
 _SHOWN, _MESSAGE = 120, 800
 _LINES: Final = 12
 _UNREACHED: Final = re.compile(
-    r"could not resolve|temporary failure (in name resolution|resolving)|name or service not known|network is unreachable|EAI_AGAIN",
+    r"could not resolve|unable to resolve host address|no such host|ENOTFOUND"
+    r"|temporary failure (in name resolution|resolving)|name or service not known|network is unreachable|EAI_AGAIN",
     re.IGNORECASE,
 )
 _UNSERVED: Final = re.compile(
-    r"\b(?:error:?|http|status(?: code)?:?|returned|response:?) ?(?:code )?(?:429|50[0234])\b"
+    r"\b(?:error:?|http|status(?: code)?:?|returned|response:?) ?(?:code )?(?:429|50[0234]|52[0-7])\b"
     r"|\b50[0234] +(?:internal server|bad gateway|service un|gateway time)"
-    r"|connection (?:timed out|reset|refused)|connection failed|could not connect to|(?:read|operation|handshake|i/o) time(?:d )?out"
+    r"|connection (?:timed out|reset|refused)|connection failed|could(?: not|n't) connect to|(?:failed|unable) to connect to"
+    r"|(?:read|operation|handshake|i/o) time(?:d )?out"
+    r"|mirror sync in progress|hash sum mismatch|socket timeout|timeout was reached|early EOF|SSL_ERROR_SYSCALL|ECONNREFUSED"
     r"|ETIMEDOUT|ECONNRESET|unexpected eof while reading|remote end hung up|max retries exceeded|incomplete ?read",
     re.IGNORECASE,
 )

@@ -19,6 +19,7 @@ class RefusedBuild:
 
     def __init__(self, directory: Path, name: str) -> None:
         self._file = directory / hashlib.sha256(name.encode()).hexdigest()
+        self._late = self._file.with_suffix(".late")
 
     def check(self) -> None:
         """ImageRefused, with the sentence of the build, if it failed a short time ago."""
@@ -26,6 +27,16 @@ class RefusedBuild:
             with contextlib.suppress(OSError):
                 if why := self._file.read_text(encoding="utf-8"):
                     raise ImageRefused(why)
+
+    def was_late(self) -> bool:
+        """Whether its time limit ended it a short time ago."""
+        return _is_recent(self._late)
+
+    def note_late(self) -> None:
+        """Remember that its time limit ended it, for `was_late`."""
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(exist_ok=True)
+            self._late.touch()
 
     def note(self, error: ImageRefused) -> None:
         """Remember its failure, and forget those of other builds that are over. One builder at a time."""
@@ -41,6 +52,7 @@ class RefusedBuild:
     def forget(self) -> None:
         """Let the next one build again."""
         with contextlib.suppress(OSError):
+            self._late.unlink(missing_ok=True)
             self._file.unlink()
 
 

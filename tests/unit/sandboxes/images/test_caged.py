@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from sandboxes import cgroups
-from sandboxes.base import DownloadFailed, ImageRefused, Limits, MachineFault, SandboxError, SandboxFull
+from sandboxes.base import (
+    BuildTimedOut,
+    DownloadFailed,
+    ImageRefused,
+    Limits,
+    MachineFault,
+    SandboxError,
+    SandboxFull,
+)
 from sandboxes.cgroups import Cgroup
 from sandboxes.images import caged
 from sandboxes.images.caged import Caged
@@ -60,6 +68,16 @@ async def test_a_program_fails_by_the_fault_of_the_task_of_a_server_or_of_the_ma
     with pytest.raises(kind, match=says) as failed:
         await caged.run(task)
     assert type(failed.value) is kind
+
+
+async def test_a_build_that_its_time_limit_ends_is_known_by_that(
+    task: Caged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caged, "_CAGE", (sys.executable, "-c", "import time; time.sleep(600)"))
+    with pytest.raises(
+        BuildTimedOut, match=r"^its build takes longer than 0.1 s \(sandbox.images.build_s\)$"
+    ):
+        await caged.run(replace(task, time_s=0.1))
 
 
 needs_groups = pytest.mark.skipif(cgroups.detect() is None, reason="no control groups that we may make")

@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandboxes.base import BuildEntry, DownloadFailed, File, ImageRefused, SandboxError
+from sandboxes.base import BuildEntry, BuildTimedOut, DownloadFailed, File, ImageRefused, SandboxError
 from sandboxes.images import build, caged
 from sandboxes.images.build import Builder
 from sandboxes.images.caged import Caged
@@ -97,3 +97,29 @@ async def test_a_fault_of_the_machine_or_of_a_server_is_not_remembered(
     for _ in range(2):
         await failure(builder())
     assert cages.builds == 2
+
+
+async def test_a_build_that_its_time_limit_ends_is_made_a_second_time(cages: Cages, builder: Builds) -> None:
+    cages.error = BuildTimedOut("environment/Dockerfile: its build takes longer than 5 s")
+    for _ in range(4):
+        await failure(builder())
+    assert cages.builds == 2
+    for _ in range(2):
+        await failure(builder(), again=True)
+    assert cages.builds == 4, "by order"
+    await failure(builder())
+    assert cages.builds == 5
+
+
+async def test_another_buildah_builds_again(
+    cages: Cages, builder: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin/buildah"
+    program.parent.mkdir()
+    monkeypatch.setenv("PATH", str(program.parent))
+    for version, builds in (("1.33", 1), ("1.33", 1), ("1.40.1", 2)):
+        if builds > cages.builds:
+            program.write_text(version)
+            program.chmod(0o755)
+        await failure(builder())
+        assert cages.builds == builds, version
