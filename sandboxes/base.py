@@ -100,6 +100,10 @@ class BuildTimedOut(ImageRefused):
     """Signals a build that its time limit ended: a server that stalls may be at fault."""
 
 
+class BuildOutOfSpace(ImageRefused):
+    """Signals a build in which a program found no room to write: the disk, a quota or the task may be at fault."""
+
+
 class MissingBase(ImageRefused):
     """Signals an image that a build begins with and that is not there."""
 

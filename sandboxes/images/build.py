@@ -26,6 +26,7 @@ import anyio.to_thread
 from sandboxes import tree
 from sandboxes.base import (
     BuildEntry,
+    BuildOutOfSpace,
     BuildTimedOut,
     DownloadFailed,
     File,
@@ -237,7 +238,7 @@ class Builder:
                     context, text, list(bases.values()), variables, name, source, substitutes, volumes
                 )
             except ImageRefused as error:
-                if name.startswith(AUTOMATIC) and not isinstance(error, DownloadFailed):
+                if name.startswith(AUTOMATIC) and not isinstance(error, DownloadFailed | BuildOutOfSpace):
                     # The first time, a stalled server may be at fault.
                     if isinstance(error, BuildTimedOut) and not was_late:
                         refused.note_late()

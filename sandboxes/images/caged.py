@@ -19,6 +19,7 @@ import anyio.to_thread
 
 from sandboxes import cgroups, tree
 from sandboxes.base import (
+    BuildOutOfSpace,
     BuildTimedOut,
     DownloadFailed,
     ImageRefused,
@@ -29,7 +30,7 @@ from sandboxes.base import (
 )
 from sandboxes.cgroups import Cgroup
 from sandboxes.images.cage import FAILED, RANGE, RESOLVER
-from sandboxes.images.complaint import at_step, complaint, has_ended_itself, is_download
+from sandboxes.images.complaint import at_step, complaint, has_ended_itself, is_download, is_out_of_space
 from sandboxes.login import login_name
 from sandboxes.machine import fault
 from sandboxes.tools import bwrap
@@ -44,6 +45,7 @@ _SIGNALLED: Final = 128
 _PROCESSES: Final = 16_384
 _NO_ROOM, _LITTLE_ROOM = 64 << 20, 1 << 30
 """Bytes free on a disk: where a build fails for lack of them, and where it cannot be expected to succeed."""
+_FEW_FILES = 256
 _HOME = str(Path(__file__).resolve().parents[2])
 _CAGE: Final = (sys.executable, "-m", "sandboxes.images.cage")
 _SUBIDS = Path("/etc/subuid")
@@ -212,8 +214,8 @@ def remove(directory: Path) -> None:
 
 async def run(task: Caged, log: Log | None = None) -> str:
     """Run it to its end. Returns the end of its output. ImageRefused if it fails or exceeds a limit, BuildTimedOut if that is its time,
-    DownloadFailed if the network or a server fails it, SandboxError if the cage cannot be made, or is ended from outside, SandboxFull or MachineFault
-    if the disk becomes full."""
+    DownloadFailed if the network or a server fails it, BuildOutOfSpace if it finds no room to write, SandboxError if the cage cannot be made, or is
+    ended from outside, SandboxFull or MachineFault if the disk becomes full."""
     request = _request(task)
     limits = await anyio.to_thread.run_sync(_group, task.memory_mb)
     try:
@@ -311,6 +313,10 @@ class _Running:
         return f"{self.task.what} was ended from outside{at_step(text)}: see the kernel's log on this machine, mostly for lack of memory"
 
     def _free(self) -> int:
+        """Bytes free on its disk; 0 where no further files fit. Some file systems do not count files."""
+        found = os.statvfs(self.task.grows)
+        if found.f_files and found.f_favail < _FEW_FILES:
+            return 0
         return shutil.disk_usage(self.task.grows).free
 
     def _end(self, reason: str) -> None:
@@ -368,13 +374,22 @@ class _Running:
         self._check_room()
         if (code < 0 or code > _SIGNALLED) and not has_ended_itself(text):
             raise SandboxError(self._from_outside(text))
-        raise (DownloadFailed if is_download(text) else ImageRefused)(complaint(what, text))
+        kind = (
+            BuildOutOfSpace
+            if is_out_of_space(text)
+            else DownloadFailed
+            if is_download(text)
+            else ImageRefused
+        )
+        raise kind(complaint(what, text))
 
     def _check_room(self) -> None:
         """SandboxFull if there was too little to begin with, MachineFault if the program, or another, used up the rest."""
         before, least = self.free
         if least < _NO_ROOM:
-            remedy = "free space there, or name another directory (sandbox.images.directory)"
+            remedy = (
+                "free space there (files too: df -i), or name another directory (sandbox.images.directory)"
+            )
             if before < _LITTLE_ROOM:
                 raise SandboxFull(f"the disk of {self.task.grows} has no room for builds: {remedy}")
             raise MachineFault(

@@ -34,6 +34,7 @@ _UNSERVED: Final = re.compile(
     r"|ETIMEDOUT|ECONNRESET|unexpected eof while reading|remote end hung up|max retries exceeded|incomplete ?read",
     re.IGNORECASE,
 )
+_NO_SPACE: Final = re.compile(r"no space left on device|disk quota exceeded|ENOSPC|EDQUOT", re.IGNORECASE)
 _HINTS: Final = (
     (
         re.compile(r"--mount=\S*type=(secret|ssh)\b"),
@@ -44,8 +45,8 @@ _HINTS: Final = (
         "a host could not be reached: sandbox.images.build_env names mirrors of packages",
     ),
     (
-        re.compile(r"no space left on device", re.IGNORECASE),
-        "the disk is full: free space, or name another one in sandbox.images.directory",
+        _NO_SPACE,
+        "the disk is full: free space, files (df -i) or quota, or name another one in sandbox.images.directory",
     ),
     (
         _UNSERVED,
@@ -73,9 +74,19 @@ def complaint(what: str, text: str) -> str:
 
 def is_download(text: str) -> bool:
     """Whether the last lines of a failed program name a server or a network that failed it."""
-    _, shown, error = _failed(text)
-    named = "\n".join([*_last_lines(shown), error["why"] if error is not None else ""])
+    named = _end(text)
     return any(pattern.search(named) for pattern in (_UNREACHED, _UNSERVED))
+
+
+def is_out_of_space(text: str) -> bool:
+    """Whether the last lines of a failed program say that it found no room to write."""
+    return _NO_SPACE.search(_end(text)) is not None
+
+
+def _end(text: str) -> str:
+    """The last lines of an output, and the error that buildah names."""
+    _, shown, error = _failed(text)
+    return "\n".join([*_last_lines(shown), error["why"] if error is not None else ""])
 
 
 def has_ended_itself(text: str) -> bool:

@@ -1,5 +1,6 @@
 """Who is at fault if a program in a cage fails: the task, its downloads, or this machine. A stub stands for the cage."""
 
+import os
 import shutil
 import signal
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from sandboxes import cgroups
 from sandboxes.base import (
+    BuildOutOfSpace,
     BuildTimedOut,
     DownloadFailed,
     ImageRefused,
@@ -167,7 +169,7 @@ async def test_the_control_group_of_a_build_ends_with_it(
     [
         ((GIB // 2, 0), SandboxFull, "has no room for builds: free space there"),
         ((9 * GIB, 0), MachineFault, r"became full during a build, which may take 1024 MB \(sandbox"),
-        ((9 * GIB, 8 * GIB), ImageRefused, "its build failed"),
+        ((9 * GIB, 8 * GIB), BuildOutOfSpace, "its build failed"),
     ],
 )
 async def test_a_build_that_fails_on_a_full_disk_is_not_the_tasks_fault(
@@ -179,3 +181,21 @@ async def test_a_build_that_fails_on_a_full_disk_is_not_the_tasks_fault(
     with pytest.raises(kind, match=says) as failed:
         await caged.run(task)
     assert type(failed.value) is kind
+
+
+async def test_a_disk_that_takes_no_further_files_is_full(
+    task: Caged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(monkeypatch, BUILDAH, 1)
+    real, calls = os.statvfs(task.grows), iter((9_000, 0))
+
+    class Files:
+        f_files, f_frsize, f_blocks = 10_000, real.f_frsize, real.f_blocks
+        f_bfree = f_bavail = 9 * GIB // real.f_frsize
+
+        def __init__(self, free: int) -> None:
+            self.f_favail = free
+
+    monkeypatch.setattr(os, "statvfs", lambda _: Files(next(calls, 0)))
+    with pytest.raises(MachineFault, match="became full during a build"):
+        await caged.run(task)

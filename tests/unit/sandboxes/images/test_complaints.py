@@ -33,6 +33,8 @@ def test_a_failed_step_is_named_with_its_last_lines() -> None:
         ("RUN --mount=type=ssh git clone x", "no", "a build gets no secrets: remove the mount"),
         ("RUN apt-get update", "Temporary failure resolving 'deb.debian.org'", "a host could not be reached"),
         ("COPY a /", "write: no space left on device", "the disk is full"),
+        ("RUN make", "cp: error writing 'a': Disk quota exceeded", "the disk is full"),
+        ("RUN npm ci", "npm error code ENOSPC", "the disk is full"),
     ],
 )
 def test_a_common_cause_is_named_before_the_lines(step: str, printed: str, hint: str) -> None:

@@ -9,7 +9,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandboxes.base import BuildEntry, BuildTimedOut, DownloadFailed, File, ImageRefused, SandboxError
+from sandboxes.base import (
+    BuildEntry,
+    BuildOutOfSpace,
+    BuildTimedOut,
+    DownloadFailed,
+    File,
+    ImageRefused,
+    SandboxError,
+)
 from sandboxes.images import build, caged
 from sandboxes.images.build import Builder
 from sandboxes.images.caged import Caged
@@ -89,8 +97,10 @@ async def test_a_failed_build_is_made_again_by_order_with_other_limits_and_after
     assert len(list((tmp_path / "store/builds/refused").iterdir())) == 1, "the others are forgotten"
 
 
-@pytest.mark.parametrize("error", [SandboxError("no users"), DownloadFailed("503")], ids=str)
-async def test_a_fault_of_the_machine_or_of_a_server_is_not_remembered(
+@pytest.mark.parametrize(
+    "error", [SandboxError("no users"), DownloadFailed("503"), BuildOutOfSpace("full")], ids=str
+)
+async def test_a_fault_of_the_machine_or_of_a_server_or_a_full_disk_is_not_remembered(
     cages: Cages, builder: Builds, error: Exception
 ) -> None:
     cages.error = error
