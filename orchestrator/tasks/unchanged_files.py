@@ -2,7 +2,7 @@
 
 import posixpath
 import re
-from itertools import takewhile
+from collections import Counter
 from typing import Final
 
 from orchestrator.tasks.bundle import Bundle
@@ -18,12 +18,20 @@ _PROJECT: Final = re.compile(
     r"|\.(eslint|prettier)rc(\.\w+)?|(build|settings)\.gradle(\.kts)?|[\w.-]+\.(csproj|sln)|mix\.(exs|lock)|pubspec\.(yaml|lock)"
 )
 """Names of files that each program of a kind has. A solution that brings a whole program brings them unchanged."""
+_SOURCE: Final = re.compile(
+    r"\.(c|cc|cjs|clj|cpp|cs|cxx|dart|erl|ex|f90|fs|go|h|hpp|hs|java|jl|jsx?|kts?|lua|mjs|ml|php|pl|py|r|rb|rs|scala|svelte|swift|tsx?|vue|zig)"
+)
 _SCRIPT: Final = "solve.sh"
+_WRITTEN: Final = re.compile(r"[\w.@+-]*(?:/[\w.@+-]*)+")
+"""A path in a script."""
+_SCRIPT_BYTES: Final = 1 << 16
+"""Of scripts that are read for the folders that they name."""
+_MAX_PARTS: Final = 32
 
 
 def unchanged_files(bundle: Bundle) -> set[str]:
     """Paths of a solution's files with the bytes that the environment has at the same place: those that each program of a kind has (`_PROJECT`), and
-    those of a program in which the solution changes another file of the same extension. All others may be answers."""
+    source files of a program in which the solution changes another file of the same extension. All others may be answers."""
     hidden = {
         path: file
         for path, file in bundle.files.items()
@@ -55,34 +63,74 @@ def _of_project(bundle: Bundle, hidden: dict[str, AnyFile]) -> set[str]:
 
 
 def _of_program(bundle: Bundle, hidden: dict[str, AnyFile]) -> set[str]:
-    """The place is that of the only file with the longest common end of the path."""
-    named: dict[str, list[str]] = {posixpath.basename(path): [] for path in hidden}
-    for where in bundle.files:
-        if (name := posixpath.basename(where)) in named and SHOWN.match(where):
-            named[name].append(where)
-    same: dict[str, tuple[str, ...]] = {}
-    changed: set[tuple[str, ...]] = set()
+    """The place is the only one that the solution's paths or its scripts name (`_places`). Most files of the extension must have one: else the
+    program is the solution's own."""
+    places = _places(bundle)
+    found = Counter(extension for path in hidden if (extension := _extension(path)))
+    placed: Counter[str] = Counter()
+    same: dict[str, tuple[str, str, str]] = {}
+    changed: set[tuple[str, str, str]] = set()
     for path, file in hidden.items():
-        common = [_common(path, where) for where in named[posixpath.basename(path)]]
-        extension = posixpath.splitext(path)[1]
-        if not extension or not common or common.count(max(common)) > 1:
+        parts, extension = path.split("/"), _extension(path)
+        if not extension or len(parts) > _MAX_PARTS:
             continue
-        where = named[posixpath.basename(path)][common.index(max(common))]
-        # The program's folder in the solution, and in the environment.
-        program = (*("/".join(each.split("/")[: -max(common)]) for each in (path, where)), extension)
+        first = 3 if path.startswith("steps/") else 1
+        ends = ("/".join(parts[n:]) for n in range(first, len(parts)))
+        end = next((end for end in ends if end in places), None)
+        if end is None or len(places[end]) > 1:
+            continue
+        (where,) = places[end]
+        placed[extension] += 1
+        program = (path.removesuffix(end), where.removesuffix(end), extension)
         if _is_equal(bundle.files[where], file):
             same[path] = program
         else:
             changed.add(program)
-    return {path for path, program in same.items() if program in changed}
+    return {
+        path
+        for path, program in same.items()
+        if program in changed and 2 * placed[program[2]] >= found[program[2]]
+    }
 
 
-def _common(path: str, where: str) -> int:
-    """How many parts at the end of two paths, below the solution and the environment, are the same."""
-    hidden, shown = HIDDEN.match(path), SHOWN.match(where)
-    assert hidden is not None and shown is not None
-    ends = zip(*(reversed(each.string[each.end() :].split("/")) for each in (hidden, shown)), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], ends))
+def _places(bundle: Bundle) -> dict[str, list[str]]:
+    """The source files of the environment by an end of their paths: below a folder that a script of the solution names, or the whole path, if it
+    has a folder. Hidden folders hold drafts and caches, no program."""
+    named = _named_folders(bundle)
+    places: dict[str, list[str]] = {}
+    for where in bundle.files:
+        if (found := SHOWN.match(where)) is None or not _extension(where):
+            continue
+        parts = where[found.end() :].removeprefix("files/").split("/")
+        if len(parts) > _MAX_PARTS or any(part.startswith(".") for part in parts):
+            continue
+        for n in range(len(parts)):
+            if "/".join(parts[:n]) in named or (n == 0 and len(parts) > 1):
+                places.setdefault("/".join(parts[n:]), []).append(where)
+    return places
+
+
+def _named_folders(bundle: Bundle) -> set[str]:
+    """Ends of the paths in the solution's scripts, with and without their last part, which may be a file; not those in the solution itself."""
+    named: set[str] = set()
+    left = _SCRIPT_BYTES
+    for path, file in bundle.files.items():
+        if HIDDEN.match(path) is None or not path.endswith(f"solution/{_SCRIPT}") or file.size > left:
+            continue
+        left -= file.size
+        for written in _WRITTEN.findall(file.data.decode(errors="replace")):
+            parts = [part for part in written.split("/") if part not in ("", ".")]
+            if len(parts) > _MAX_PARTS or parts[:1] == ["solution"]:
+                continue
+            for n in range(len(parts)):
+                named |= {"/".join(parts[n:]), "/".join(parts[n:-1])}
+    return {folder for folder in named if folder and folder.split("/")[0] not in ("solution", "tests")}
+
+
+def _extension(path: str) -> str:
+    """The extension of a source file, empty for others: data may be the answer."""
+    extension = posixpath.splitext(path)[1]
+    return extension if _SOURCE.fullmatch(extension) else ""
 
 
 def _is_equal(one: AnyFile, other: AnyFile) -> bool:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from orchestrator.tasks import git_objects
 from orchestrator.tasks.bundle import Bundle
 from orchestrator.tasks.leak_check import KnownFiles, check_leaks
+from orchestrator.tasks.unchanged_files import unchanged_files
 from orchestrator.tasks.word_filter import WordFilter, inner_words
 from sandboxes.base import File, StoredFile
 from tests.unit.tasks.test_git_objects import git
@@ -179,6 +180,12 @@ PROGRAM = {"Container.kt": ANSWER, "Fragment.kt": f"{ANSWER}more", "Manager.kt":
 INSTALLED = {**PROGRAM, "Manager.kt": "mended"}
 
 
+SOLVE = """cd /app
+cp /solution/*.kt /app/src/com/example
+cp -r /solution/com src/ # not the old
+"""
+
+
 def under(folder: str, files: dict[str, str]) -> dict[str, str]:
     return {f"{folder}/{path}": text for path, text in files.items()}
 
@@ -187,15 +194,56 @@ def under(folder: str, files: dict[str, str]) -> dict[str, str]:
     ("shown", "solution", "held"),
     [
         (under("environment/src/com/example", PROGRAM), under("solution", INSTALLED), ""),
-        (under("environment", PROGRAM), under("solution/app", INSTALLED), ""),
-        (under("environment/solution", PROGRAM), under("solution", INSTALLED), ""),
+        (under("environment/files/src/com/example", PROGRAM), under("solution/com/example", INSTALLED), ""),
+        (under("environment/core", PROGRAM), under("solution/app/core", INSTALLED), ""),
         # The changed file lies in another folder of the same program.
         (
             {"environment/app/Main.kt": ANSWER, "environment/core/Node.kt": "broken"},
             {"solution/app/Main.kt": ANSWER, "solution/core/Node.kt": "mended"},
             "",
         ),
-        (under("steps/one/workdir", PROGRAM), under("steps/one/solution", INSTALLED), ""),
+        (under("steps/one/workdir/core", PROGRAM), under("steps/one/solution/core", INSTALLED), ""),
+        # A draft of the solution, not at the place of the program.
+        *[
+            (
+                {f"{draft}/solver.py": ANSWER, f"{draft}/util.py": "broken"},
+                {"solution/solver.py": ANSWER, "solution/util.py": "mended"},
+                f"{draft}/solver.py",
+            )
+            for draft in (
+                "environment/files/.old",
+                "environment/old",
+                "environment/old/src",
+                "environment/solution",
+                "environment",
+            )
+        ],
+        (
+            {"environment/old/core/solver.py": ANSWER, "environment/old/core/util.py": "broken"},
+            {"solution/core/solver.py": ANSWER, "solution/core/util.py": "mended"},
+            "environment/old/core/solver.py",
+        ),
+        (
+            {"environment/.old/core/solver.py": ANSWER, "environment/.old/core/util.py": "broken"},
+            {"solution/core/solver.py": ANSWER, "solution/core/util.py": "mended"},
+            "environment/.old/core/solver.py",
+        ),
+        # Data, also at its place.
+        (
+            {"environment/files/data/expected.json": ANSWER, "environment/files/data/config.json": "broken"},
+            {"solution/data/expected.json": ANSWER, "solution/data/config.json": "mended"},
+            "environment/files/data/expected.json",
+        ),
+        # Most of the program is new.
+        (
+            {"environment/src/solver.py": ANSWER, "environment/src/util.py": "broken"},
+            {
+                "solution/solver.py": ANSWER,
+                "solution/util.py": "mended",
+                **{f"solution/{n}.py": "new" for n in range(3)},
+            },
+            "environment/src/solver.py",
+        ),
         # Nothing of its kind is changed, or not in its program, or the place is not the only one.
         ({"environment/answer.txt": ANSWER}, {"solution/answer.txt": ANSWER}, "environment/answer.txt"),
         (
@@ -241,13 +289,22 @@ def under(folder: str, files: dict[str, str]) -> dict[str, str]:
 def test_a_file_that_a_solution_brings_unchanged_with_changed_ones_of_its_program_may_be_shown(
     shown: dict[str, str], solution: dict[str, str], held: str
 ) -> None:
-    files = {**shown, **solution, "solution/solve.sh": "cp /solution/*.* /app/src/ && echo copied"}
+    files = {**shown, **solution, "solution/solve.sh": SOLVE}
     found = Bundle(files={path: File(text.encode()) for path, text in files.items()})
     if not held:
         check_leaks(found)
         return
     with pytest.raises(ValueError, match=f"{held} holds the whole text of solution/"):
         check_leaks(found)
+
+
+def test_many_files_of_one_name_are_compared_with_few_others() -> None:
+    """Only the looked up places count: by pairs, this would take minutes."""
+    files = {f"environment/files/p{n}/index.js": f"{ANSWER}{n}" for n in range(4000)}
+    files |= {f"solution/p{n}/index.js": f"{ANSWER}{n}" for n in range(4000)}
+    files |= {"environment/files/p/index.js": "broken", "solution/p/index.js": "mended"}
+    found = Bundle(files={path: File(text.encode()) for path, text in files.items()})
+    assert len(unchanged_files(found)) == 4000
 
 
 MANY = 700
