@@ -77,6 +77,7 @@ PASSED, FAILED = ("PASSED", "XFAIL"), ("FAILED", "ERROR", "XPASS")
 GOOD, BAD = ("ok", "expected failure"), ("FAIL", "ERROR")
 LINE = re.compile(r"(.+?) \\.\\.\\. (ok|FAIL|ERROR|expected failure)$")
 OPEN = re.compile(r"(.+?) \\.\\.\\.( .*)?$")  # its result comes after what the test prints
+NEXT = re.compile(r".* \\.\\.\\. (\\S+ \\([\\w.]+\\))(?: \\.\\.\\.|$)")  # on the line of a test whose subtest failed, which ends without a result
 HEADING = re.compile(r"(?:FAIL|ERROR): (\\S+ \\([\\w.]+\\))")
 SYMPY = re.compile(r"(test_\\S*) (ok|f|F|E|X)(?: +\\[(?:OK|FAIL)\\])?$")
 COLOUR = re.compile(r"\\x1b\\[[0-9;]*m")
@@ -86,11 +87,16 @@ def results(text):
     """Name of a test -> whether it passed. A name with spaces is also known by its first word."""
     found = {}
     test = None
+    failed = False  # the line before is the heading of a failure: this one may be the test's docstring
     for line in COLOUR.sub("", text).splitlines():
         line = line.strip()
         word, _, rest = line.partition(" ")
         match = LINE.match(line)
         started, heading, sympy = OPEN.match(line), HEADING.match(line), SYMPY.match(line)
+        after = NEXT.match(line)
+        if failed:
+            add(found, line, False)
+        failed = bool(heading)
         if word in PASSED and rest:
             add(found, rest, True)
             add(found, rest.split(" - ")[0], True)
@@ -99,13 +105,15 @@ def results(text):
             add(found, rest.split(" - ")[0], False)
         elif match:
             add(found, match.group(1), match.group(2) in GOOD)
+            if after:
+                add(found, after.group(1), match.group(2) in GOOD)
             test = None
         elif heading:
             add(found, heading.group(1), False)
         elif sympy:
             add(found, sympy.group(1), sympy.group(2) in ("ok", "f"))
         elif started:
-            test = None if (started.group(2) or "").startswith(" skipped") else started.group(1)
+            test = None if (started.group(2) or "").startswith(" skipped") else (after or started).group(1)
         elif test and line in GOOD + BAD:
             add(found, test, line in GOOD)
     return found

@@ -386,6 +386,14 @@ def test_a_file_without_rows_and_options_that_contradict_are_refused_as_a_whole(
         ("test_c (x.T) ... a\ntest_d (x.T) ... ok\nok\n", ["test_c (x.T)"], "0"),
         ("test_c (x.T) ... skipped 'no'\nok\n", ["test_c (x.T)"], "0"),
         ("test_c (x.T) ... test_d (x.T) ... a\nok\n\nFAIL: test_c (x.T) (i=1)\n", ["test_c (x.T)"], "0"),
+        ("test_c (x.T)\nDoc C ... ok\nFAIL\n\nFAIL: test_c (x.T)\nDoc C\n---\n", ["Doc C"], "0"),
+        ("Doc C ... test_d (x.T) ... ok\n\nFAIL: test_c (x.T) (i=1)\nDoc C\n", ["Doc C"], "0"),
+        ("Doc C ... test_d (x.T) ... ok\n", ["test_d (x.T)"], "1"),
+        ("Doc C ... test_d (x.T) ... a\nok\n", ["Doc C"], "0"),
+        ("Doc C ... test_d (x.T)\nhello\nok\n", ["Doc C"], "0"),
+        ("Doc C ... test_d (x.T) ... a\nok\n", ["test_d (x.T)"], "1"),
+        ("Doc C ... Creating ... a\nok\n", ["Doc C"], "1"),
+        ("Doc C ... waits ... ok\n", ["Doc C ... waits"], "1"),
     ],
 )
 def test_the_verdict_is_that_every_named_test_has_passed(
