@@ -6,8 +6,8 @@
 | the files of the commit, from a repository on this machine (`--repositories`) | any provider | those files in /app, without history |
 
 The hidden tests never lie in the environment: test.sh puts them into the work directory when the agent has ended, and restores the files of all named
-tests, the programs that the test command names and the files that configure them (`swe_base`). A row of SWE-smith has the fault as its patch, and its
-image is without it, so it needs `--repositories`.
+tests, the programs that the test command names, the modules that print their results (`swe_commands.PRINTERS`) and the files that configure them
+(`swe_base`). A row of SWE-smith has the fault as its patch, and its image is without it, so it needs `--repositories`.
 """
 
 import os
@@ -178,12 +178,11 @@ def _note(fix: str, programs: Collection[str]) -> str:
 
 
 def _programs(row: Row, command: str, workdir: str) -> list[str]:
-    """As in `swe_scripts`. The default command names none."""
-    return (
-        []
-        if command == swe_commands.PYTEST
-        else swe_scripts.programs(command, (*row.to_fix, *row.to_keep), workdir)
-    )
+    """As in `swe_scripts`, and the modules of the repository that print the results. The default command has none."""
+    if command == swe_commands.PYTEST:
+        return []
+    named = swe_scripts.programs(command, (*row.to_fix, *row.to_keep), workdir)
+    return list(dict.fromkeys((*named, *swe_commands.PRINTERS.get(row.repo, ()))))
 
 
 def _place(base: Path, hidden: Path, paths: Sequence[str], others: Collection[str]) -> dict[str, str]:

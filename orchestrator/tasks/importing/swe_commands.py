@@ -21,6 +21,11 @@ OWN: Final[Mapping[str, str]] = {
     "sympy/sympy": f"PYTHONWARNINGS=ignore::UserWarning,ignore::SyntaxWarning bin/test -C --verbose {FILES}",
 }
 """By repository: the command of SWE-bench's own harness where tests have no names in pytest's form."""
+PRINTERS: Final[Mapping[str, Sequence[str]]] = {
+    "django/django": ("django/test/runner.py",),
+    "sympy/sympy": ("sympy/testing/runtests.py", "sympy/utilities/runtests.py", "bin/get_sympy.py"),
+}
+"""By repository: the modules with which its own runner prints the results. Each version has some of them."""
 
 
 def command_of(row: Row, given: str | None) -> tuple[str, list[str]]:

@@ -94,6 +94,39 @@ def test_a_row_of_a_repository_with_its_own_runner_runs_the_files_of_its_test_pa
     assert judged(task, work) == "0"
 
 
+@pytest.mark.parametrize("form", ["image", "files"])
+@pytest.mark.parametrize(
+    ("repo", "printer"),
+    [
+        ("sympy/sympy", "sympy/testing/runtests.py"),
+        ("sympy/sympy", "sympy/utilities/runtests.py"),
+        ("django/django", "django/test/runner.py"),
+    ],
+)
+def test_the_module_that_prints_the_results_is_that_of_the_commit(
+    tmp_path: Path, repo: str, printer: str, form: str
+) -> None:
+    path, program, runner, name = SETS[repo]
+    work = tmp_path / "clones" / repo
+    starts = f"#!/usr/bin/env python3\nimport runpy\nrunpy.run_path({printer!r})\n"
+    write(work, {"calc.py": CALCULATOR["calc.py"], path: BEFORE, program: starts, printer: runner})
+    (work / program).chmod(0o755)
+    columns = {
+        "repo": repo,
+        "test_patch": TEST.format(path=path),
+        "FAIL_TO_PASS": [name.format("test_add")],
+        "PASS_TO_PASS": [name.format("test_twice")],
+    }
+    source = rows(tmp_path / "rows.jsonl", row(committed(work), image="a:1", patch=FIX, **columns))
+    more = ("--repositories", str(tmp_path / "clones")) if form == "files" else ()
+    assert imported("swe", source, tmp_path / "to", *more).code == 0
+    write(work, {printer: runner.replace('"FAIL"', '"ok"').replace('"F"', '"ok"')})
+    task = tmp_path / "to" / "people__calculator-7"
+    assert judged(task, work) == "0"
+    write(work, {"calc.py": CALCULATOR["calc.py"].replace("a - b", "a + b")})
+    assert judged(task, work) == "1"
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
