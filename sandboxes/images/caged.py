@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -28,7 +29,7 @@ from sandboxes.base import (
     SandboxError,
     SandboxFull,
 )
-from sandboxes.cgroups import Cgroup
+from sandboxes.cgroups import Cgroup, Hierarchies
 from sandboxes.images.cage import FAILED, RANGE, RESOLVER
 from sandboxes.images.complaint import at_step, complaint, has_ended_itself, is_download, is_out_of_space
 from sandboxes.login import login_name
@@ -223,13 +224,28 @@ async def run(task: Caged, log: Log | None = None) -> str:
     finally:
         if limits is not None:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(limits.remove)
+                try:
+                    await anyio.to_thread.run_sync(limits.remove)
+                except SandboxError as error:  # the result of the program counts; `remove_probes` tries again
+                    if log is not None:
+                        log(f"{error}\n")
+
+
+@functools.cache
+def _hierarchies() -> Hierarchies:
+    """The control groups that work here. LookupError if none does, which is not kept."""
+    if (found := cgroups.detect()) is None:
+        raise LookupError("no control groups")
+    return found
 
 
 def _group(memory_mb: int) -> Cgroup | None:
     """A control group for a build; None without a limit, or where none works."""
-    found = cgroups.detect() if memory_mb else None
-    if found is None:
+    if not memory_mb:
+        return None
+    try:
+        found = _hierarchies()
+    except LookupError:
         return None
     return found.create(cgroups.own_name(), Limits(memory_mb=memory_mb, processes=_PROCESSES))
 

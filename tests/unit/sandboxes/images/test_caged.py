@@ -1,5 +1,6 @@
 """Who is at fault if a program in a cage fails: the task, its downloads, or this machine. A stub stands for the cage."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -123,7 +124,7 @@ def crowded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     found = cgroups.detect()
     assert found is not None
     above = found.create(cgroups.own_name(), Limits(memory_mb=100, processes=5))
-    monkeypatch.setattr(cgroups, "detect", lambda: replace(found, mounts=above.directories))
+    monkeypatch.setattr(caged, "_hierarchies", lambda: replace(found, mounts=above.directories))
     yield
     above.remove()
 
@@ -160,8 +161,30 @@ async def test_the_control_group_of_a_build_ends_with_it(
         return made[-1]
 
     monkeypatch.setattr(cgroups.Hierarchies, "create", kept)
-    await caged.run(replace(task, memory_mb=1000))
-    assert len(made) == 2 and not any(path.exists() for group in made for path in group.directories)
+    caged._hierarchies.cache_clear()
+    for groups in (2, 3):  # the first is a probe
+        await caged.run(replace(task, memory_mb=1000))
+        assert len(made) == groups and not any(path.exists() for group in made for path in group.directories)
+
+
+@needs_groups
+@pytest.mark.parametrize(("printed", "code"), [(BUILDAH, 1), ("made", 0)], ids=["failed", "made"])
+async def test_the_result_of_a_build_counts_if_its_control_group_cannot_be_removed(
+    task: Caged, monkeypatch: pytest.MonkeyPatch, printed: str, code: int
+) -> None:
+    ends(monkeypatch, printed, code)
+    lines: list[str] = []
+    remove = Cgroup.remove
+    caged._group(1000).remove()  # type: ignore[union-attr]
+
+    def stuck(group: Cgroup, timeout_s: float = 5.0) -> None:
+        remove(group, timeout_s)
+        raise SandboxError("processes [7] do not die")
+
+    monkeypatch.setattr(Cgroup, "remove", stuck)
+    with pytest.raises(ImageRefused, match="failed at RUN make") if code else contextlib.nullcontext():
+        await caged.run(replace(task, memory_mb=1000), lines.append)
+    assert lines[-1] == "processes [7] do not die\n"
 
 
 @pytest.mark.parametrize(
