@@ -131,6 +131,7 @@ EXAMPLES: dict[str, Sequence[str]] = {
         "penstock tasks import harbor downloaded/set --to tasks",
         "penstock tasks import harbor https://example.org/tasks.git --revision v1.0 --to tasks",
         "penstock tasks import harbor registry.json --dataset mine@1.0 --to tasks --json",
+        "penstock tasks import harbor downloaded/set --to tasks --move-key environment.base_image",
     ],
     "tasks import terminal-bench": ["penstock tasks import terminal-bench downloaded/tasks --to tasks"],
     "tasks import swe": [

@@ -5,7 +5,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,13 +21,6 @@ if TYPE_CHECKING:
     from orchestrator.settings.sandbox import SandboxSection
     from orchestrator.tasks.bundle import BundleLimits
     from orchestrator.tasks.importing.report import Found, Imported
-
-
-class UnknownKeys(StrEnum):
-    """Where keys of a task.toml go that the format does not know."""
-
-    KEEP = "keep"  # a run refuses them by name
-    METADATA = "metadata"
 
 
 app = typer.Typer(no_args_is_help=True, help="Import task sets of other forms as Harbor task directories.")
@@ -66,10 +58,12 @@ def harbor(
     dataset: Annotated[
         str | None, typer.Option(help="The data set of a registry: NAME or NAME@VERSION.")
     ] = None,
-    unknown_keys: Annotated[
-        UnknownKeys,
-        typer.Option(help="metadata: move keys of task.toml that the format does not know below [metadata]."),
-    ] = UnknownKeys.KEEP,
+    move_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A key of task.toml to move below [metadata] where the format does not know it: KEY or TABLE.KEY; repeatable."
+        ),
+    ] = None,
     git_timeout_s: GitOption = GIT_S,
     as_json: JsonOption = False,
 ) -> None:
@@ -79,7 +73,7 @@ def harbor(
 
     section, limits, _ = counting(config)
     program = Git(git_timeout_s)
-    read = form.reading(limits, move_unknown=unknown_keys is UnknownKeys.METADATA)
+    read = form.reading(limits, move_key or ())
     with ExitStack() as stack:
         if revision is not None and not is_url(source):
             raise ValueError("--revision is about a git URL")

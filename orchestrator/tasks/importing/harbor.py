@@ -2,8 +2,8 @@
 
     [{"name": "mine", "version": "1.0", "tasks": [{"name": "a", "git_url": "https://…", "git_commit_id": "…", "path": "tasks/a"}, …]}, …]
 
-The tasks are copied as they are, or with unknown keys moved (unknown_keys.py). Links that lead out of a task refuse it. The path "." is the whole
-repository.
+The tasks are copied as they are, or with named unknown keys moved (unknown_keys.py). Links that lead out of a task refuse it. The path "." is the
+whole repository.
 """
 
 import json
@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from orchestrator.contracts.quote import quoted
 from orchestrator.tasks.bundle import BundleLimits, check_path
-from orchestrator.tasks.harbor import Task, load
+from orchestrator.tasks.harbor import Task
 from orchestrator.tasks.importing import git
 from orchestrator.tasks.importing.git import Git
 from orchestrator.tasks.importing.place import refused
 from orchestrator.tasks.importing.report import Found, Imported
-from orchestrator.tasks.importing.unknown_keys import unknown_moved
+from orchestrator.tasks.importing.unknown_keys import check_key, unknown_moved
 from orchestrator.tasks.read_directory import read_directory
 from sandboxes.text_files import read_text
 
@@ -43,13 +43,13 @@ class RegistryTask:
     path: str
 
 
-def reading(limits: BundleLimits, *, move_unknown: bool = False) -> Read:
-    """Reads tasks as they are, or with the keys that the format does not know below `[metadata]` (unknown_keys.py)."""
+def reading(limits: BundleLimits, move_keys: Sequence[str] = ()) -> Read:
+    """Reads tasks as they are, or with these keys, KEY or TABLE.KEY, below `[metadata]` where the format does not know them (unknown_keys.py).
+    ValueError for text that names no key."""
+    named = {check_key(key) for key in move_keys}
 
     def read(directory: Path) -> tuple[Task, str]:
-        if not move_unknown:
-            return load(directory, limits), ""
-        bundle, note = unknown_moved(read_directory(directory, limits))
+        bundle, note = unknown_moved(read_directory(directory, limits), named)
         return Task.of(bundle, limits=limits), note
 
     return read

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.tasks.harbor import load
 from orchestrator.tasks.importing import git
+from orchestrator.tasks.settings import Metadata
 from tests.import_sets import HARBOR, committed, write
 from tests.import_sets import git as run_git
 from tests.unit.tasks.importing.rig import imported, refused
@@ -288,11 +289,22 @@ of = 1
 """
 
 
-def test_unknown_keys_are_moved_below_metadata_if_that_is_requested(tmp_path: Path) -> None:
+KEYS_MEANT = ("timeout_secs", "timeout_sec", "verifer", "zz", "domain", "gpus", *Metadata.model_fields)
+MOVES = ("zz", "environment.base_image", "verifier.implemented", "verifier.timing")
+
+
+def moves(*keys: str) -> list[str]:
+    return [word for key in keys for word in ("--move-key", key)]
+
+
+def test_named_unknown_keys_are_moved_below_metadata(tmp_path: Path) -> None:
     write(tmp_path / "set" / "word", {**HARBOR, "task.toml": UNKNOWN})
     found = imported("harbor", tmp_path / "set", tmp_path / "to")
     assert "[environment].base_image is not known" in found.run["word"]
-    found = imported("harbor", tmp_path / "set", tmp_path / "moved", "--unknown-keys", "metadata")
+    assert found.notes["word"] == (
+        f"keys that are not known can be moved below [metadata], where they have no effect: {' '.join(moves(*MOVES))}"
+    )
+    found = imported("harbor", tmp_path / "set", tmp_path / "moved", *moves(*MOVES))
     assert (found.code, found.run) == (0, {})
     assert found.notes["word"] == (
         "moved below [metadata], where they have no effect: zz, [environment].base_image, [verifier].implemented, [verifier].timing"
@@ -323,21 +335,56 @@ def test_unknown_keys_are_moved_below_metadata_if_that_is_requested(tmp_path: Pa
         ("[agent]\nzz = 5\n[metadata]\nagent = 6", "[agent].zz is not known"),
         ('["agent.zz"]\na = 6', "'agent.zz' is not known"),
         ("[environment]\ngpus = 1", "[environment].gpus = 1 is not honoured"),
+        # They would be read in [metadata].
+        *[(f"{key} = 1", f"{key} is not known") for key in Metadata.model_fields],
     ],
 )
-def test_a_key_that_may_be_meant_as_one_of_the_format_is_not_moved(
+def test_a_key_that_may_be_meant_as_one_of_the_format_or_of_metadata_is_not_moved(
     tmp_path: Path, toml: str, words: str
 ) -> None:
     write(tmp_path / "set" / "word", {**HARBOR, "task.toml": toml})
-    found = imported("harbor", tmp_path / "set", tmp_path / "to", "--unknown-keys", "metadata")
+    named = [
+        f"{table}{key}"
+        for table in ("", "agent.", "solution.", "task.", "environment.")
+        for key in KEYS_MEANT
+    ]
+    found = imported("harbor", tmp_path / "set", tmp_path / "to", *moves(*named))
     assert words in {**found.run, **found.reasons}["word"] and found.notes == {}
+
+
+def test_an_unknown_key_that_is_not_named_stays(tmp_path: Path) -> None:
+    toml = '[environment]\nbase_image = "a"\nprivileged = true\n[verifier]\nscript = "b"\n[oracle]\nof = 1\n'
+    write(tmp_path / "set" / "word", {**HARBOR, "task.toml": toml})
+    found = imported("harbor", tmp_path / "set", tmp_path / "to", *moves("environment.base_image"))
+    assert all(
+        key in found.run["word"] for key in ("[environment].privileged", "[verifier].script", "[oracle]")
+    )
+    assert found.notes["word"] == (
+        "moved below [metadata], where they have no effect: [environment].base_image; keys that are not known can be moved below [metadata], "
+        "where they have no effect: --move-key environment.privileged --move-key verifier.script --move-key oracle"
+    )
+
+
+@pytest.mark.parametrize("key", ["a.", "zz.a", "environment.a.b", "metadata.a"])
+def test_text_that_names_no_key_to_move_is_refused(tmp_path: Path, suite: Path, key: str) -> None:
+    words = refused("harbor", suite, tmp_path / "to", "--move-key", key)
+    assert "names no key: write KEY, or TABLE.KEY with one of task, agent" in words
+
+
+def test_settings_that_a_program_cannot_write_are_refused_by_the_key(tmp_path: Path) -> None:
+    toml = "environment.foo = 1\nmetadata.k = 1\nagent = {timeout_sec = 3.0, zork = 1}\n"
+    write(tmp_path / "set" / "word", {**HARBOR, "task.toml": toml})
+    found = imported("harbor", tmp_path / "set", tmp_path / "to", *moves("environment.foo", "agent.zork"))
+    assert found.reasons["word"] == (
+        "task.toml: [environment].foo, [agent].zork cannot be moved by a program: move them below [metadata]"
+    )
 
 
 def test_a_task_whose_keys_are_known_stays_as_it_is_where_unknown_ones_would_be_moved(
     suite: Path, tmp_path: Path
 ) -> None:
     write(suite / "broken", {**HARBOR, "task.toml": "[a"})
-    found = imported("harbor", suite, tmp_path / "to", "--unknown-keys", "metadata")
+    found = imported("harbor", suite, tmp_path / "to", *moves("zz"))
     assert found.outcomes == {"word": "imported", "other": "imported", "broken": "refused"}
     assert (
         load(tmp_path / "to" / "other").content_hash == load(suite / "other").content_hash
