@@ -35,7 +35,8 @@ _internal: set[int] = set()
 
 class Held:
     """The nameless files of some processes, each once: allocated bytes by device and inode. `mapped`: of a file that is only mapped, and that we
-    may not look at, the length of its mapping. `shm_bytes`: all that lies in the /dev/shm of the processes, if it is their own.
+    may not look at, the length of its mapping, if it is shared and can be written: others may be of an image or this machine, or have another name.
+    `shm_bytes`: all that lies in the /dev/shm of the processes, if it is their own.
 
     `places`: directories where the processes may write. What is on their devices counts as on a disk, even if that is memory.
     """
@@ -67,9 +68,14 @@ class Held:
     def on_disk(self, ignored: Sequence[int] = ()) -> tuple[int, int]:
         """(bytes, number) of those on a disk; the number is `TOO_MANY` if there is too much to look at. `ignored`: our descriptors of files that do
         not count."""
-        found = {**self.mapped, **self.files}
-        for status in map(os.fstat, ignored):
-            found.pop((status.st_dev, status.st_ino), None)
+        # On overlayfs, /proc names another device for a mapping than for a descriptor.
+        opened = {inode for _, inode in self.files}
+        found = {key: size for key, size in self.mapped.items() if key[1] not in opened}
+        found.update(self.files)
+        for fd in ignored:
+            with contextlib.suppress(OSError):  # it is closed
+                status = os.fstat(fd)
+                found.pop((status.st_dev, status.st_ino), None)
         sizes = [size for (device, _), size in found.items() if device not in self._memory]
         return sum(sizes), len(sizes) if self.complete else TOO_MANY
 
@@ -132,7 +138,7 @@ class Held:
         for line in text.splitlines(keepends=True) if _DELETED_LINE in text and self.complete else ():
             if not line.endswith(_DELETED_LINE):
                 continue
-            area, _, offset, device, inode = line.split(None, 5)[:5]
+            area, rights, offset, device, inode = line.split(None, 5)[:5]
             key = os.makedev(*(int(part, 16) for part in device.split(b":"))), int(inode)
             if key in known or key in self.files or key[0] in internal_devices():
                 continue
@@ -142,7 +148,8 @@ class Held:
                 self._note(os.stat(f"/proc/{pid}/map_files/{start:x}-{end:x}"))
                 known.add(key)
             except PermissionError:
-                self.mapped[key] = max(self.mapped.get(key, 0), int(offset, 16) + end - start)
+                if rights.startswith(b"rw") and rights.endswith(b"s"):
+                    self.mapped[key] = max(self.mapped.get(key, 0), int(offset, 16) + end - start)
             except FileNotFoundError:  # no longer mapped
                 continue
         return bool(text)

@@ -82,9 +82,9 @@ def test_a_file_that_a_process_holds_without_a_name_counts_once(
     assert nameless.Held([pid], [tmp_path]).on_disk() == (0, 0)
 
 
-def test_where_a_mapped_file_cannot_be_looked_at_its_mapping_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mapped files cannot be looked at, as for all but root."""
     look = os.stat
 
     def refuses(path: str | int, **how: int) -> os.stat_result:
@@ -93,10 +93,38 @@ def test_where_a_mapped_file_cannot_be_looked_at_its_mapping_counts(
         return look(path, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "stat", refuses)
+
+
+@pytest.mark.usefixtures("refused")
+def test_where_a_mapped_file_cannot_be_looked_at_its_mapping_counts(tmp_path: Path) -> None:
     with running("m = mmap.mmap(held, 1 << 20)", tmp_path) as pid:
         assert nameless.Held([pid], [tmp_path]).on_disk() == (MIB, 1)
     with running("m = mmap.mmap(held, 1 << 20); os.close(held)", tmp_path) as pid:
         assert nameless.Held([pid], [tmp_path]).on_disk() == (MIB, 1)
+
+
+@pytest.mark.usefixtures("refused")
+@pytest.mark.parametrize("how", ["access=mmap.ACCESS_COPY", "prot=mmap.PROT_READ | mmap.PROT_EXEC"])
+def test_a_mapping_that_writes_into_no_file_may_be_of_an_image_and_does_not_count(
+    how: str, tmp_path: Path
+) -> None:
+    with running(f"m = mmap.mmap(held, 1 << 20, {how}); os.closerange(3, 99)", tmp_path) as pid:
+        assert nameless.Held([pid], [tmp_path]).on_disk() == (0, 0)
+
+
+def test_a_file_that_is_mapped_under_another_device_counts_once(tmp_path: Path) -> None:
+    with running("m = mmap.mmap(held, 1 << 20)", tmp_path) as pid:
+        held = nameless.Held([pid], [tmp_path])
+        ((_, inode),) = held.files
+        held.mapped[0, inode] = MIB
+        assert held.on_disk() == (MIB, 1)
+
+
+def test_our_own_descriptor_may_be_closed(tmp_path: Path) -> None:
+    closed = os.open(tmp_path, os.O_RDONLY)
+    os.close(closed)
+    with running("", tmp_path) as pid:
+        assert nameless.Held([pid], [tmp_path]).on_disk(ignored=(closed,)) == (MIB, 1)
 
 
 def test_more_descriptors_than_are_looked_at_count_as_too_many_files(
