@@ -74,12 +74,17 @@ import re
 import sys
 
 PASSED, FAILED = ("PASSED", "XFAIL"), ("FAILED", "ERROR", "XPASS")
-GOOD, BAD = ("ok", "expected failure"), ("FAIL", "ERROR")
-LINE = re.compile(r"(.+?) \\.\\.\\. (ok|FAIL|ERROR|expected failure)$")
+GOOD, BAD = ("ok", "expected failure"), ("FAIL", "ERROR", "unexpected success")
+LINE = re.compile(r"(.+?) \\.\\.\\. (ok|FAIL|ERROR|expected failure|unexpected success)$")
 OPEN = re.compile(r"(.+?) \\.\\.\\.( .*)?$")  # its result comes after what the test prints
 NEXT = re.compile(r".* \\.\\.\\. (\\S+ \\([\\w.]+\\))(?: \\.\\.\\.|$)")  # on the line of a test whose subtest failed, which ends without a result
-HEADING = re.compile(r"(?:FAIL|ERROR): (\\S+ \\([\\w.]+\\))")
+SKIPPED = re.compile(r"skipped [\\x22\\x27]")
+HEADING = re.compile(r"(?:FAIL|ERROR|UNEXPECTED SUCCESS): (\\S+ \\([\\w.]+\\))")
 SYMPY = re.compile(r"(test_\\S*) (ok|f|F|E|X)(?: +\\[(?:OK|FAIL)\\])?$")
+SYMPY_FILE = re.compile(r"\\S+\\.py\\[\\d+\\]")  # the first line of a file's tests
+SYMPY_TEST = re.compile(r"(test_\\w+)(?: (.*))?$")  # it may print before its result, on this line and further ones
+SYMPY_RESULT = re.compile(r"(?:.* )?(ok|f|F|E|X)(?: +\\[(?:OK|FAIL)\\])?$")
+SYMPY_HEADING = re.compile(r"_+ \\S+\\.py:(test_\\w+) _+$")
 COLOUR = re.compile(r"\\x1b\\[[0-9;]*m")
 
 
@@ -88,8 +93,8 @@ def results(text):
     found = {}
     test = None
     failed = False  # the line before is the heading of a failure: this one may be the test's docstring
-    for line in COLOUR.sub("", text).splitlines():
-        line = line.strip()
+    lines = [line.strip() for line in COLOUR.sub("", text).splitlines()]
+    for line in lines:
         word, _, rest = line.partition(" ")
         match = LINE.match(line)
         started, heading, sympy = OPEN.match(line), HEADING.match(line), SYMPY.match(line)
@@ -116,7 +121,31 @@ def results(text):
             test = None if (started.group(2) or "").startswith(" skipped") else (after or started).group(1)
         elif test and line in GOOD + BAD:
             add(found, test, line in GOOD)
+        elif SKIPPED.match(line):
+            test = None
+    add_sympy(found, lines)
     return found
+
+
+def add_sympy(found, lines):
+    """The results of sympy's runner, if it has printed the name of a file. A test stays open until the next: it may print words like a result."""
+    test, files = None, False
+    for line in lines:
+        begins, heading = SYMPY_TEST.match(line), SYMPY_HEADING.match(line)
+        files = files or bool(SYMPY_FILE.match(line))
+        if not files or SYMPY_FILE.match(line):
+            test = None
+        elif heading:
+            add(found, heading.group(1), False)
+        elif begins:
+            test = begins.group(1)
+            result = SYMPY_RESULT.match(begins.group(2) or "")
+            if result:
+                add(found, test, result.group(1) in ("ok", "f"))
+        elif test:
+            result = SYMPY_RESULT.match(line)
+            if result and line.startswith(result.group(1)):
+                add(found, test, result.group(1) in ("ok", "f"))
 
 
 def add(found, name, passed):

@@ -377,6 +377,13 @@ def test_a_file_without_rows_and_options_that_contradict_are_refused_as_a_whole(
         ("test_Mod s\n", ["test_Mod"], "0"),
         ("test_Mod ok\ntest_Mod E\n", ["test_Mod"], "0"),
         ("test_Mod is ok\n", ["test_Mod"], "0"),
+        ("m.py[2] \ntest_Mod (1, 2) ok\ntest_w a ok    [OK]\n", ["test_Mod", "test_w"], "1"),
+        ("m.py[2] \ntest_Mod \n1\nok\ntest_w\nok    [OK]\n", ["test_Mod", "test_w"], "1"),
+        ("m.py[2] \ntest_Mod a F\ntest_w ok\n", ["test_Mod"], "0"),
+        ("m.py[2] \ntest_Mod ok\nF\ntest_w ok\n", ["test_Mod"], "0"),
+        ("m.py[2] \ntest_Mod a ok\nX    [FAIL]\n", ["test_Mod"], "0"),
+        ("m.py[2] \ntest_Mod s - no\n\nn.py[1] \nok\n", ["test_Mod"], "0"),
+        ("m.py[1] \ntest_Mod ok [OK]\n\n____ m.py:test_Mod ____\n", ["test_Mod"], "0"),
         # Django's runner, whose tests print into their line
         ("test_c (x.T) ... Testing against Django installed in '/d'\nok\n", ["test_c (x.T)"], "1"),
         ("test_c (x.T) ... Testing against Django installed in '/d'\nFAIL\n", ["test_c (x.T)"], "0"),
@@ -394,6 +401,11 @@ def test_a_file_without_rows_and_options_that_contradict_are_refused_as_a_whole(
         ("Doc C ... test_d (x.T) ... a\nok\n", ["test_d (x.T)"], "1"),
         ("Doc C ... Creating ... a\nok\n", ["Doc C"], "1"),
         ("Doc C ... waits ... ok\n", ["Doc C ... waits"], "1"),
+        ("test_c (x.T) ... unexpected success\nok\n", ["test_c (x.T)"], "0"),
+        ("test_c (x.T) ... ok\nunexpected success\n", ["test_c (x.T)"], "1"),
+        ("test_c (x.T) ... a\nok\nunexpected success\n", ["test_c (x.T)"], "0"),
+        ("test_c (x.T) ... a\nskipped 'no'\nok\n", ["test_c (x.T)"], "0"),
+        ("test_c (x.T) ... ok\nUNEXPECTED SUCCESS: test_c (x.T)\n", ["test_c (x.T)"], "0"),
     ],
 )
 def test_the_verdict_is_that_every_named_test_has_passed(
