@@ -1,5 +1,6 @@
 """The test command of a row of SWE-bench or a relative, and the files that it runs."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -13,12 +14,12 @@ FILES: Final = "{files}"
 """In a test command: the files that hold the named tests."""
 MODULES: Final = "{modules}"
 """In a test command: these files as dotted names of modules below tests/."""
-PYTEST: Final = (
-    f'"$(command -v python || command -v python3)" -m pytest -rap --tb=short -q -p no:cacheprovider {FILES}'
-)
+_PYTHON: Final = '"$(command -v python || command -v python3)"'
+_IN_PYTEST: Final = re.compile(r"\S+\.py::")
+PYTEST: Final = f"{_PYTHON} -m pytest -rap --tb=short -q -p no:cacheprovider {FILES}"
 OWN: Final[Mapping[str, str]] = {
-    "django/django": f"LC_ALL=C.UTF-8 ./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 {MODULES}",
-    "sympy/sympy": f"PYTHONWARNINGS=ignore::UserWarning,ignore::SyntaxWarning bin/test -C --verbose {FILES}",
+    "django/django": f"LC_ALL=C.UTF-8 {_PYTHON} ./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1 {MODULES}",
+    "sympy/sympy": f"PYTHONWARNINGS=ignore::UserWarning,ignore::SyntaxWarning {_PYTHON} bin/test -C --verbose {FILES}",
 }
 """By repository: the command of SWE-bench's own harness where tests have no names in pytest's form."""
 PRINTERS: Final[Mapping[str, Sequence[str]]] = {
@@ -33,7 +34,8 @@ def command_of(row: Row, given: str | None) -> tuple[str, list[str]]:
     ValueError if nothing says how the tests run, or no file is there for a place."""
     command, own = given or row.command, OWN.get(row.repo)
     # Names in the form of unittest may be sentences, with :: in them.
-    if (own is None or "::" in row.to_fix[0]) and (named := files_of((*row.to_fix, *row.to_keep))):
+    names = [name for name in (*row.to_fix, *row.to_keep) if own is None or _IN_PYTEST.match(name)]
+    if named := files_of(names):
         command = command or PYTEST
         return (command if _has_place(command) else f"{command} {FILES}"), named
     if command is None and own is None:
@@ -43,7 +45,7 @@ def command_of(row: Row, given: str | None) -> tuple[str, list[str]]:
     if command is None:
         command = own or ""
     elif given is None and own is not None and not _has_place(command):
-        command = f"{command} {own.rpartition(' ')[2]}"
+        command = f"{command} {MODULES if 'runtests' in command else FILES}"
     files = _patched(row)
     if _has_place(command) and not files:
         place = FILES if FILES in command else MODULES

@@ -144,6 +144,25 @@ def test_a_command_given_for_all_rows_holds_above_that_of_the_repository(
     assert words in (tmp_path / "to/people__calculator-7/tests/test.sh").read_text()
 
 
+@pytest.mark.parametrize(
+    ("test_cmd", "words"),
+    [
+        (None, '-v python3)" ./tests/runtests.py --verb'),
+        ("pytest -q", "pytest -q tests/utils_tests/test_arit.py"),
+    ],
+)
+def test_a_sentence_with_colons_is_not_a_name_in_the_form_of_pytest(
+    tmp_path: Path, test_cmd: str | None, words: str
+) -> None:
+    columns = {"test_patch": TEST.format(path="tests/utils_tests/test_arit.py"), "PASS_TO_PASS": ["a (x.Y)"]}
+    named = row(
+        "1" * 40, image="a:1", repo="django/django", FAIL_TO_PASS=["Doc with Foo::bar text"], **columns
+    )
+    source = rows(tmp_path / "rows.jsonl", named | {"test_cmd": test_cmd})
+    assert imported("swe", source, tmp_path / "to").code == 0
+    assert words in (tmp_path / "to/people__calculator-7/tests/test.sh").read_text()
+
+
 def test_a_row_without_a_file_for_the_place_in_its_command_is_refused(tmp_path: Path) -> None:
     named = row("1" * 40, image="a:1", test_patch=GONE, FAIL_TO_PASS=["a test"], PASS_TO_PASS=[])
     source = rows(tmp_path / "rows.jsonl", named)
