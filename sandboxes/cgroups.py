@@ -128,10 +128,12 @@ class Cgroup:
         """How often the kernel has refused a process, for lack of room below this group's limit, or that of a group above."""
         return _counter(self._processes / "pids.events", "max")
 
-    def most_processes(self) -> int:
-        """The most processes that it has had at once; before Linux 6.1, those that it has now."""
-        peak = self._processes / "pids.peak"
-        return int((peak if peak.exists() else self._processes / "pids.current").read_text())
+    def most_processes(self) -> int | None:
+        """The most processes that it has had at once; None before Linux 6.1, which does not count them."""
+        try:
+            return int((self._processes / "pids.peak").read_text())
+        except FileNotFoundError:
+            return None
 
     @property
     def _processes(self) -> Path:

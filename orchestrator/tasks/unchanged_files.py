@@ -22,8 +22,8 @@ _SOURCE: Final = re.compile(
     r"\.(c|cc|cjs|clj|cpp|cs|cxx|dart|erl|ex|f90|fs|go|h|hpp|hs|java|jl|jsx?|kts?|lua|mjs|ml|php|pl|py|r|rb|rs|scala|svelte|swift|tsx?|vue|zig)"
 )
 _SCRIPT: Final = "solve.sh"
-_WRITTEN: Final = re.compile(r"[\w.@+-]*(?:/[\w.@+-]*)+")
-"""A path in a script."""
+_WRITTEN: Final = re.compile(r"[\w.@+/-]+")
+"""A word of a script that may be a path. Linear: a word of 64 KB without a slash is read once."""
 _SCRIPT_BYTES: Final = 1 << 16
 """Of scripts that are read for the folders that they name."""
 _MAX_PARTS: Final = 32
@@ -119,6 +119,8 @@ def _named_folders(bundle: Bundle) -> set[str]:
             continue
         left -= file.size
         for written in _WRITTEN.findall(file.data.decode(errors="replace")):
+            if "/" not in written:
+                continue
             parts = [part for part in written.split("/") if part not in ("", ".")]
             if len(parts) > _MAX_PARTS or parts[:1] == ["solution"]:
                 continue

@@ -311,7 +311,8 @@ class _Running:
             return ""
         if self.limits.oom_kills() and self.limits.reached_memory():
             return f"takes more than {self.task.memory_mb} MB of memory (sandbox.images.build_memory_mb)"
-        if self.limits.refused_processes() and self.limits.most_processes() >= _PROCESSES:
+        most = self.limits.most_processes()
+        if self.limits.refused_processes() and (most is None or most >= _PROCESSES):
             return f"starts more than {_PROCESSES:,} processes and threads at once"
         return ""
 

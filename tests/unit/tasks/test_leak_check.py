@@ -307,6 +307,12 @@ def test_many_files_of_one_name_are_compared_with_few_others() -> None:
     assert len(unchanged_files(found)) == 4000
 
 
+def test_a_script_of_one_long_word_is_read_once() -> None:
+    """From each of its characters to its end, this would take minutes."""
+    files = {"environment/src/a.py": "1", "solution/src/a.py": "1", "solution/solve.sh": "a" * 65_000}
+    assert unchanged_files(Bundle(files={path: File(text.encode()) for path, text in files.items()})) == set()
+
+
 MANY = 700
 
 
