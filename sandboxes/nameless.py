@@ -102,6 +102,9 @@ class Held:
         numbers: frozenset[str] = frozenset()
         for thread in threads:
             order = _compare_descriptors(first, thread) if first else 1
+            # It has ended since, and compares with none.
+            if first and order > 0 and not _has_descriptors(first):
+                first, order = thread, -1
             if order == 0 or not self.complete or (order < 0 and self._names_left < 0):
                 continue
             with _unless_gone():
@@ -175,6 +178,13 @@ def _threads(pid: int) -> list[int]:
     with _unless_gone():
         names = os.listdir(f"/proc/{pid}/task")
     return [int(name) for name in names]
+
+
+def _has_descriptors(thread: int) -> bool:
+    numbers: list[str] = []
+    with _unless_gone():
+        numbers = os.listdir(f"/proc/{thread}/fd")
+    return bool(numbers)
 
 
 def _compare_descriptors(first: int, thread: int) -> int:

@@ -156,6 +156,20 @@ def test_the_descriptors_that_threads_share_are_looked_at_once(
         assert nameless.Held([pid], [tmp_path]).on_disk() == (MIB, 1)
 
 
+def test_a_first_thread_that_ends_during_the_reading_has_its_descriptors_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "others = [os.dup(held) for _ in range(99)]\n"
+        "for _ in range(8): threading.Thread(target=threading.Event().wait).start()"
+    )
+    monkeypatch.setattr(nameless, "MAX_LOOKS", 300)
+    with running(script, tmp_path) as pid:
+        monkeypatch.setattr(nameless, "_has_descriptors", lambda thread: thread != pid)
+        monkeypatch.setattr(nameless, "_compare_descriptors", lambda first, _: 1 if first == pid else 0)
+        assert nameless.Held([pid], [tmp_path]).on_disk() == (MIB, 1)
+
+
 def test_where_threads_are_not_compared_there_is_an_end_to_their_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
