@@ -4,7 +4,8 @@ tables/ · columns · rows                        the declared schema, and rows 
 engine · address · opened · locks               connections, roles, and the check that the schema fits the code
 rights · reader_login · reader_rights           rights of the migrations' login and of logins that only read
 transact · transitions · outbox                 one transaction: compare-and-set, history row, messages to send
-settled · dead_letters · sanitize               the bus: settled messages, unusable ones, clean text
+settled · dead_letters · suspect_messages       the bus: settled messages, unusable ones, those that may end their process
+sanitize                                        clean text
 runs · run_end · curriculum · counter_names     a run: its creation, its stages, its counters, its end
 submissions · vettings · blobs                  accepted tasks, their levels, the files of large ones
 dispatch · leases · lease_check · resumes       from the queue to a runner: assignments, leases, continued attempts

@@ -8,7 +8,7 @@
 One message can end only itself. A message with unusable content is stored as a dead letter with the reason. If anything fails for a batch, it is
 handled again one by one, so the other messages lose nothing. A message that Postgres refuses because of its content (a number out of range, a
 broken constraint, a value too long for an index) is a dead letter at once. Any other failure makes it a suspect (`Suspects`), also handling that
-leaves its transaction silent for so long that Postgres ends it.
+leaves its transaction silent for so long that Postgres ends it. One that ends its process without an error is refused too (`Returned`).
 
 A message that needs a value of a long computation (`NotReady`) is held in this process, without a transaction, while the others pass. Its handling
 starts again once the value is there. While `MAX_HELD` messages are held, the consumer takes no others.
@@ -16,6 +16,7 @@ starts again once the value is there. While `MAX_HELD` messages are held, the co
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import anyio
@@ -31,8 +32,10 @@ from orchestrator.bus.suspects import Suspects, identity
 from orchestrator.contracts.errors import MessageError
 from orchestrator.contracts.quote import quoted
 from orchestrator.pool.dead_letters import Letter, store
+from orchestrator.pool.suspect_messages import end_alone
 from orchestrator.pool.transact import NotReady, of_content, sentence, transact
 from orchestrator.roles.context import OrchestratorContext
+from orchestrator.roles.returned import REASON, Returned
 from orchestrator.roles.reward_threads import waiting_for_rewards
 from orchestrator.runtime.liveness import Loop, current, reporting, track_loop
 from orchestrator.runtime.log import get
@@ -41,6 +44,9 @@ from orchestrator.runtime.metrics import measured
 log = get(__name__)
 IDLE_ENDS: Final = 2
 """Transactions of the same messages that Postgres may end because they are silent, before that counts as a failed try."""
+
+STOP_S: Final = 3.0
+"""A process that stops while it handles a message alone takes at most so long to record that this was no crash."""
 
 MAX_HELD: Final = 16
 """Messages of one consumer that wait for a computation while others pass."""
@@ -94,6 +100,7 @@ async def consume(
             after=after,
             refused=refused,
             failing=failing,
+            returned=Returned(context.engine),
         )
         async with context.bus.subscribe(consumer, batch=batch) as arriving, in_background(work.holding):
             while True:
@@ -103,7 +110,11 @@ async def consume(
                 deliveries = await arriving.take(batch)
                 loop.busy(f"{len(deliveries)} messages of {consumer.stream}")
                 async with work.turn:
-                    await work.process(deliveries, at=at)
+                    returned, others = work.returned.divide(deliveries)
+                    if others:
+                        await work.process(others, at=at)
+                    for delivery in returned:
+                        await work.process_alone(delivery, at=at)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -115,6 +126,7 @@ class _Consuming:
     after: Callable[[], Awaitable[None]] | None
     refused: Callable[[Delivery, str], Awaitable[None]] | None
     failing: Loop
+    returned: Returned
     suspects: Suspects = field(default_factory=Suspects)
     turn: anyio.Lock = field(default_factory=anyio.Lock)
     """Taken to process messages: `handle`, `before` and `after` share their notes."""
@@ -138,10 +150,25 @@ class _Consuming:
                 await self._changed.wait()
             self._changed = anyio.Event()
 
-    async def process(self, deliveries: Sequence[Delivery], *, at: str) -> None:
-        """Handle, commit, run `after`, settle: all `deliveries` at once, or one by one if that fails."""
+    async def process_alone(self, delivery: Delivery, *, at: str) -> None:
+        """Process a message that may have ended its process before."""
+        async with self.context.alone, in_background(partial(self._keep, [delivery])):
+            try:
+                if await self.returned.may_be_handled(delivery):
+                    await self.process([delivery], at=at, alone=True)
+                else:
+                    await self._refuse(delivery, REASON)
+            except BaseException:
+                with anyio.move_on_after(STOP_S, shield=True):
+                    await self.returned.end(delivery)
+                raise
+
+    async def process(self, deliveries: Sequence[Delivery], *, at: str, alone: bool = False) -> None:
+        """Handle, commit, run `after`, settle: all `deliveries` at once, or one by one if that fails. `alone`: a row of the data pool says so."""
 
         async def work(connection: AsyncConnection) -> Mapping[int, Outcome]:
+            if alone:
+                await end_alone(connection, identity(deliveries[0]))
             outcomes = await self.handle(connection, deliveries)
             for i, outcome in outcomes.items():
                 if isinstance(outcome, str):
@@ -157,6 +184,8 @@ class _Consuming:
             if self.after is not None:
                 await self.after()
         except Exception as error:  # noqa: BLE001  # counted and logged: one message can end only itself
+            if alone:
+                await self.returned.end(deliveries[0])
             if len(deliveries) > 1:
                 for delivery in deliveries:
                     await self.process([delivery], at=at)
@@ -170,8 +199,10 @@ class _Consuming:
             match outcomes.get(i):
                 case None:
                     self.suspects.passed += 1
+                    self.returned.settled(delivery)
                     await delivery.ack()
                 case Later(after_s):
+                    self.returned.send_back(delivery)
                     await delivery.nak(after_s)
                 case str() as reason:
                     await self._bury(delivery, reason)
@@ -191,22 +222,21 @@ class _Consuming:
     async def _until_ready(self, name: bytes, error: NotReady, at: str) -> None:
         """Wait for the value, then process the message."""
         deliveries = self._held[name]
-
-        async def keep() -> None:
-            """Tell the bus that the message is in work: it does not come again."""
-            while True:
-                await anyio.sleep(self.consumer.ack_wait_s / 3)
-                for delivery in deliveries:
-                    await delivery.in_progress()
-
         with track_loop(f"{at.partition('.')[0]}.held", forever=False) as loop:
             loop.busy(f"message {quoted(deliveries[0].msg_id)}")
-            async with in_background(keep):
+            async with in_background(partial(self._keep, deliveries)):
                 await error.ready()
                 async with self.turn:
                     del self._held[name]
                     self._changed.set()
                     await self.process(deliveries, at=at)
+
+    async def _keep(self, deliveries: Sequence[Delivery]) -> None:
+        """Tell the bus that messages are in work: they do not come again."""
+        while True:
+            await anyio.sleep(self.consumer.ack_wait_s / 3)
+            for delivery in deliveries:
+                await delivery.in_progress()
 
     async def _failed(self, delivery: Delivery, error: Exception) -> None:
         """Refuse a message, or have it delivered again."""
@@ -226,15 +256,22 @@ class _Consuming:
             if wait_s is not None:
                 if self.failing.resting:
                     self.failing.busy(f"message {quoted(delivery.msg_id)}")
+                self.returned.send_back(delivery)
                 await delivery.nak(wait_s)
                 return
             reason = f"its handling failed {delivery.deliveries} times, the last time with {type(error).__name__}: {_why(error)}"
-        await transact(
-            self.context.engine,
-            lambda c: _store_dead_letter(c, self.context, delivery, reason),
-            at="refused.commit",
-        )
+        await self._refuse(delivery, reason)
+
+    async def _refuse(self, delivery: Delivery, reason: str) -> None:
+        """Store a dead letter, answer the sender, settle."""
+
+        async def store_refused(connection: AsyncConnection) -> None:
+            await end_alone(connection, identity(delivery))
+            await _store_dead_letter(connection, self.context, delivery, reason)
+
+        await transact(self.context.engine, store_refused, at="refused.commit")
         self.suspects.settled(delivery)
+        self.returned.settled(delivery)
         if self.refused is not None:
             await self.refused(delivery, reason)
         await self._bury(delivery, reason)

@@ -50,3 +50,5 @@ class OrchestratorContext:
     bus: Bus
     signals: Signals = field(default_factory=Signals)
     reward_threads: RewardThreads = field(default_factory=RewardThreads)
+    alone: anyio.Lock = field(default_factory=anyio.Lock)
+    """Taken by the consumer that handles a message which may end this process (`roles.returned`)."""

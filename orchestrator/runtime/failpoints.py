@@ -119,7 +119,9 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
             BoundaryKind.COMMIT, _ORCHESTRATOR, "verdicts are stored, groups concluded"
         ),
         "refused.commit": Boundary(
-            BoundaryKind.COMMIT, _ORCHESTRATOR, "a message that cannot be used is kept as a dead letter"
+            BoundaryKind.COMMIT,
+            _ORCHESTRATOR,
+            "a message that cannot be used is kept as a dead letter; one that may end its process is noted",
         ),
         "dead_letters.commit": Boundary(
             BoundaryKind.COMMIT, _ORCHESTRATOR, "dead letters of others are kept in the data pool"

@@ -122,6 +122,7 @@ EXEMPT = {
     "orchestrator/runtime/scrapes.py:HEAD_S": WIRE,
     "orchestrator/runtime/scrapes.py:ROOM_S": WIRE,
     "orchestrator/pool/heartbeats.py:LEAVE_S": STOP,
+    "orchestrator/roles/consume.py:STOP_S": STOP,
     "orchestrator/pool/prune.py:PATIENCE_S": PEOPLE,
     "orchestrator/pool/transact.py:FIRST_WAIT_S": FIRST,
     "orchestrator/publish.py:FULL_WAIT_S": POLL,

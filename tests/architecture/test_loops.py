@@ -53,7 +53,7 @@ INSIDE = {
     "orchestrator/runner/egress/proxy.py:Proxy._forward.down": REQUEST,
     "orchestrator/runner/egress/sandbox.py:Listener.begin": PART,
     "orchestrator/bus/courier.py:Courier.drained": PART,
-    "orchestrator/roles/consume.py:_Consuming._until_ready.keep": PART,
+    "orchestrator/roles/consume.py:_Consuming._keep": PART,
     "orchestrator/roles/reward_threads.py:_Computation.over": PART,
     "orchestrator/bus/feed.py:Feed.take": PART,
     "orchestrator/bus/journal.py:Journal.room": REQUEST,

@@ -13,7 +13,7 @@ from orchestrator.pool.tables.rewards import rewards, speed_noise, verdicts
 from orchestrator.pool.tables.rollouts import artifacts, attempts, groups, resumes, rollouts
 from orchestrator.pool.tables.runs import queue, runs, submissions, tasks
 from orchestrator.pool.tables.serving import rollout_servers, sessions
-from orchestrator.pool.tables.traffic import dead_letters, outbox
+from orchestrator.pool.tables.traffic import dead_letters, outbox, suspect_messages
 from orchestrator.pool.tables.training import (
     batch_items,
     batch_rollouts,
@@ -64,6 +64,7 @@ __all__ = [
     "step_routes",
     "steps",
     "submissions",
+    "suspect_messages",
     "tasks",
     "tool_calls",
     "train_steps",

@@ -1,4 +1,4 @@
-"""Between the data pool and the bus: outgoing messages, and messages that could not be used."""
+"""Between the data pool and the bus: outgoing messages, and messages that could not be used or may not be usable."""
 
 from sqlalchemy import Column, DateTime, Index, Integer, LargeBinary, Table, Text, text
 from sqlalchemy.dialects.postgresql import JSONB
@@ -50,4 +50,20 @@ dead_letters = Table(
     _now("at", "when it was put here"),
     Index("dead_letters_once", *map(text, _LETTER.split("|")), unique=True),
     comment="Messages that could not be used, whole, with the reason.",
+)
+
+suspect_messages = Table(
+    "suspect_messages",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True, comment="sha256 of the message with its names"),
+    Column("stream", Text, nullable=False, comment="the stream that delivered it"),
+    Column(
+        "tries",
+        Integer,
+        nullable=False,
+        comment="processes that began to handle it alone and did not end that",
+    ),
+    Column("process", Text, nullable=False, comment="a random name of the newest of these"),
+    _now("at", "when the newest of these began"),
+    comment="Messages that are handled alone, since the process that handled them before may have ended of them; deleted when their handling ends.",
 )

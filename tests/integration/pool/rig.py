@@ -238,6 +238,7 @@ async def a_row_in_every_table(engine: AsyncEngine, name: str = "full") -> Store
             tables.trained_steps: {**key, "idx": 0, "batch_id": batch.batch_id, "part": 0, "logprobs": bytes(4)},
             tables.dead_letters: {"run_id": run.run_id, "stream": "TASKS", "subject": "tasks.x.y", "reason": "why",
                                   "deliveries": 1, "body": b"{}"},
+            tables.suspect_messages: {"digest": sha256(run.name.encode()), "stream": "TASKS", "tries": 1, "process": "a"},
             tables.blobs: {"sha": sha256(run.name.encode()), "body": run.name.encode()},
             tables.counters: {"run_id": run.run_id, "name": "steps_stale", "value": 1},
             tables.actions: {"run_id": run.run_id, "who": "me@here", "what": "pause", "target": "admission", "reason": "why"},

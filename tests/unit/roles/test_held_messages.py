@@ -23,6 +23,7 @@ async def test_a_consumer_that_is_full_is_busy_and_not_stuck_until_a_message_is_
         after=None,
         refused=None,
         failing=nothing,
+        returned=nothing,
     )
     work._held = {bytes([n]): [] for n in range(MAX_HELD)}
     went_on = anyio.Event()
