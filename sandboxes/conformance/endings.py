@@ -86,7 +86,7 @@ async def programs_die_with_a_killed_owner(provider: Provider) -> None:
         finally:
             procfs.kill(cleanup_daemons(victim.pid))  # the kernel must do it without the cleanup daemon
             victim.kill()
-    with anyio.move_on_after(3):
+    with anyio.move_on_after(30):
         while sleepers(seconds):
             await anyio.sleep(0.01)
         return
@@ -94,12 +94,12 @@ async def programs_die_with_a_killed_owner(provider: Provider) -> None:
     for pid in survivors:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    fail(f"{len(survivors)} processes were alive 3 s after their owner was killed")
+    fail(f"{len(survivors)} processes were alive 30 s after their owner was killed")
 
 
 async def _seen(seconds: str) -> bool:
     """Whether a process that is just starting becomes visible."""
-    with anyio.move_on_after(5):
+    with anyio.move_on_after(30):
         while not sleepers(seconds):
             await anyio.sleep(0.01)
         return True
