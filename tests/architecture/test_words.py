@@ -23,13 +23,17 @@ IN_NAMES = re.compile(rf"\b(?:{'|'.join(PHRASES)})\b", re.IGNORECASE)
 ANY = re.compile("|".join((*BANNED, *PHRASES)).replace(" ", f"(?:{GAP}|_)"), re.IGNORECASE)
 PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 PRODUCT = ("orchestrator", "sandboxes", "agents", "trainer", "ops")
-TEXTS = (".js", ".css", ".html", ".svg", ".toml", ".sql", ".sh", ".yml", ".yaml")
+TEXTS = (".js", ".mjs", ".css", ".html", ".svg", ".toml", ".sql", ".sh", ".yml", ".yaml")
 USER = "nobody"  # the name of a Unix user, where it is a whole string
 KINDS = ("identifiers", "docstrings and comments", "messages", "guides", "tests")
 
 
 def prose(text: str) -> int:
-    return len(PROSE.findall(text))
+    """How many banned words and phrases a text has, those in the identifiers that it names included."""
+    if not ANY.search(text):
+        return 0
+    names = (word for word in re.findall(r"\w+", text) if not PROSE.fullmatch(word))
+    return len(PROSE.findall(text)) + sum(map(is_archaic, names))
 
 
 def is_archaic(name: str) -> bool:
@@ -83,8 +87,8 @@ def counted() -> dict[str, list[str]]:
         elif path.suffix == ".py" and name != Path("tests/architecture/test_words.py"):
             words = of_python(path.read_text(encoding="utf-8"))
             words = words if product else Counter({"tests": words.total()})
-        elif product and is_text(path):
-            words["messages"] = prose(path.read_text(encoding="utf-8"))
+        elif (product or name.parts[0] == "tests") and is_text(path):
+            words["messages" if product else "tests"] = prose(path.read_text(encoding="utf-8"))
         for kind, number in words.items():
             found[kind] += [str(name)] * bool(number)
     return found
@@ -112,6 +116,8 @@ def test_a_word_is_counted_where_it_stands() -> None:
     assert prose("The run is no longer active") == 0
     assert prose("The run is no\nlonger active") == 0
     assert prose("some rows, all of\n    which are old; -- so it\n-- is") == 2
+    assert prose("const SAID_MS = 1500; mostSaid(); a.is_no_number") == 3
+    assert of_python('bar("beside_large_over_alone")') == {"messages": 1}
     assert of_python("x = 1  # rows, some of\n# which are old\n") == {"docstrings and comments": 1}
 
 

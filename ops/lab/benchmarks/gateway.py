@@ -361,8 +361,8 @@ async def neighbour(rig: Rig, seconds: float, table: Report) -> list[BenchmarkTa
         f" {1000 * quantile(alone, 0.99):.0f} undisturbed",
     )
     return [
-        at_most("beside_large_over_alone", during / before, "x", 2.0),
-        at_most("loop_lag_p99_beside_large", lag, "ms", 100.0),
+        at_most("next_to_large_over_alone", during / before, "x", 2.0),
+        at_most("loop_lag_p99_next_to_large", lag, "ms", 100.0),
     ]
 
 

@@ -140,7 +140,7 @@ globalThis.EventSource = class {
 /** Answers requests: `answer(url)` returns [status, JSON], or a promise of that. */
 export function serve(answer) {
   globalThis.fetch = async (path) => {
-    await new Promise((next) => setImmediate(next)); // other work goes on meanwhile
+    await new Promise((next) => setImmediate(next)); // other work goes on in between
     const [status, body] = await answer(new URL(path, "http://dashboard/"));
     return { ok: status === 200, status, headers: { get: () => null }, text: async () => JSON.stringify(body) };
   };

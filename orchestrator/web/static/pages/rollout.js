@@ -20,7 +20,7 @@ import { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } f
 /** @typedef {import("../router.js").Page} Page */
 
 const TAIL_MS = 1500;
-const SAID_MS = 1500;
+const COPIED_MS = 1500;
 const VIEWS = /** @type {Record<string, string>} */ ({
   conversation: "Conversation",
   tokens: "Tokens",
@@ -85,7 +85,7 @@ function CurlButton({ fetched, signal }) {
   async function click() {
     try {
       if (await copy(await fetched())) setLabel("Copied");
-      setTimeout(() => setLabel("curl"), SAID_MS);
+      setTimeout(() => setLabel("curl"), COPIED_MS);
     } catch (error) {
       if (signal.aborted) return;
       setLabel("not available");
