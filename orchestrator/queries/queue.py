@@ -56,7 +56,7 @@ class Queue:
     dispatch now. `served_within`: the number of latest positions that `mix` counts."""
 
     run: str
-    standing: RunStatus
+    status: RunStatus
     policy: str
     capacity: int
     window: int
@@ -131,7 +131,7 @@ async def queue(
     scale = sum(shares.values()) or 1.0
     return Queue(
         run=run.name,
-        standing=await run_status(connection, run, config, settings),
+        status=await run_status(connection, run, config, settings),
         policy=config.queue.policy,
         capacity=config.queue.capacity,
         window=_window(config, oldest.head, view.counts.dispatched),

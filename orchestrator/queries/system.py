@@ -120,7 +120,7 @@ class System:
     """`no_progress_s`: seconds without progress after which a loop counts as stuck."""
 
     run: str
-    standing: RunStatus
+    status: RunStatus
     no_progress_s: float
     processes: list[ProcessLine]
     servers: list[ServerLine]
@@ -182,7 +182,7 @@ async def system(
     counted = dict(sorted((await counts(connection, run.run_id)).items()))
     return System(
         run=run.name,
-        standing=await run_status(connection, run, config, settings),
+        status=await run_status(connection, run, config, settings),
         no_progress_s=limit,
         processes=[_process(report, limit) for report in found],
         servers=[

@@ -109,7 +109,7 @@ class Top(App[None]):
         self._show(found)
 
     def _show(self, found: Snapshot) -> None:
-        status = found.queue.standing
+        status = found.queue.status
         no_signal = f" No signal: {status.no_signal}." if status.no_signal else ""
         unjudged = f" {status.without_verdict}." if status.without_verdict else ""
         sentence = f"run {found.run} is {status.state}. {status.why}{no_signal}{unjudged}"

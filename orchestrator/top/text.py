@@ -114,11 +114,11 @@ def head_line(found: Snapshot) -> str:
 
 def whole(found: Snapshot, width: int) -> Iterator[str | tuple[Sequence[str], list[Sequence[str]]]]:
     """The whole view: lines, and (columns, rows) of tables."""
-    yield f"run {found.run!r} is {found.queue.standing.state}. {found.queue.standing.why}"
-    if found.queue.standing.no_signal:
-        yield f"no signal: {found.queue.standing.no_signal}"
-    if found.queue.standing.without_verdict:
-        yield f"no verdict: {found.queue.standing.without_verdict}"
+    yield f"run {found.run!r} is {found.queue.status.state}. {found.queue.status.why}"
+    if found.queue.status.no_signal:
+        yield f"no signal: {found.queue.status.no_signal}"
+    if found.queue.status.without_verdict:
+        yield f"no verdict: {found.queue.status.without_verdict}"
     yield head_line(found)
     drawn = picture(found.queue, width)
     if drawn.cells:

@@ -29,7 +29,7 @@ class RunPage:
     slots: int
     window: int
     staleness_bound: int | None
-    standing: RunStatus
+    status: RunStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ async def _run(query: Query) -> RunPage:
         slots=config.rollout.slots,
         window=config.queue.window,
         staleness_bound=config.queue.staleness_bound,
-        standing=await run_status(query.connection, query.run, config, QueueSettings.of(config)),
+        status=await run_status(query.connection, query.run, config, QueueSettings.of(config)),
     )
 
 

@@ -54,9 +54,9 @@ async def test_status_and_the_run_page_say_that_all_groups_scored_alike(
     status._show(None, found, "")
     assert f"NO SIGNAL: {sentence}" in capsys.readouterr().out
     async with dashboard(config, tmp_path) as web:
-        assert (await web.get("/api/run"))[1]["standing"]["no_signal"] == sentence
+        assert (await web.get("/api/run"))[1]["status"]["no_signal"] == sentence
         await scored(engine, run, MIN_GROUPS, (1.0, 0.0))
-        assert (await web.get("/api/run"))[1]["standing"]["no_signal"] is None
+        assert (await web.get("/api/run"))[1]["status"]["no_signal"] is None
     found = await status.read_run(config)
     status._show(None, found, "")
     assert found.no_signal is None and "NO SIGNAL" not in capsys.readouterr().out
@@ -87,7 +87,7 @@ async def test_rollouts_without_a_verdict_are_named_next_to_the_shares_that_leav
     status._show(None, found, "")
     assert f"NO VERDICT: {sentence}" in capsys.readouterr().out
     async with dashboard(config, tmp_path) as web:
-        assert (await web.get("/api/run"))[1]["standing"]["without_verdict"] == sentence
+        assert (await web.get("/api/run"))[1]["status"]["without_verdict"] == sentence
         spent = (await web.get("/api/series"))[1]["spending"]
         assert (
             spent["left_out"] == spent["now"]["left_out"] == {"verifier_failure": 1}

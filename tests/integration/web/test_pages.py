@@ -246,7 +246,7 @@ async def test_the_queue_is_drawn_as_the_scheduler_sees_it(
         assert (head["size"], head["running"], head["lost"], head["over"], head["waiting"]) == (2, 1, 1, 0, 0)
         assert (
             f"1 group is ready, but the window waits for its head, group {running} at position 2: 1 of its 2"
-            in queue["standing"]["why"]
+            in queue["status"]["why"]
         )
         assert [(one["domain"], one["share"], one["served"]) for one in queue["mix"]] == [("coding", 1.0, 4)]
 
@@ -289,9 +289,9 @@ async def test_the_system_names_who_hangs_who_is_silent_and_what_is_owed(
             "verifier": "silent",
         }
         assert any(
-            "loop relay has made no progress on page" in sentence for sentence in system["standing"]["stuck"]
+            "loop relay has made no progress on page" in sentence for sentence in system["status"]["stuck"]
         )
-        assert system["standing"]["bad"] and "relay" in system["standing"]["why"]
+        assert system["status"]["bad"] and "relay" in system["status"]["why"]
         (server_line,) = system["servers"]
         assert (server_line["version"], server_line["wanted"], server_line["leased"]) == (0, 0, False)
         assert [(one["kind"], one["owed"]) for one in system["outbox"]] == [("policy", 1)]

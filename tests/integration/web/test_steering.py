@@ -66,7 +66,7 @@ async def test_paused_admission_dispatches_nothing_until_it_is_resumed(
         }
         async with engine.begin() as connection:
             assert await dispatch(connection, context) == 0
-        why = (await web.get("/api/queue"))[1]["standing"]["why"]
+        why = (await web.get("/api/queue"))[1]["status"]["why"]
         assert why.startswith("Admission is paused by ") and "the disk is full" in why
         assert (await web.post("/api/steer/pause"))[0] == 409  # a second person learns of the first
         assert (await web.post("/api/steer/resume", {"reason": "room again"}))[0] == 200

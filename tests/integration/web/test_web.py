@@ -275,7 +275,7 @@ async def test_an_empty_run_and_an_empty_database_have_pages(
         for question in QUESTIONS:
             assert (await web.get(question))[0] == 200, question
         _, queue = await web.get("/api/queue")
-        assert queue["positions"] == [] and "waits for tasks" in queue["standing"]["why"]
+        assert queue["positions"] == [] and "waits for tasks" in queue["status"]["why"]
 
 
 async def test_while_postgres_is_away_it_says_so_and_goes_on_when_it_is_back(

@@ -302,7 +302,7 @@ function HeadOf({ queue }) {
   const head = queue?.positions.find((/** @type {Position} */ position) => position.seq === queue.head);
   if (!head)
     return html`<span class="soft">Nothing is open. Click a position, or walk them with the arrow keys.</span>`;
-  const held = queue.standing.stages.find((/** @type {any} */ one) => one.stall_cause && OF_GROUPS.includes(one.name));
+  const held = queue.status.stages.find((/** @type {any} */ one) => one.stall_cause && OF_GROUPS.includes(one.name));
   return html`
     <span class="soft">The head: </span>
     <a href=${href(`/groups/${head.group_id}`)}>group ${head.group_id}</a> at ${head.seq},${" "}
@@ -329,7 +329,7 @@ function Figures({ queue }) {
       ${figure(
         "room now",
         number(queue.room),
-        queue.standing.admission_open ? "groups could be dispatched" : "groups, once admission is open",
+        queue.status.admission_open ? "groups could be dispatched" : "groups, once admission is open",
       )}
       ${figure("head", queue.head === null ? "–" : number(queue.head), `window of ${plural(queue.window, "position")}`)}
       ${figure(
@@ -346,16 +346,16 @@ function Figures({ queue }) {
  * The reasons why groups are not dispatched, or carry no signal.
  * @param {{ queue: any }} props
  */
-const Blame = ({ queue: { standing, intake_open: intake } }) => html`
+const Blame = ({ queue: { status, intake_open: intake } }) => html`
   <div>
-    ${standing.no_signal ? html`<p class="note bad">${visible(sentence(standing.no_signal))}</p>` : null}
-    ${standing.without_verdict ? html`<p class="note">${visible(sentence(standing.without_verdict))}</p>` : null}
+    ${status.no_signal ? html`<p class="note bad">${visible(sentence(status.no_signal))}</p>` : null}
+    ${status.without_verdict ? html`<p class="note">${visible(sentence(status.without_verdict))}</p>` : null}
     ${
-      standing.admission_open
+      status.admission_open
         ? null
         : html`
           <p class="note busy">
-            Admission is closed: ${visible(standing.admission_reason ?? "no reason is recorded")}
+            Admission is closed: ${visible(status.admission_reason ?? "no reason is recorded")}
           </p>
         `
     }
@@ -390,7 +390,7 @@ function Steering({ queue, again }) {
   };
   return html`
     ${
-      queue.standing.admission_open
+      queue.status.admission_open
         ? orderButton("Pause admission", pause, again)
         : orderButton("Resume admission", resume, again)
     }
@@ -441,10 +441,10 @@ export function Page({ page }) {
     <header class="page-head">
       <div>
         <h1>Queue</h1>
-        <p class=${queue?.standing.bad ? "lead bad" : "lead"}>${queue && visible(queue.standing.why)}</p>
+        <p class=${queue?.status.bad ? "lead bad" : "lead"}>${queue && visible(queue.status.why)}</p>
       </div>
       <div class="tools">
-        ${queue?.standing.state === "active" ? html`<${Steering} queue=${queue} again=${again} />` : null}
+        ${queue?.status.state === "active" ? html`<${Steering} queue=${queue} again=${again} />` : null}
       </div>
     </header>
     <section class="panel">
@@ -490,7 +490,7 @@ export function Page({ page }) {
       <h2>Unfinished work</h2>
       <${Table}
         columns=${STAGES}
-        rows=${queue?.standing.stages}
+        rows=${queue?.status.stages}
         rowKey=${(/** @type {any} */ row) => row.name}
         caption="Stages with open work"
         empty="Nothing is unfinished." />

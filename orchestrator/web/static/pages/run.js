@@ -510,15 +510,15 @@ export function Page({ page }) {
             ? html`<h1>${visible(heads.run)} <span class=${`state ${STATES[heads.state]}`}>${heads.state}</span></h1>`
             : html`<h1>Run</h1>`
         }
-        <p class=${heads?.standing.bad ? "lead bad" : "lead"}>${heads && visible(heads.standing.why)}</p>
+        <p class=${heads?.status.bad ? "lead bad" : "lead"}>${heads && visible(heads.status.why)}</p>
         ${
-          heads?.standing.no_signal
-            ? html`<div><p class="note bad">${visible(sentence(heads.standing.no_signal))}</p></div>`
+          heads?.status.no_signal
+            ? html`<div><p class="note bad">${visible(sentence(heads.status.no_signal))}</p></div>`
             : null
         }
         ${
-          heads?.standing.without_verdict
-            ? html`<div><p class="note">${visible(sentence(heads.standing.without_verdict))}</p></div>`
+          heads?.status.without_verdict
+            ? html`<div><p class="note">${visible(sentence(heads.status.without_verdict))}</p></div>`
             : null
         }
       </div>

@@ -411,16 +411,16 @@ export function Page({ page }) {
     <header class="page-head">
       <div>
         <h1>System</h1>
-        <p class=${system?.standing.bad ? "lead bad" : "lead"}>${system && visible(system.standing.why)}</p>
+        <p class=${system?.status.bad ? "lead bad" : "lead"}>${system && visible(system.status.why)}</p>
       </div>
     </header>
     <div>
       ${
-        system?.standing.stuck.length
+        system?.status.stuck.length
           ? html`
             <section class="panel">
               <h2>Stuck</h2>
-              ${system.standing.stuck.map((/** @type {string} */ one) => html`<p class="note bad">${visible(one)}</p>`)}
+              ${system.status.stuck.map((/** @type {string} */ one) => html`<p class="note bad">${visible(one)}</p>`)}
             </section>
           `
           : null
