@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from orchestrator.cli.tables import shown
 from orchestrator.contracts.marks import ParseStatus
 from orchestrator.contracts.no_verdict import NOTE
-from orchestrator.contracts.states import RolloutState
+from orchestrator.contracts.states import RolloutState, SpeedBase
 
 if TYPE_CHECKING:
     from orchestrator.queries.batches import Batch
@@ -52,12 +52,12 @@ def clock(at: float | None) -> str:
 def _reward_parts(r: "Reward") -> Iterator[str]:
     """The origin of the reference time, the contribution of each process signal, and why the group carries no signal."""
     if r.t_base is not None and r.t_agent is not None:
-        origins = {
-            "reference": "the task's reference time",
-            "siblings": "the median of its successful siblings",
-            "itself": "its own time: no sibling succeeded",
+        origins: dict[SpeedBase | None, str] = {
+            SpeedBase.REFERENCE: "the task's reference time",
+            SpeedBase.SIBLINGS: "the median of its successful siblings",
+            SpeedBase.ITSELF: "its own time: no sibling succeeded",
         }
-        origin = origins.get(r.t_base_origin or "", "origin not recorded")
+        origin = origins.get(r.t_base_origin, "origin not recorded")
         yield f"speed: {r.t_agent:.4g} s against {r.t_base:.4g} s ({origin})"
     by_signal = {name: value for name, value in (r.process_by_signal or {}).items() if value}
     if by_signal:

@@ -131,6 +131,26 @@ class FilterReason(StrEnum):
     QUARANTINED = "quarantined"  # its batch produced a non-finite loss or gradient, cannot be read, or failed repeatedly
 
 
+class Silence(StrEnum):
+    """Why a group gives no training signal."""
+
+    EQUAL_PERFORMANCE = "equal performance"
+    NO_SUCCESS = "equal performance; fewer than two successes, so no speed to compare"
+    NOT_MEASURED = "equal performance; speed noise not measured"
+    WITHIN_NOISE = "equal performance; speed differs by less than 3 x its noise"
+    BELOW_SPEED = "performance differs by less than what speed pays; speed by less than 3 x its noise, or that is not measured"
+    BELOW_PROCESS = "neither performance nor speed differs by as much as what process pays"
+    EQUAL_RETURNS = "equal returns"
+
+
+class SpeedBase(StrEnum):
+    """The origin of the time that a member's speed is measured against (orchestrator/rewards/speed.py)."""
+
+    REFERENCE = "reference"  # the task's reference time
+    SIBLINGS = "siblings"  # the median of the successful siblings
+    ITSELF = "itself"  # no sibling succeeded
+
+
 class StepKind(StrEnum):
     """How a step's state relates to an earlier step of the same attempt."""
 

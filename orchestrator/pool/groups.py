@@ -7,7 +7,15 @@ from typing import Any
 from sqlalchemy import Row, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.states import ROLLOUT_TERMINAL, FailureClass, GroupState, Purpose, RolloutState
+from orchestrator.contracts.states import (
+    ROLLOUT_TERMINAL,
+    FailureClass,
+    GroupState,
+    Purpose,
+    RolloutState,
+    Silence,
+    SpeedBase,
+)
 from orchestrator.pool import transitions
 from orchestrator.pool.rows import from_row, from_wide_row
 from orchestrator.pool.steps import StepReading, readings
@@ -152,11 +160,11 @@ class NewReward:
     total: float
     t_agent: float
     t_base: float | None
-    t_base_origin: str | None
+    t_base_origin: SpeedBase | None
     process_by_signal: Mapping[str, float]
     sd_log_t: float | None
     speed_noise: float | None
-    silent: str | None
+    silent: Silence | None
     baseline: float | None
     divisor: float | None
     advantage: float | None

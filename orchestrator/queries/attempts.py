@@ -16,7 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.selectable import LateralFromClause
 
 from orchestrator.contracts.marks import Finish
-from orchestrator.contracts.states import BatchState, FailureClass, GroupState, Purpose, RolloutState
+from orchestrator.contracts.states import (
+    BatchState,
+    FailureClass,
+    GroupState,
+    Purpose,
+    RolloutState,
+    Silence,
+    SpeedBase,
+)
 from orchestrator.pool.columns import among_pairs
 from orchestrator.pool.rows import from_wide_row
 from orchestrator.pool.runs import StoredRun
@@ -103,11 +111,11 @@ class RecordedReward:
     advantage: float | None  # of the first step; None where the group gives no training signal
     t_agent: float | None  # seconds of the agent, without the platform's queues
     t_base: float | None  # seconds that speed is measured against
-    t_base_origin: str | None  # reference (the task's) | siblings (their median) | itself
+    t_base_origin: SpeedBase | None
     process_by_signal: Mapping[str, float] | None  # what each process signal added to the reward
     sd_log_t: float | None  # standard deviation of ln(t_agent) over the group's members that succeeded
     speed_noise: float | None  # the same over replays of one rollout, which sd_log_t was compared with
-    silent: str | None  # why the group gives no training signal; None: it trains, or is not for training
+    silent: Silence | None  # why the group gives no training signal; None: it trains, or is not for training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,12 +21,12 @@ signals rate the style of a step, and a group that fails in better style must no
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import accumulate
 from statistics import pstdev, stdev
 from typing import Final
 
 from orchestrator.contracts.choices import ZeroSignal
+from orchestrator.contracts.states import Silence
 from orchestrator.rewards.composite import RolloutReward
 from orchestrator.rewards.settings import RewardSettings
 from orchestrator.rewards.speed import MIN_S
@@ -38,18 +38,6 @@ ALIKE: Final = 1e-3
 MIN_SPREAD: Final = 1e-4
 """A group with a smaller standard deviation of total rewards is silent if returns decide or divide: dividing by less would only amplify noise.
 Totals are not discounted: else members of many steps would be equal whatever they achieved."""
-
-
-class Silence(StrEnum):
-    """Why a group gives no training signal."""
-
-    EQUAL_PERFORMANCE = "equal performance"
-    NO_SUCCESS = "equal performance; fewer than two successes, so no speed to compare"
-    NOT_MEASURED = "equal performance; speed noise not measured"
-    WITHIN_NOISE = "equal performance; speed differs by less than 3 x its noise"
-    BELOW_SPEED = "performance differs by less than what speed pays; speed by less than 3 x its noise, or that is not measured"
-    BELOW_PROCESS = "neither performance nor speed differs by as much as what process pays"
-    EQUAL_RETURNS = "equal returns"
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def rollout_reward(outcome: VerifiedMember, speed: Speed, settings: RewardSettin
 
     >>> from orchestrator.contracts.marks import ParseStatus
     >>> from orchestrator.rewards.actions import ParsedAction
-    >>> from orchestrator.rewards.speed import SpeedBase
+    >>> from orchestrator.contracts.states import SpeedBase
     >>> steps = [RecordedStep(ParsedAction(content="<oops", parse=ParseStatus.ILL_FORMED)), RecordedStep(ParsedAction(content="7"))]
     >>> speed = Speed(agent_s=10.0, base_s=20.0, base=SpeedBase.REFERENCE, bonus=1 / 1.5)
     >>> reward = rollout_reward(VerifiedMember(member=0, performance=1.0, agent_s=10.0, steps=steps), speed, RewardSettings())

@@ -8,18 +8,11 @@ siblings. A lone success is its own base.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from statistics import median
 
+from orchestrator.contracts.states import SpeedBase
+
 MIN_S = 1e-3  # the minimum of durations: a clock's resolution must not make a ratio infinite
-
-
-class SpeedBase(StrEnum):
-    """The origin of T_base."""
-
-    REFERENCE = "reference"
-    SIBLINGS = "siblings"
-    ITSELF = "itself"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.contracts.states import Purpose
+from orchestrator.contracts.states import Purpose, Silence
 from orchestrator.pool.groups import GroupMember, NewReward, TerminalGroup
 from orchestrator.pool.steps import StepReading
 from orchestrator.rewards.actions import ParsedAction, RecordedStep, ToolResult
-from orchestrator.rewards.comparison import Comparison, Silence, compared
+from orchestrator.rewards.comparison import Comparison, compared
 from orchestrator.rewards.composite import RolloutReward, VerifiedMember, group_rewards
 from orchestrator.rewards.returns import MemberAdvantage, group_advantages
 from orchestrator.rewards.settings import RewardSettings

@@ -13,7 +13,9 @@ PRODUCT = ("orchestrator", "sandboxes", "agents/scaffolds", "trainer")
 FEWEST = 4  # fields of a class that may not be filled by position; columns of a row that may not be copied one by one
 ROWS = {"row", "head"}  # the usual names of a row
 
-CLOSED = {"state", "status", "purpose", "kind", "finish", "parse", "failure_class", "replay"}
+CLOSED = {
+    "state", "status", "purpose", "kind", "finish", "parse", "failure_class", "replay", "silent", "t_base_origin"
+}  # fmt: skip
 """Names of fields that hold a member of a closed set."""
 OPEN = {
     "orchestrator/api/filters.py: TrajectoryFilters.purpose": "what a person writes: the query checks it",

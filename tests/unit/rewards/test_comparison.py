@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from orchestrator.contracts.choices import ZeroSignal
 from orchestrator.contracts.marks import ParseStatus
+from orchestrator.contracts.states import Silence
 from orchestrator.rewards.actions import ParsedAction, RecordedStep
-from orchestrator.rewards.comparison import NOISE_FACTOR, Silence, compared, sd_log
+from orchestrator.rewards.comparison import NOISE_FACTOR, compared, sd_log
 from orchestrator.rewards.composite import RolloutReward, VerifiedMember, group_rewards
 from orchestrator.rewards.returns import group_advantages
 from orchestrator.rewards.settings import RewardSettings

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.rewards.speed import MIN_S, Speed, SpeedBase, at_least_shortest, h, speed_bonuses
+from orchestrator.contracts.states import SpeedBase
+from orchestrator.rewards.speed import MIN_S, Speed, at_least_shortest, h, speed_bonuses
 
 
 def test_a_time_is_at_least_the_shortest_that_a_clock_measures() -> None:
