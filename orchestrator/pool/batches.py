@@ -91,13 +91,7 @@ async def _live(connection: AsyncConnection, run_id: int) -> LiveBatch | None:
     taken_groups = await connection.scalar(
         select(func.count()).where(batch_items.c.batch_id == row.batch_id, ~batch_items.c.voided)
     )
-    return LiveBatch(
-        batch_id=row.batch_id,
-        batch_no=row.batch_no,
-        state=BatchState(row.state),
-        taken=int(taken_groups or 0),
-        digest=row.digest,
-    )
+    return from_wide_row(LiveBatch, row, taken=int(taken_groups or 0))
 
 
 async def take(

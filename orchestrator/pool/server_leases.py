@@ -17,6 +17,7 @@ from orchestrator.contracts.http_urls import one_spelling
 from orchestrator.contracts.quote import cut_to
 from orchestrator.contracts.states import ServerState
 from orchestrator.pool.locks import lock_table
+from orchestrator.pool.rows import from_wide_row
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import rollout_servers
 from orchestrator.pool.transact import transact
@@ -158,13 +159,7 @@ class ServerRows:
             found = next((row for row in rows if one_spelling(row.url) == url), None)
             if found is None:
                 return None
-            return ServerRow(
-                state=ServerState(found.state),
-                version=found.version,
-                weights_digest=found.weights_digest,
-                owner=found.owner,
-                live=bool(found.live),
-            )
+            return from_wide_row(ServerRow, found)
 
         return await transact(self._engine, work, at="gateway.read")
 

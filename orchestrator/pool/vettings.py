@@ -7,6 +7,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.vetting import Level, Vetting
+from orchestrator.pool.rows import from_row
 from orchestrator.pool.sanitize import clean_json
 from orchestrator.pool.tables import vettings
 
@@ -38,10 +39,7 @@ async def keep_vetting(
 
 async def find_vetting(connection: AsyncConnection, run_id: int, sha256: str) -> Vetting | None:
     """The kept level of these bytes, None without one."""
-    query = select(vettings).where(vettings.c.run_id == run_id, vettings.c.sha == bytes.fromhex(sha256))
+    columns = (vettings.c.level, vettings.c.times, vettings.c.provider, vettings.c.version)
+    query = select(*columns).where(vettings.c.run_id == run_id, vettings.c.sha == bytes.fromhex(sha256))
     row = (await connection.execute(query)).first()
-    if row is None:
-        return None
-    return Vetting(
-        sha256=sha256, level=Level(row.level), times=row.times, provider=row.provider, version=row.version
-    )
+    return None if row is None else from_row(Vetting, row, sha256=sha256)

@@ -39,14 +39,7 @@ async def stored_batch(connection: AsyncConnection, run_id: int, batch_no: int) 
         .order_by(train_steps.c.part)
     )
     parent = newest if row.version is None else await _parent(connection, run_id, row.version)
-    batch = LiveBatch(
-        batch_id=row.batch_id,
-        batch_no=row.batch_no,
-        state=BatchState(row.state),
-        taken=row.size,
-        digest=row.digest,
-    )
-    return StoredBatch(batch, parent, metrics.all())
+    return StoredBatch(from_wide_row(LiveBatch, row, taken=row.size), parent, metrics.all())
 
 
 def _wanted(rows: Sequence[Row[Any]], batch_no: int) -> Row[Any]:

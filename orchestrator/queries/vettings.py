@@ -6,8 +6,9 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.vetting import Level, Vetting
+from orchestrator.contracts.vetting import Vetting
 from orchestrator.pool.columns import among
+from orchestrator.pool.rows import from_row
 from orchestrator.pool.tables import vettings
 
 
@@ -18,13 +19,7 @@ async def levels(connection: AsyncConnection, run_id: int, hashes: Collection[st
         vettings.c.run_id == run_id, among(vettings.c.sha, [bytes.fromhex(each) for each in hashes])
     )
     return {
-        row.sha.hex(): Vetting(
-            sha256=row.sha.hex(),
-            level=Level(row.level),
-            times=row.times,
-            provider=row.provider,
-            version=row.version,
-        )
+        row.sha.hex(): from_row(Vetting, row, without=("sha",), sha256=row.sha.hex())
         for row in await connection.execute(query)
     }
 

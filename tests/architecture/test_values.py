@@ -114,7 +114,8 @@ def unpacked_rows(sources: Iterator[tuple[str, ast.Module]]) -> list[str]:
 
 
 def row_names(function: ast.AST) -> set[str]:
-    """The names that hold a row in a function: the usual ones, and those bound to one row or to each row of an executed statement."""
+    """The names that hold a row in a function: the usual ones, and those bound to one row, the next row or each row of an executed
+    statement."""
     results = {
         target.id
         for node in ast.walk(function)
@@ -132,11 +133,19 @@ def row_names(function: ast.AST) -> set[str]:
             or any(isinstance(part, ast.Name) and part.id in results for part in ast.walk(node.iter))
         )
     }
-    return ROWS | results | iterated
+    chosen = {
+        target.id
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("next(")
+        for target in node.targets
+        if isinstance(target, ast.Name)
+        and any(isinstance(part, ast.Name) and part.id in results for part in ast.walk(node.value))
+    }
+    return ROWS | results | iterated | chosen
 
 
 def copied_rows(sources: Iterator[tuple[str, ast.Module]]) -> list[str]:
-    """Calls with FEWEST or more arguments of the form `name=row.name`."""
+    """Calls with FEWEST or more arguments of the form `name=row.name` or `name=Enum(row.name)`."""
     wrong: dict[str, None] = {}
     for path, tree in sources:
         for scope in ast.walk(tree):
@@ -152,15 +161,21 @@ def copied_rows(sources: Iterator[tuple[str, ast.Module]]) -> list[str]:
 
 
 def copied(call: ast.Call) -> set[str]:
-    """The variables from which the call copies FEWEST or more arguments `name=variable.name`."""
+    """The variables from which the call copies FEWEST or more arguments `name=variable.name`, those that become enums included."""
+    values = ((each.arg, inside(each.value)) for each in call.keywords)
     counts = Counter(
-        each.value.value.id
-        for each in call.keywords
-        if isinstance(each.value, ast.Attribute)
-        and each.value.attr == each.arg
-        and isinstance(each.value.value, ast.Name)
+        value.value.id
+        for name, value in values
+        if isinstance(value, ast.Attribute) and value.attr == name and isinstance(value.value, ast.Name)
     )
     return {name for name, count in counts.items() if count >= FEWEST}
+
+
+def inside(value: ast.expr) -> ast.expr:
+    """The column of a conversion that `from_row` makes: to the member of an enum; else the value itself."""
+    if isinstance(value, ast.Call) and len(value.args) == 1 and ast.unparse(value.func)[:1].isupper():
+        return value.args[0]
+    return value
 
 
 def texts(sources: Iterator[tuple[str, ast.Module]]) -> list[str]:
@@ -184,6 +199,23 @@ def test_a_class_of_four_fields_or_more_takes_them_by_keyword_alone() -> None:
 
 def test_a_class_takes_three_values_by_position_at_most() -> None:
     assert by_position(parsed(*PRODUCT, "ops/lab")) == [], "write `*` before the others"
+
+
+def changing(sources: Iterator[tuple[str, ast.Module]]) -> list[str]:
+    """Dataclasses that are not frozen."""
+    return [
+        f"{path}: {node.name}"
+        for path, tree in sources
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        if (options := dataclass_options(node)) is not None and not says(options, "frozen")
+    ]
+
+
+def test_requests_and_completions_of_the_gateway_do_not_change() -> None:
+    """A prepared completion is shared by a call, its retries and its record."""
+    assert changing(parsed("orchestrator/gateway/completions", "orchestrator/gateway/messages")) == []
+    assert changing(iter([("x.py", ast.parse("@dataclass(slots=True)\nclass C: pass"))])) == ["x.py: C"]
 
 
 def test_a_row_becomes_a_value_by_the_names_of_its_columns() -> None:
@@ -243,7 +275,13 @@ COPIED = "C(a=r.a, b=r.b, c=r.c, d=r.d)"
         (COPIED.replace("r.", "row."), True),
         (COPIED.replace("r.", "row.").replace("d=row.d", "d=row.e"), False),
         (COPIED.replace("r.", "head.").replace("C(", "C(e=int(head.e), "), True),
+        (COPIED.replace("r.", "row.").replace("d=row.d", "d=State(row.d)"), True),
+        (COPIED.replace("r.", "row.").replace("d=row.d", "d=int(row.d)"), False),
         (f"def f(r: C) -> C:\n    return {COPIED}\n", False),
+        (
+            f"def f():\n    rows = connection.execute(q)\n    r = next((r for r in rows if r.a), None)\n    return {COPIED}\n",
+            True,
+        ),
         (f"def f():\n    return [{COPIED} for r in connection.execute(q)]\n", True),
         (f"def f():\n    rows = connection.execute(q)\n    return [{COPIED} for r in rows]\n", True),
         (f"def f():\n    r = connection.execute(q).one()\n    return {COPIED}\n", True),
