@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -139,6 +140,22 @@ def test_imports_go_downwards_only() -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+PORT = {"base", "text_files", "tools"}
+"""The modules of `sandboxes` that scaffolds may import."""
+
+
+def test_scaffolds_may_import_no_module_of_sandboxes_but_its_port() -> None:
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
+    (forbidden,) = [
+        each["forbidden_modules"] for each in contracts if each.get("source_modules") == ["scaffolds"]
+    ]
+    modules = {path.stem for path in (REPOSITORY / "sandboxes").glob("[!_.]*") if path.name != "py.typed"}
+    assert {*forbidden} - {"orchestrator", "trainer"} == {f"sandboxes.{name}" for name in modules - PORT}, (
+        "correct the list in pyproject.toml"
+    )
 
 
 FORBIDDEN = {

@@ -62,6 +62,11 @@ def test_each_path_is_that_of_a_file_or_folder(title: str, span: str) -> None:
 
 
 @pytest.mark.parametrize("title", SECTIONS)
+def test_a_recipe_has_ten_lines_at_most(title: str) -> None:
+    assert len([line for line in SECTIONS[title].splitlines() if line]) <= 10, "link to a guide for details"
+
+
+@pytest.mark.parametrize("title", SECTIONS)
 def test_each_name_of_code_occurs_in_a_file_that_its_recipe_names(title: str) -> None:
     text = SECTIONS[title]
     tiers = set(read_tiers().tiers)
