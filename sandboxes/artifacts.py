@@ -141,7 +141,7 @@ class _Collector:
                 self.seen.discard(entry.path)  # the placed entry no longer exists
             return
         if not stat.S_ISLNK(entry.stat.st_mode):
-            self.losses.look(entry)
+            self.losses.inspect(entry)
         if not stat.S_ISDIR(entry.stat.st_mode):
             self.filled.update(parents_of_relative(entry.path))
 

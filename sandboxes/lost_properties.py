@@ -32,7 +32,7 @@ class Losses:
         self._inherited_bits = work.stat().st_mode & stat.S_ISGID
         self._inherited_acl = _DEFAULT_ACL in _attributes(str(work))
 
-    def look(self, entry: TreeEntry) -> None:
+    def inspect(self, entry: TreeEntry) -> None:
         """Look at a file or directory that the copy has."""
         mode, directory = entry.stat.st_mode, stat.S_ISDIR(entry.stat.st_mode)
         for bit, lost in _BITS:

@@ -16,7 +16,7 @@ from orchestrator.deploy.embedded.doctor import DoctorCheck
 from orchestrator.deploy.home import Home
 
 
-def look(
+def check(
     config: Path, topology: Path | None, monitors: tuple[str, ...], provider: str, as_json: bool
 ) -> None:
     """Run every check; exit status 1 if something must be changed."""

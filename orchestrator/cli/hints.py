@@ -54,11 +54,11 @@ def _of_a_run() -> frozenset[str]:
     """The names of the commands that take `-c`."""
     found: set[str] = set()
 
-    def look(command: Any, name: str) -> None:
+    def collect(command: Any, name: str) -> None:
         if any(param.name == "config" for param in command.params):
             found.add(name)
         for each, inner in getattr(command, "commands", {}).items():
-            look(inner, f"{name} {each}".strip())
+            collect(inner, f"{name} {each}".strip())
 
-    look(_running[0].find_root().command, "")
+    collect(_running[0].find_root().command, "")
     return frozenset(found)

@@ -171,7 +171,7 @@ def doctor(
         doctor_cluster.probe(config or HERE, read_probe)
         return
     if cluster:
-        doctor_cluster.look(config or HERE, topology, tuple(monitor or ()), provider, as_json)
+        doctor_cluster.check(config or HERE, topology, tuple(monitor or ()), provider, as_json)
         return
     if sandbox:
         _isolation(provider, config, as_json)

@@ -42,19 +42,19 @@ class Breaker:
         queue = context.config.queue
         self._context = context
         self._settings = BreakerSettings(queue.breaker_rate, queue.breaker_attempts, queue.breaker_window_s)
-        self._looked = -math.inf
+        self._checked_at = -math.inf
         self.halted = False
 
-    async def look(self) -> bool:
+    async def check(self) -> bool:
         """Whether admission is halted."""
-        if time.monotonic() - self._looked < POLL_INTERVAL_S:
+        if time.monotonic() - self._checked_at < POLL_INTERVAL_S:
             return self.halted
         ended, failed = await transact(
             self._context.engine,
             lambda connection: ended_lately(connection, self._context.run_id, self._settings.window_s),
             at="orchestrator.read",
         )
-        self._looked, before = time.monotonic(), self.halted
+        self._checked_at, before = time.monotonic(), self.halted
         self.halted = halts(ended, failed, self._settings)
         if self.halted and not before:
             log.error(
@@ -78,7 +78,7 @@ async def dispatcher(context: OrchestratorContext) -> None:
     """Dispatch until cancelled."""
     breaker = Breaker(context)
     while True:
-        if not await breaker.look():
+        if not await breaker.check():
             dispatched = await transact(
                 context.engine, lambda connection: dispatch(connection, context), at="dispatcher.commit"
             )

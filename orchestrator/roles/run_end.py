@@ -30,12 +30,12 @@ async def run_end(context: OrchestratorContext) -> None:
     """Watch until cancelled."""
     while True:
         filtered = await transact(
-            context.engine, lambda connection: look(connection, context), at="run_end.commit"
+            context.engine, lambda connection: check_end(connection, context), at="run_end.commit"
         )
         await pause(0.0 if filtered == STEP else PERIOD_S)
 
 
-async def look(connection: AsyncConnection, context: OrchestratorContext) -> int:
+async def check_end(connection: AsyncConnection, context: OrchestratorContext) -> int:
     """Start or finish the run's end if due. Filter groups that no stage accepts any more, or that the end leaves open. Returns the number of filtered
     groups, at most `STEP`; at `STEP` there may be more."""
     state = await state_of(connection, context.run_id)

@@ -87,13 +87,13 @@ class StallDetector:
         self._stalls = Counter("penstock_stage_stalls", "alarms about stages", ["stage"], registry=registry)
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
-            await self.look()
+            await self.check()
             await pause(self._no_progress_s / CHECKS_PER_NO_PROGRESS)
 
-    async def look(self) -> dict[str, StallCause]:
-        """One look; returns the causes whose alarm rings, by stage."""
+    async def check(self) -> dict[str, StallCause]:
+        """Check once; returns the causes whose alarm rings, by stage."""
         context, limit = self._context, self._no_progress_s
 
         async def read(

@@ -123,7 +123,7 @@ class _Metrics:
 
 
 class Watchdog:
-    """Monitors the event loop in which it is created. `run` is its thread; `look` is one check, for tests and for the thread."""
+    """Monitors the event loop in which it is created. `run` is its thread; `check` is one round, for tests and for the thread."""
 
     def __init__(
         self, loops: LoopRegistry, settings: WatchdogSettings, end: Callable[[int], None] = os._exit
@@ -135,9 +135,9 @@ class Watchdog:
         self._thread = threading.get_ident()
         self._alarms: dict[int, _Alarm] = {}
         self._stop = threading.Event()
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         self._answered = True  # whether the event loop ran the last callback
-        self._requested_at = self._looked
+        self._requested_at = self._checked_at
         self._blocked_s = 0.0
         self._metrics = _Metrics(loops.process)
         self.registry = self._metrics.registry
@@ -146,7 +146,7 @@ class Watchdog:
     def run(self) -> None:
         """Check until stopped."""
         while not self._stop.wait(self.settings.poll_interval_s):
-            self.look()
+            self.check()
 
     def stop(self) -> None:
         self._stop.set()
@@ -155,16 +155,16 @@ class Watchdog:
         """Count damaged journal bytes: `size` bytes that belong to no frame."""
         self._metrics.damaged.inc(size)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check everything once."""
         now = time.monotonic()
-        elapsed_s, self._looked = now - self._looked, now
+        elapsed_s, self._checked_at = now - self._checked_at, now
         stopped_s = elapsed_s - self.settings.poll_interval_s - MAX_POLL_INTERVAL_S
         if stopped_s > 0:  # the whole process or machine was stopped: its loops did not hang
             self.loops.skip(stopped_s)
             elapsed_s -= stopped_s
-        self._look_at_event_loop(elapsed_s)
-        self._look_at_loops(now)
+        self._check_event_loop(elapsed_s)
+        self._check_loops(now)
         lost, lost_before = lines_lost(), self._lost
         self._metrics.lines.inc(max(0, lost - lost_before))
         self._lost = lost
@@ -176,7 +176,7 @@ class Watchdog:
 
     # --- the event loop ---------------------------------------------------------------------------------------
 
-    def _look_at_event_loop(self, passed: float) -> None:
+    def _check_event_loop(self, passed: float) -> None:
         self._blocked_s = 0.0 if self._answered else self._blocked_s + passed
         self._metrics.lag.set(self._blocked_s)
         if self._answered:
@@ -212,7 +212,7 @@ class Watchdog:
 
     # --- its loops --------------------------------------------------------------------------------------------
 
-    def _look_at_loops(self, now: float) -> None:
+    def _check_loops(self, now: float) -> None:
         ages: dict[tuple[str, ...], float] = {}  # the worst of the loops with one name
         stuck: dict[tuple[str, ...], float] = {}
         loops = self.loops.loops()

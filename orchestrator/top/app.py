@@ -37,7 +37,7 @@ class Top(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "quit", "Quit"),
         Binding("p", "pause", "Pause"),
-        Binding("r", "look", "Look now"),
+        Binding("r", "reload", "Look now"),
     ]
     ENABLE_COMMAND_PALETTE = False
 
@@ -49,7 +49,7 @@ class Top(App[None]):
         self._clean = clean
         self._period_s = period_s
         self._paused = False
-        self._looking = False
+        self._read_in_flight = False
         self.seen: Snapshot | None = None
 
     def compose(self) -> ComposeResult:
@@ -74,16 +74,16 @@ class Top(App[None]):
         ):
             self._table(name).add_columns(*columns)
         self._say("why", "looking …")
-        self.look()
+        self.reload()
         self.set_interval(self._period_s, self._tick)
 
     def _tick(self) -> None:
         if not self._paused:
-            self.look()
+            self.reload()
 
-    def action_look(self) -> None:
+    def action_reload(self) -> None:
         """Refresh now."""
-        self.look()
+        self.reload()
 
     def action_pause(self) -> None:
         """Pause or resume refreshing."""
@@ -92,11 +92,11 @@ class Top(App[None]):
         self._say("legend", "PAUSED: p goes on" if self._paused else LEGEND)
 
     @work
-    async def look(self) -> None:
+    async def reload(self) -> None:
         """Read and show; does nothing while another read is in flight. Errors appear in the first line."""
-        if self._looking:
+        if self._read_in_flight:
             return
-        self._looking = True
+        self._read_in_flight = True
         try:
             found = await self._read()
         except PenstockError as error:
@@ -104,7 +104,7 @@ class Top(App[None]):
             self._say("why", f"{error}.{age_note}", bad=True)
             return
         finally:
-            self._looking = False
+            self._read_in_flight = False
         self.seen = found
         self._show(found)
 

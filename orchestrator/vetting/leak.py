@@ -58,12 +58,12 @@ def solved_of(left: Left, readable: Readable) -> Solved:
 async def leak_findings(trials: Trials, left: Left, readable: Readable) -> tuple[list[Finding], str]:
     """The leaks of a task whose solution left `left` and earns the maximum; a note on what was not read, empty for nothing."""
 
-    def look() -> Searched:
+    def find_suspects() -> Searched:
         solved = solved_of(left, readable)
         return search(not_shown(secrets_of(trials.task, solved), solved, readable), readable)
 
     # In a thread: the timers of other tasks run on.
-    searched = await anyio.to_thread.run_sync(look)
+    searched = await anyio.to_thread.run_sync(find_suspects)
     findings, untried = await _confirmed(trials, searched.suspects, readable)
     return findings, "; ".join(filter(None, (searched.note, untried)))
 

@@ -40,7 +40,7 @@ async def placed_links_and_directories_arrive_at_the_start_and_later(provider: P
     modes = {"/app/d": 0o700, "/tests/d": 0o755, "/solution/d": 0o700, "/app/s": 0o777}
     show = "cd {} && readlink l && stat -c %a d"
 
-    async def look(sandbox: Sandbox) -> None:
+    async def check(sandbox: Sandbox) -> None:
         for place, expected in (("/app", "d\n700\n"), ("/tests", "d\n755\n")):
             require(
                 await output(sandbox, show.format(sandbox.path(place))) == expected, f"{place} has others"
@@ -56,10 +56,10 @@ async def placed_links_and_directories_arrive_at_the_start_and_later(provider: P
         )
 
     async with provider.open(SandboxSpec(links=links, modes=modes)) as sandbox:
-        await look(sandbox)
+        await check(sandbox)
     async with provider.open(SandboxSpec()) as sandbox:
         await sandbox.put({}, links=links, modes=modes)
-        await look(sandbox)
+        await check(sandbox)
 
 
 @check()

@@ -187,7 +187,7 @@ class Task:
             if pid == self.pid:
                 self.status = os.waitstatus_to_exitcode(status)
 
-    def look(self, scan: bool) -> None:
+    def check(self, scan: bool) -> None:
         """Measure its use, and end it if that exceeds a limit."""
         by_pid = processes()
         self.use(by_pid)
@@ -338,7 +338,7 @@ def serve(task: Task, reader: Reader, woken: int) -> None:
         if task.reap() if task.over else task.status is not None:
             return
         if (now := time.monotonic()) >= (next_check if task.over else min(next_check, task.deadline)):
-            task.look(scan=now >= next_scan)
+            task.check(scan=now >= next_scan)
             if now >= next_scan:  # large trees are scanned less often: at most a tenth of the time
                 next_scan = time.monotonic() + 9 * (time.monotonic() - now)
             next_check = time.monotonic() + POLL_INTERVAL_S

@@ -119,6 +119,6 @@ def _look(walk: Walk, model: nn.Module, pack: Pack, ranks: Ranks) -> None:
     """Forward every pass without a graph."""
     for number, (_, takes_part) in enumerate(rounds([False] * len(pack.passes), ranks)):
         if takes_part:
-            walk.look(number)  # a rank with passes left makes one in every round
+            walk.forward_only(number)  # a rank with passes left makes one in every round
         else:
             idle(model, learn=False)

@@ -63,7 +63,7 @@ class Followers:
     ranks: dict[int, int] = field(default_factory=dict)  # by process id, while they live
     lost: str = ""  # how the first rank that died early ended
 
-    def look(self) -> str:
+    def poll(self) -> str:
         """How the first rank that died early ended; empty: all live, or ended as ordered."""
         for pid, rank in list(self.ranks.items()):
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -77,15 +77,15 @@ class Followers:
         return self.lost
 
     def named(self) -> str:
-        """Like `look`, after a collective failed: the death of a process shows a moment later. Returns a sentence; empty: none of these died."""
+        """Like `poll`, after a collective failed: the death of a process shows a moment later. Returns a sentence; empty: none of these died."""
         deadline = time.monotonic() + NAMED_S
-        while not self.look() and time.monotonic() < deadline:
+        while not self.poll() and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL_S)
         return sentence(self.lost) if self.lost else ""
 
     async def watch(self) -> None:
         """Raise RankLost as soon as one dies."""
-        while not self.look():
+        while not self.poll():
             await anyio.sleep(POLL_INTERVAL_S)
         raise RankLost(sentence(self.lost))
 
@@ -96,7 +96,7 @@ class Followers:
         os.close(self.pipe)
         deadline = time.monotonic() + END_S
         while self.ranks and time.monotonic() < deadline:
-            self.look()
+            self.poll()
             time.sleep(0.01)
         for pid in self.ranks:
             os.kill(pid, signal.SIGKILL)

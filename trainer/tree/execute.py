@@ -74,7 +74,7 @@ def backward(
 def _score(model: nn.Module, pack: Pack, head_chunk: int, routing: Routing | None) -> Scores:
     walk = Walk(model, pack, head_chunk=head_chunk, routing=routing)
     for number in range(len(pack.passes)):
-        walk.look(number)
+        walk.forward_only(number)
     return walk.scores()
 
 
@@ -91,7 +91,7 @@ def _backward(
 
 
 class Walk:
-    """One walk over a pack's passes: `look` at each in order, or `go` on all `visits`."""
+    """One walk over a pack's passes: `forward_only` for each in order, or `go` on all `visits`."""
 
     def __init__(self, model: nn.Module, pack: Pack, *, head_chunk: int, routing: Routing | None) -> None:
         parameter = next(model.parameters())
@@ -133,7 +133,7 @@ class Walk:
             self.descend(visit.number)
         return True
 
-    def look(self, number: int) -> None:
+    def forward_only(self, number: int) -> None:
         """Forward a pass without a graph."""
         pass_ = self._pack.passes[number]
         with torch.no_grad():

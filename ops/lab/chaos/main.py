@@ -19,7 +19,7 @@ from ops.lab.chaos import (
     table,
 )
 from ops.lab.chaos import (
-    results as tally,
+    results as fault_results,
 )
 from ops.lab.chaos.inject import Injector
 from ops.lab.chaos.ledger import Ledger, faults_of
@@ -82,7 +82,7 @@ async def _run(
     clocks = set_clocks(directory)
     home = Home.at(directory)
     with Ledger(directory) as ledger:
-        done = tally.outcomes(faults_of(directory))
+        done = fault_results.outcomes(faults_of(directory))
         completed = {outcome.index for outcome in done}
         remaining = [fault for fault in faults if fault.index not in completed]
         async with linked(ledger) as links:
@@ -145,10 +145,10 @@ def main(
             print(f"chaos: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     if interrupted:
-        table.show_recoveries(console, tally.outcomes(faults_of(directory)))
+        table.show_recoveries(console, fault_results.outcomes(faults_of(directory)))
         print("stopped; go on with the same command and --resume", file=sys.stderr)
         raise SystemExit(130)
-    done: list[FaultOutcome] = tally.outcomes(faults_of(directory))
+    done: list[FaultOutcome] = fault_results.outcomes(faults_of(directory))
     results.problems += [*left_behind(directory), *gate.unmet(planned, done, results.report)]
     table.show(console, done, results)
     if results.violations:

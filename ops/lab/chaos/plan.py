@@ -145,13 +145,13 @@ class Fault:
 
 
 class _Deck(Generic[T]):
-    """Deals every card once, then shuffles again."""
+    """Draws every card once, then shuffles again."""
 
     def __init__(self, random: Random, cards: Sequence[T]) -> None:
         self._random, self._cards = random, list(cards)
         self._left: list[T] = []
 
-    def deal(self) -> T:
+    def draw(self) -> T:
         if not self._left:
             self._left = self._random.sample(self._cards, len(self._cards))
         return self._left.pop()
@@ -168,21 +168,21 @@ def faults(seed: int, lengths: Lengths = USUAL) -> Iterator[Fault]:
     shifted = _Deck(random, [(process, sign) for process in PROCESSES[:5] for sign in (1, -1)])
     kinds = _Deck(random, BLOCK)
     for index in itertools.count():
-        kind, victim, service, length_s, shift_s = kinds.deal(), "nats", "", 0.0, 0.0
+        kind, victim, service, length_s, shift_s = kinds.draw(), "nats", "", 0.0, 0.0
         match kind:
             case FaultKind.KILL:
-                victim = killed.deal()
+                victim = killed.draw()
             case FaultKind.STOP:
-                victim, length_s = stopped.deal(), lengths.stop
+                victim, length_s = stopped.draw(), lengths.stop
             case FaultKind.DUPLICATE | FaultKind.REORDER:
                 length_s = lengths.messages
             case "partition":
-                kind, (victim, service) = link_faults.deal()
+                kind, (victim, service) = link_faults.draw()
                 length_s = lengths.partition
             case FaultKind.DISK:
                 victim, length_s = "trainer", lengths.disk
             case FaultKind.CLOCK:
-                victim, sign = shifted.deal()
+                victim, sign = shifted.draw()
                 length_s, shift_s = lengths.clock, sign * HOUR_S
         pick, pause = random.random(), random.randrange(20)
         yield Fault(

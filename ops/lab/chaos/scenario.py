@@ -19,7 +19,7 @@ from rich.console import Console
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from ops.lab.chaos import results as tally
+from ops.lab.chaos import results as fault_results
 from ops.lab.chaos.gate import STEPS
 from ops.lab.chaos.inject import Injector, NoVictim
 from ops.lab.chaos.ledger import (
@@ -212,7 +212,7 @@ class ChaosRun:
                     await anyio.sleep(POLL_INTERVAL_S)
         steps, committed = self.ledger.answers - answers, watch.commits - commits
         started, recovery_s, did, problem = time.time(), None, None, ""
-        self.ledger.fault(tally.started(fault, started))
+        self.ledger.fault(fault_results.started(fault, started))
         try:
             hurt = await self.injector.hurt(fault)
         except NoVictim as error:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from ops.lab.chaos import results as tally
+from ops.lab.chaos import results as fault_results
 from ops.lab.chaos.plan import COUNTED, FaultKind
 from ops.lab.chaos.results import FaultOutcome
 from ops.lab.chaos.scenario import Results
@@ -46,13 +46,13 @@ def show_recoveries(console: Console, done: Sequence[FaultOutcome]) -> None:
     table = Table(
         "component", "faults", "p50 s", "p95 s", "max s", title="recovery, to the first new progress"
     )
-    for victim, found in tally.recoveries(done).items():
+    for victim, found in fault_results.recoveries(done).items():
         seconds = (f"{value:.2f}" for value in (found.p50, found.p95, found.largest))
         table.add_row(victim, str(found.count), *seconds)
     console.print(table)
-    kinds = ", ".join(f"{count} {kind}" for kind, count in tally.by_kind(done).items())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in fault_results.by_kind(done).items())
     console.print(
-        f"{len(done)} faults ({kinds}), {tally.kills(done)} kills; {100 * tally.in_flight(done):.0f} % hit work in flight",
+        f"{len(done)} faults ({kinds}), {fault_results.kills(done)} kills; {100 * fault_results.in_flight(done):.0f} % hit work in flight",
         highlight=False,
         soft_wrap=True,
     )
@@ -61,7 +61,7 @@ def show_recoveries(console: Console, done: Sequence[FaultOutcome]) -> None:
 def show(console: Console, done: Sequence[FaultOutcome], results: Results) -> None:
     """Print the results of the whole run."""
     show_recoveries(console, done)
-    crashes, figures, again_s = tally.kills(done), results.figures, results.figures.spent.again_s
+    crashes, figures, again_s = fault_results.kills(done), results.figures, results.figures.spent.again_s
     console.print(
         f"{figures.steps} steps, {figures.groups} groups, {figures.batches} batches; trajectory-seconds generated again: "
         f"{again_s:.1f} of {figures.spent.generated_s:.1f} ({again_s / max(1, crashes):.2f} per kill)\n"
@@ -106,8 +106,8 @@ def final_line(
     left_out: Sequence[str],
 ) -> str:
     """One JSON object. Seconds, shares as fractions."""
-    found = tally.recoveries(done)
-    crashes, again_s = tally.kills(done), results.figures.spent.again_s
+    found = fault_results.recoveries(done)
+    crashes, again_s = fault_results.kills(done), results.figures.spent.again_s
     return json.dumps(
         {
             "seed": seed,
@@ -115,7 +115,7 @@ def final_line(
             "kills": crashes,
             "faults": len(done),
             "faults_planned": planned,
-            "by_kind": tally.by_kind(done),
+            "by_kind": fault_results.by_kind(done),
             "left_out": list(left_out),
             "violations": results.violations,
             "recovery_p50_s": {victim: round(quantiles.p50, 3) for victim, quantiles in found.items()},
@@ -124,7 +124,7 @@ def final_line(
             "generated_trajectory_s": round(results.figures.spent.generated_s, 2),
             "regenerated_trajectory_s": round(again_s, 2),
             "regenerated_per_kill_s": round(again_s / max(1, crashes), 3),
-            "in_flight_share": round(tally.in_flight(done), 3),
+            "in_flight_share": round(fault_results.in_flight(done), 3),
             "steps": results.figures.steps,
             "groups": results.figures.groups,
             "batches": results.figures.batches,

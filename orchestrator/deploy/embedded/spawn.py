@@ -158,7 +158,7 @@ def kill_group(child: subprocess.Popen[bytes]) -> None:
             os.killpg(child.pid, signal.SIGKILL)
 
 
-def tell(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def send_signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
     """Signals the child alone. Unlike `Popen.send_signal` this never waits for it, which would free its pid too early."""
     if child.returncode is None:
         os.kill(child.pid, number)

@@ -29,8 +29,8 @@ from orchestrator.deploy.embedded.spawn import (
     kill_group,
     last_lines,
     reap,
+    send_signal,
     spawn,
-    tell,
 )
 from orchestrator.runtime.inherited import SOCKETS
 from orchestrator.runtime.log import get
@@ -294,14 +294,14 @@ class SupervisedProcess:
         for dependent in self.dependents:
             await dependent.at_rest.wait()
         self._become(ProcessState.STOPPING)
-        tell(child, self.spec.stop_signal)
+        send_signal(child, self.spec.stop_signal)
         with anyio.move_on_after(self.spec.grace_s):
             await self._hurry.wait()
         kill_group(child)
 
     async def _end_to_renew(self, child: subprocess.Popen[bytes]) -> None:
         await self._renew.wait()
-        tell(child, self.spec.stop_signal)
+        send_signal(child, self.spec.stop_signal)
         await anyio.sleep(self.spec.grace_s)
         kill_group(child)
 

@@ -151,7 +151,7 @@ class SandboxRoutes:
             if costly(raw):
                 check_room(session)
                 self._completions.budgets.charge(session, aside=counting)
-            known = Known(past=session.spoken)
+            known = Known(past=session.has_replied)
             while True:
                 try:
                     return await self._read_once(dialect, raw, request, session, known, limit), len(raw)

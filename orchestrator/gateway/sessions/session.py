@@ -145,7 +145,7 @@ class Session:
         return self.spec.rollout, self.spec.attempt
 
     @property
-    def spoken(self) -> bool:
+    def has_replied(self) -> bool:
         """Whether the program has received a reply of the policy. If so, the turns of its requests are a history."""
         return bool(self.forest.nodes) and (self.replay is None or bool(self.replay.replayed))
 

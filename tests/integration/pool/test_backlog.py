@@ -261,7 +261,7 @@ async def test_a_window_too_small_for_the_longest_groups_is_warned_of_once(
     detector = StallDetector(context_of(engine, run))
     with capture_logs() as logs:
         for _ in range(2 * WINDOW_EVERY):
-            await detector.look()
+            await detector.check()
     found = [line["warning"] for line in logs if line["event"] == "window.idles_the_trainer"]
     assert len(found) == warnings and all(
         "begin a new run with a larger queue.capacity and queue.max_staleness or a larger queue.window_fraction"
@@ -277,10 +277,10 @@ async def test_refusals_are_a_metric_while_the_run_has_their_counter(engine: Asy
     for amount in (2, 3):
         async with engine.begin() as connection:
             await transitions.count(connection, run.run_id, "work_refused", amount)
-        await detector.look()
+        await detector.check()
     assert registry.get_sample_value("penstock_counted", {"name": "work_refused"}) == 5
     await change(engine, "DELETE FROM counters")
-    await detector.look()
+    await detector.check()
     assert registry.get_sample_value("penstock_counted", {"name": "work_refused"}) is None
     assert registry.get_sample_value("penstock_counted", {"name": "admission_halted"}) == 0
 

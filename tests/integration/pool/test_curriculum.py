@@ -16,7 +16,7 @@ from orchestrator.pool.run_end import STEP, filter_passed
 from orchestrator.pool.runs import StoredRun, begin_end, close_intake, state_of
 from orchestrator.pool.tables import attempts, groups, queue, rollouts
 from orchestrator.roles.dispatcher import dispatch
-from orchestrator.roles.run_end import look
+from orchestrator.roles.run_end import check_end
 from orchestrator.scheduling.admission import QueueSettings
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
@@ -180,7 +180,7 @@ async def test_a_run_of_one_stage_asks_nothing_about_stages_and_its_ender_locks_
     statements: list[str] = []
     event.listen(engine.sync_engine, "before_cursor_execute", lambda *call: statements.append(call[2]))
     async with engine.begin() as connection:
-        assert await look(connection, context_of(engine, run)) == 0
+        assert await check_end(connection, context_of(engine, run)) == 0
         assert not await locked(connection)
         assert await dispatch(connection, context_of(engine, run)) == 4
         [group_id] = await connection.scalars(select(groups.c.group_id))
@@ -203,7 +203,7 @@ async def run_out(engine: AsyncEngine) -> tuple[StoredRun, Config]:
 async def ender_once(engine: AsyncEngine, run: StoredRun) -> tuple[str, str | None]:
     """State of the run and why admission is closed, after one pass of the run's end."""
     async with engine.begin() as connection:
-        await look(connection, context_of(engine, run))
+        await check_end(connection, context_of(engine, run))
         why = select(queue.c.admission_reason).where(queue.c.run_id == run.run_id)
         return await state_of(connection, run.run_id), await connection.scalar(why)
 
@@ -306,7 +306,7 @@ async def test_the_end_of_a_run_filters_step_by_step_and_what_is_leased_loses_it
         await begin_end(connection, run.run_id, "test")
         filtered: list[int] = []
         while not filtered or filtered[-1]:
-            filtered.append(await look(connection, context_of(engine, run)))
+            filtered.append(await check_end(connection, context_of(engine, run)))
         assert filtered == [STEP, 9, 0]  # a, b, e1, e2, h1, h2, g1, g2, and with them the first of the many
         assert await state_of(connection, run.run_id) == "ended"
         ends = await connection.execute(select(groups.c.state, groups.c.reason).distinct())

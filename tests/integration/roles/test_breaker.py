@@ -72,13 +72,13 @@ async def test_few_attempts_and_failures_of_the_policy_halt_nothing(
             await stage.submit("first")
             await stage.reaches(1, "groups", state="dispatched")
         await attempts(stage, "infra_failure", 5)
-        assert not await Breaker(stage.context).look(), "five attempts say nothing"
+        assert not await Breaker(stage.context).check(), "five attempts say nothing"
         await attempts(stage, "policy_failure", 3)
         await attempts(stage, "timeout", 3)
         await attempts(stage, "infra_failure", 50, seconds_ago=2 * WINDOW_S)
-        assert not await Breaker(stage.context).look()
+        assert not await Breaker(stage.context).check()
         await attempts(stage, "infra_failure", 1)
-        assert await Breaker(stage.context).look()
+        assert await Breaker(stage.context).check()
         await attempts(stage, "infra_failure", 50, seconds_ago=-3600)  # older than a step back of the clock
         await resumed(stage, seconds_ago=0)
         await resumed(stage, seconds_ago=-3600)

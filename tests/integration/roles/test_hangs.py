@@ -86,7 +86,7 @@ async def until_named(
     async def look() -> Any:
         nonlocal seen, looks
         looks = looks + 1 if await once() else 0
-        seen = (await detector.look()).get(stage)
+        seen = (await detector.check()).get(stage)
         if seen is None or any(getattr(seen, key) != value for key, value in wanted.items()):
             assert looks < RINGS_AT, f"no alarm for {stage} with {wanted} at look {looks}: {seen}"
             return None
@@ -128,7 +128,7 @@ async def until_taken(rig: Rig, detector: StallDetector, rollout: int) -> None:
     async def taken() -> bool:
         if not await rig.rows(query, id=rollout):
             return True
-        await detector.look()
+        await detector.check()
         return False
 
     await eventually(taken, within_s=PATIENCE_S, every_s=POLL_INTERVAL_S)
@@ -256,7 +256,7 @@ async def test_a_run_that_goes_well_rings_no_alarm(opens: Opens) -> None:
             async def finished() -> bool:
                 if await rig.rows("SELECT 1 FROM rollouts WHERE state = 'finished'"):
                     return True
-                assert await detector.look() == {}
+                assert await detector.check() == {}
                 return False
 
             await eventually(finished, within_s=PATIENCE_S, every_s=0.05)

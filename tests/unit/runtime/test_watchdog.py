@@ -56,8 +56,8 @@ async def test_a_stuck_loop_is_named_with_its_item_and_dependency_until_it_moves
         loop.busy("outbox row 7")
         with waiting_for("nats"):
             loop.since -= 61
-            watchdog.look()
-            watchdog.look()
+            watchdog.check()
+            watchdog.check()
             (line,) = logs
             assert (line["event"], line["loop"], line["item"], line["waits_for"]) == (
                 "watchdog.stuck",
@@ -70,7 +70,7 @@ async def test_a_stuck_loop_is_named_with_its_item_and_dependency_until_it_moves
             assert value(watchdog, "penstock_loop_stuck", **where) == 1
             assert value(watchdog, "penstock_loop_stalls_total", **where) == 1
             assert (value(watchdog, "penstock_loop_age_seconds", **where) or 0) >= 61
-        watchdog.look()
+        watchdog.check()
         assert logs[-1]["event"] == "watchdog.stuck.over" and logs[-1]["loop"] == "relay"
         assert value(watchdog, "penstock_loop_stuck", loop="relay", waits_for="") == 0
 
@@ -83,7 +83,7 @@ async def test_a_loop_whose_error_was_swallowed_is_named_with_it_at_once() -> No
                 raise RuntimeError("the sandbox is gone")
         except RuntimeError:
             pass  # as an unobserved worker does
-        watchdog.look()
+        watchdog.check()
         (line,) = logs
         assert (line["event"], line["loop"], line["item"]) == ("watchdog.stuck", "attempt", "rollout 9")
         assert line["ended"] == "RuntimeError: the sandbox is gone"
@@ -104,7 +104,7 @@ async def test_a_stuck_loop_that_is_safe_to_restart_is_restarted() -> None:
             (loop,) = watchdog.loops.loops().values()
             loop.busy("messages")
             loop.since -= 61
-            watchdog.look()
+            watchdog.check()
             await eventually(lambda: starts >= 2, every_s=0.001)
             tasks.cancel_scope.cancel()
         assert value(watchdog, "penstock_loop_restarts_total", loop="steps") == 1
@@ -113,10 +113,10 @@ async def test_a_stuck_loop_that_is_safe_to_restart_is_restarted() -> None:
 async def test_a_process_that_was_stopped_as_a_whole_has_no_stuck_loops() -> None:
     with dog() as (watchdog, ends), track_loop("relay") as loop, capture_logs() as logs:
         loop.busy("outbox row 7")
-        watchdog.look()
+        watchdog.check()
         loop.since -= 90
-        watchdog._looked -= 90  # SIGSTOP for 90 s
-        watchdog.look()
+        watchdog._checked_at -= 90  # SIGSTOP for 90 s
+        watchdog.check()
         assert logs == [] and ends == []
 
 
@@ -143,10 +143,10 @@ def a_call_that_takes_all_the_time(until: Any) -> None:
 
 async def test_a_process_whose_event_loop_does_not_come_back_ends() -> None:
     with dog(no_progress_s=2.0, lag_s=0.5) as (watchdog, ends), capture_logs() as logs:
-        watchdog.look()  # queries the event loop, which this test does not let run
+        watchdog.check()  # queries the event loop, which this test does not let run
         for _ in range(5):
-            watchdog._looked -= 0.5
-            watchdog.look()
+            watchdog._checked_at -= 0.5
+            watchdog.check()
         assert ends and set(ends) == {HANGS}
         assert {line["event"] for line in logs} == {"watchdog.event_loop_blocked", "watchdog.process_hangs"}
 
@@ -179,7 +179,7 @@ async def test_while_postgres_is_away_it_is_named_in_log_and_metrics() -> None:
             await eventually(lambda: any(line["event"] == "pool.retry" for line in logs))
             (loop,) = watchdog.loops.loops().values()
             loop.since -= 61
-            watchdog.look()
+            watchdog.check()
             tasks.cancel_scope.cancel()
         (line,) = [line for line in logs if line["event"] == "watchdog.stuck"]
         assert (line["loop"], line["waits_for"]) == ("dispatcher", "postgres")
@@ -191,8 +191,8 @@ async def test_lines_that_the_log_lost_are_counted_in_the_metrics(monkeypatch: p
     lost = 2
     monkeypatch.setattr("orchestrator.runtime.watchdog.lines_lost", lambda: lost)
     with dog() as (watchdog, _):
-        watchdog.look()
+        watchdog.check()
         lost = 5
-        watchdog.look()
-        watchdog.look()
+        watchdog.check()
+        watchdog.check()
         assert value(watchdog, "penstock_log_lines_lost_total") == 5
