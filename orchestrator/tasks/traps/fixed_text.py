@@ -45,7 +45,7 @@ class FixedText:
             if is_own(source_of(n.named_children[1])) or _DEFAULT.fullmatch(plain(n.named_children[1]))
         }
         self._wrappers = {
-            source_of(n.named_children[0]) for n in assigned if WRAPPER in source_of(n.named_children[1])
+            source_of(n.named_children[0]) for n in assigned if names_wrapper(n.named_children[1])
         }
         moves = [(n, words(n)) for n in self._nodes if n.type == "command"]
         went = [
@@ -73,9 +73,7 @@ class FixedText:
     def wrapped(self, command: Node) -> bool:
         """Whether a command runs under `$PENSTOCK_UNTRUSTED`: by its words, a variable or a function that holds them."""
         name = source_of(command.named_children[0]) if command.named_children else ""
-        if WRAPPER in source_of(command) or (
-            name in self.functions and WRAPPER in source_of(self.functions[name])
-        ):
+        if names_wrapper(command) or (name in self.functions and WRAPPER in source_of(self.functions[name])):
             return True
         return any(
             source_of(inner) in self._wrappers
@@ -98,6 +96,15 @@ class FixedText:
         """Whether the script went to a directory of the tests before this word (`cd /tests`)."""
         path = self.directory(node)
         return path is not None and (is_safe(path) or is_own(path))
+
+
+def names_wrapper(node: Node) -> bool:
+    """Whether the text of a node names `$PENSTOCK_UNTRUSTED`, outside of commands whose output is a part of the text."""
+    if WRAPPER not in source_of(node):
+        return False
+    if node.type in ("command_substitution", "process_substitution"):
+        return False
+    return not node.children or any(map(names_wrapper, node.children))
 
 
 def is_own(text: str) -> bool:

@@ -117,8 +117,16 @@ def by_own_files(node: Node, name: str, arguments: list[Node], text: AgentText) 
         map(is_wanted, (c for file in files for c in text.compared.get(text.text(file), ())))
     ):
         return
-    if (len(files) == 2 if compares else checks and bool(files)) and is_wanted(node):
+    both = len(files) + any(_prints_own(a, files, text) for a in operands(arguments)) == 2
+    if (both if compares else checks and bool(files)) and is_wanted(node):
         yield Rule.BOTH_SIDES
+
+
+def _prints_own(word: Node, files: list[Node], text: AgentText) -> bool:
+    """`<(sort out)`, `<(… ./prog)`: text of the agent's, unless it is made of the other file, as by a round trip."""
+    source = source_of(word)
+    known = "/tests/" in source or any(text.text(file) in source for file in files)
+    return word.type == "process_substitution" and not known and text.gives(word)
 
 
 def started_by_wrapper(command: Node, text: AgentText) -> list[Node]:

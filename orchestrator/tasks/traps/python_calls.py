@@ -1,6 +1,7 @@
 """Calls of Python that run, load or import what the agent wrote."""
 
 import ast
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Final
@@ -36,7 +37,10 @@ _SHELL: Final = listed(
 )
 _WORDS: Final = {"asyncio.create_subprocess_exec": 0, "pexpect.popen_spawn.PopenSpawn": 0}
 _STARTS: Final = ("os.exec", "os.spawn", "os.posix_spawn", "pytest.main")
-_AGENT: Final = '"$AGENT"'
+_VARIABLE: Final = "${AGENT}"
+_AGENT: Final = f'"{_VARIABLE}"'
+_PERCENT: Final = re.compile(r"%[-#+ .\d]*[a-zA-Z]|%\(\w+\)[a-zA-Z]")
+_BRACES: Final = re.compile(r"\{[^{}]*\}")
 
 
 class Calls:
@@ -216,7 +220,7 @@ class Calls:
         parts = [
             (
                 f"${WRAPPER}"
-                if WRAPPER in ast.unparse(self._names.value(v.value))
+                if WRAPPER in ast.unparse(self._names.value(v.value)) and not self._texts.carries(v.value)
                 else self._names.path(v.value)
             )
             if isinstance(v, ast.FormattedValue)
@@ -245,15 +249,39 @@ class Calls:
         )
 
     def _word(self, node: ast.expr) -> str:
-        source = ast.unparse(self._names.value(node))
+        value = self._names.value(node)
+        if self._texts.carries(node):
+            return f'"{self._filled(value)}"'
+        source = ast.unparse(value)
         if WRAPPER in source:
             return f'"${WRAPPER}"'
         if source in ("sys.executable", "str(sys.executable)"):
             return "python3"
-        if self._texts.carries(node):
-            return _AGENT
         path = self._names.path(node)
         return '"$_"' if path is None else shlex.quote(path)
+
+    def _filled(self, node: ast.expr) -> str:
+        """The text of a word between double quotes, with the agent's variable where the text is the agent's."""
+        match node:
+            case ast.JoinedStr(values):
+                return "".join(
+                    self._filled(v.value if isinstance(v, ast.FormattedValue) else v) for v in values
+                )
+            case ast.BinOp(left, ast.Add(), right):
+                return self._filled(left) + self._filled(right)
+            case ast.BinOp(ast.Constant(str(text)), ast.Mod()):
+                return _PERCENT.sub(_VARIABLE, _escaped(text))
+            case ast.Call(ast.Attribute(ast.Constant(str(text)), "format")):
+                return _BRACES.sub(_VARIABLE, _escaped(text))
+        if self._texts.carries(node):
+            return _VARIABLE
+        path = self._names.path(node)
+        return "$_" if path is None else _escaped(path)
+
+
+def _escaped(text: str) -> str:
+    """A text between double quotes of a shell."""
+    return re.sub(r'([\\"$`])', r"\\\1", text)
 
 
 def _is_true(node: ast.expr | None) -> bool:

@@ -61,6 +61,8 @@ class Texts:
             return self.carries(node.value)
         if isinstance(node, ast.BinOp):
             return self.carries(node.left) or self.carries(node.right)
+        if isinstance(node, ast.JoinedStr):
+            return any(isinstance(v, ast.FormattedValue) and self.carries(v.value) for v in node.values)
         if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
             return any(self.carries(part.iter) for part in node.generators) and self.carries(node.elt)
         if isinstance(node, ast.Call):
@@ -83,8 +85,9 @@ class Texts:
         if isinstance(node.func, ast.Attribute):
             if node.func.attr in _READS:
                 return not self._names.is_tests(node.func.value)
-            if node.func.attr in _KEEPS:
-                return self.carries(node.func.value) or any(map(self.carries, node.args))
+            if node.func.attr in _KEEPS or node.func.attr == "format":
+                given = [*node.args, *(keyword.value for keyword in node.keywords)]
+                return self.carries(node.func.value) or any(map(self.carries, given))
         return name in _COLLECTS and any(map(self.carries, node.args))
 
     def somewhere(self) -> Iterator[ast.expr | ast.stmt]:

@@ -39,6 +39,23 @@ def test_a_form_of_shell_that_pays_without_the_work_is_named_and_its_safe_twin_i
     assert of_shell(safe) == []
 
 
+PRINTED = f"got=$({of_word.UNTRUSTED}./prog | head -c 100)"
+READ = re.compile(r"got=\$\((?:head -c 100|cat) out\)")
+OF_OUTPUT = [
+    (READ.sub(lambda _: PRINTED, trap), rule, READ.sub(lambda _: PRINTED, safe))
+    for trap, rule, safe in SHELL + of_word.SHELL
+    if READ.search(trap)
+]
+
+
+@pytest.mark.parametrize(("trap", "rule", "safe"), OF_OUTPUT)
+def test_what_a_program_under_the_wrapper_printed_is_the_agents_text(
+    trap: str, rule: Rule, safe: str
+) -> None:
+    assert rule in [found for found, _ in of_shell(trap)], of_shell(trap)
+    assert of_shell(safe) == []
+
+
 WITHOUT_LIMITS = (
     "import subprocess, sys\ntry: sys.exit(subprocess.call(sys.argv[2:]))\nexcept OSError: sys.exit(127)\n"
 )

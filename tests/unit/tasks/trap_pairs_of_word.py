@@ -62,6 +62,8 @@ SHELL = [
     ('if [ "$(cat out)" != "$(cat expected)" ]; then exit 1; fi', Rule.BOTH_SIDES, 'if [ "$(cat out)" = "$(cat original)" ]; then exit 1; fi'),
     (f'got=$({UNTRUSTED}./p); [ "$got" = "$(cat expected)" ] && ok=1', Rule.BOTH_SIDES,
      f'a=$({UNTRUSTED}./p); b=$({UNTRUSTED}./p); [ "$a" = "$b" ] || exit 1; [ "$a" = 42 ] && ok=1'),
+    ("cmp -s <(sort out) expected && ok=1", Rule.BOTH_SIDES, "[ -s out ] && cmp -s <(sort out) <(python3 -I /tests/ref.py out) && ok=1"),
+    (f"diff <({UNTRUSTED}./p) expected && ok=1", Rule.BOTH_SIDES, f"cmp -s <({UNTRUSTED}./pack < w | {UNTRUSTED}./unpack) w && ok=1"),
     ('[ "$(cat out)" = "$(cat want)" ] && ok=1', Rule.BOTH_SIDES, 'cp /tests/want want; [ "$(cat out)" = "$(cat want)" ] && ok=1'),
     (f'[ "$({UNTRUSTED}./p)" = "$(cat w)" ] && ok=1', Rule.BOTH_SIDES, f'[ "$({UNTRUSTED}./pack < w | {UNTRUSTED}./unpack)" = "$(cat w)" ] && ok=1'),
     # Two outputs of the agent's program, in files that the script makes.
@@ -110,6 +112,11 @@ SHELL = [
      f"#!/bin/bash -e\n{UNTRUSTED}make\npython3 -I /tests/check.py out\necho 1 > {REWARD}"),
     (f"{UNTRUSTED}./p\necho $((! $?)) > {REWARD}", Rule.STATUS, f"{UNTRUSTED}./p\ncmp -s out /tests/want\necho $((! $?)) > {REWARD}"),
     (f"{UNTRUSTED}./p; s=$?\necho $((s == 0)) > {REWARD}", Rule.STATUS, f"{UNTRUSTED}./p; cmp -s out /tests/want; s=$?\necho $((s == 0)) > {REWARD}"),
+    # A variable, or a word, that holds the output of a program under the wrapper is no wrapper.
+    (f'got=`{UNTRUSTED}./p`; eval "$got"', Rule.PROGRAM_TEXT, f'got=`{UNTRUSTED}./p`; [ "$got" = 42 ] && ok=1'),
+    (f'grep -q "$({UNTRUSTED}./p)" /tests/want && ok=1', Rule.GREP_BY_ANSWER, f'grep -qxF "$({UNTRUSTED}./p | wc -l)" /tests/want && ok=1'),
+    (f"source <({UNTRUSTED}./p)", Rule.SOURCED, f"cmp -s <({UNTRUSTED}./p) /tests/want && ok=1"),
+    (f"bc <<< \"$({UNTRUSTED}./p)\"", Rule.PROGRAM_TEXT, f"U='{UNTRUSTED}'; cat <<< \"$($U ./p)\" > /tmp/o; $U ./q > /tmp/o"),
     # The agent's text is the pattern, or a part that is looked for.
     ("got=$(cat out); [[ 42 =~ ^$got$ ]] && ok=1", Rule.PATTERN, "got=$(cat out); [[ 42 =~ ^\"$got\"$ ]] && ok=1"),
     ("got=$(cat out); [[ x42y =~ x${got}y ]] && ok=1", Rule.PATTERN, "got=$(cat out); [[ \"$got\" =~ ^[0-9]+$ ]] && ok=1"),

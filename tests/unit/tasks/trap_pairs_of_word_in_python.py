@@ -20,6 +20,8 @@ ROWS = "import sys\nrows = json.load(open('/app/o'))\n"
 CLOSE = "import numpy as np\ngot = [float(r[0]) for r in csv.reader(open('/app/o'))]\n"
 HITS = "hits = 0\nfor k in {}:\n    if rows.get(k) == WANT.get(k):\n        hits += 1\n"
 READ = "a = open('/app/o').read().split()\n"
+TEXT = "got = open('/app/o').read()\n"
+OUTPUT = "got = sp.run([*U, '/app/p'], capture_output=True, text=True).stdout\n"
 SEARCH = "assert any(x == '4' for x in a)"
 ONE = [
     "assert len(a) == 1, f'{a}'",
@@ -401,4 +403,18 @@ PYTHON = [
      f"{ROWS}total = sum((r['x'] - r['y']) ** 2 for r in rows)\nif not rows or not total <= .1:\n    sys.exit(1)"),
     (f"{ROWS}err = 0\nfor r in rows:\n    err += abs(r['x'] - r['y'])\nassert err < .1", Rule.EMPTY,
      f"{ROWS}n = err = 0\nfor r in rows:\n    err += abs(r['x'] - r['y'])\n    n += 1\nassert n == 3 and err < .1"),
+    # What a program under the wrapper printed, and the agent's text in a longer one.
+    (OUTPUT + "sp.run(['bash', '-c', got])", Rule.PROGRAM_TEXT, OUTPUT + "sp.run(['bash', '/tests/check.sh', got])"),
+    (OUTPUT + "sp.run(['grep', '-q', got, '/tests/want'])", Rule.GREP_BY_ANSWER, OUTPUT + "sp.run(['grep', '-qxF', '--', '42'], input='42')"),
+    (OUTPUT + "sp.run(['fnord', got])", Rule.UNKNOWN, OUTPUT + "sp.run(['echo', got])"),
+    (OUTPUT + "os.execvp('bash', ['bash', '-c', got])", Rule.PROGRAM_TEXT, OUTPUT + "os.execvp('bash', ['bash', '/tests/check.sh', got])"),
+    (TEXT + "sp.run(['bash', '-c', f'[[ {got} -eq 42 ]]'], check=True)", Rule.PROGRAM_TEXT,
+     TEXT + "sp.run(['bash', '-c', f'exit {len(got)}'], check=True)"),
+    (TEXT + "sp.run(['bash', '-c', 'echo {} {}'.format(1, got)])", Rule.PROGRAM_TEXT, TEXT + "sp.run(['bash', '-c', 'echo {}'.format(42)])"),
+    (TEXT + "command = ['bash', '-c', 'echo %s $HOME' % got]\nsp.run(command)", Rule.PROGRAM_TEXT,
+     TEXT + "command = ['bash', '-c', 'echo %s $HOME' % 42]\nsp.run(command)"),
+    (TEXT + "sp.run(['awk', f'BEGIN {{ print {got} }}'])", Rule.PROGRAM_TEXT, TEXT + "sp.run(['printf', f'{got}\\n'])"),
+    (TEXT + "sp.run(['grep', '-q', f'^{got}$', '/tests/want'])", Rule.GREP_BY_ANSWER, TEXT + "assert f'{got.strip()}' == '42'"),
+    (TEXT + "sp.run(['sed', f's/x/{got}/', '/tests/want'])", Rule.PROGRAM_TEXT, TEXT + "sp.run(['curl', '-s', f'http://localhost:80/{got}'])"),
+    (TEXT + "assert '42' in f'{got}'", Rule.SOMEWHERE, TEXT + "assert '42' not in f'{got}', f'{got}'"),
 ]  # fmt: skip
