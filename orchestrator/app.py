@@ -47,7 +47,7 @@ from orchestrator.pool.heartbeats import send_heartbeats
 from orchestrator.pool.opened import opened
 from orchestrator.pool.reader_login import keep_login
 from orchestrator.pool.reader_rights import tighten
-from orchestrator.pool.runs import StoredRun, ensure_run
+from orchestrator.pool.runs import StoredRun, ensure_run, keep_process_config
 from orchestrator.pool.transact import transact
 from orchestrator.roles.blobs import answer_missing, store_blobs
 from orchestrator.roles.context import OrchestratorContext
@@ -65,6 +65,7 @@ from orchestrator.runtime.liveness import restartable
 from orchestrator.runtime.log import bind, get
 from orchestrator.runtime.plugins import names
 from orchestrator.settings.config import Config, effective, ignored
+from orchestrator.settings.newest_start import kept_values
 from orchestrator.settings.timeouts import timeouts
 
 log = get(__name__)
@@ -84,7 +85,9 @@ async def open_context(config: Config) -> AsyncIterator[OrchestratorContext]:
         )
 
         async def begin(connection: AsyncConnection) -> tuple[StoredRun, list[str]]:
-            return await ensure_run(connection, config.run.name, config.to_json()), await tighten(connection)
+            run = await ensure_run(connection, config.run.name, config.to_json())
+            await keep_process_config(connection, run.run_id, kept_values(effective(run.config, config)))
+            return run, await tighten(connection)
 
         run, readers_may = await transact(engine, begin, at="run.create")
         if readers_may:

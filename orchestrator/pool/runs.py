@@ -22,7 +22,8 @@ RUN_ENDS: Final = "the run ends: "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """One training run. `config` is the resolved configuration from its creation."""
+    """One training run. `config` is the resolved configuration from its creation, `process_config` what the newest start of its orchestrator kept
+    of its own (`settings.newest_start`); None: nothing."""
 
     run_id: int
     name: str
@@ -30,6 +31,7 @@ class StoredRun:
     config: dict[str, Any]
     pruned: datetime | None = None  # when its steps, messages and prompts were dropped
     created: datetime | None = None  # as found: a run of that name in another database is a different run
+    process_config: dict[str, Any] | None = None
 
 
 async def find_run(connection: AsyncConnection, name: str) -> StoredRun | None:
@@ -64,6 +66,15 @@ async def ensure_run(connection: AsyncConnection, name: str, config: dict[str, A
     await connection.execute(select(func.open_partition(run_id)))
     await transitions.record_created(connection, run_id, Entity.RUN, run_id, RunState.ACTIVE)
     return StoredRun(run_id=run_id, name=name, state=RunState.ACTIVE, config=config)
+
+
+async def keep_process_config(connection: AsyncConnection, run_id: int, values: dict[str, Any]) -> None:
+    """Note the process keys of an orchestrator that starts, in place of those of an earlier start."""
+    await connection.execute(
+        update(runs)
+        .where(runs.c.run_id == run_id, runs.c.process_config.is_distinct_from(values))
+        .values(process_config=values)
+    )
 
 
 async def close_intake(connection: AsyncConnection, run_id: int) -> bool:

@@ -15,7 +15,7 @@ large message is decoded there too.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio.to_thread
 from scaffolds.controls import CONTROLS
@@ -43,6 +43,7 @@ from orchestrator.roles.context import OrchestratorContext
 from orchestrator.runtime.backoff import doubled
 from orchestrator.settings.config import Config
 from orchestrator.settings.curriculum import StageSection
+from orchestrator.settings.newest_start import newest_config
 from orchestrator.settings.sampling import checked
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.admit import check_admissible
@@ -69,6 +70,7 @@ class _Prepared:
     """A message as decoded, and its task as a run reads it, or the error that reading or checking raised."""
 
     run_id: int
+    config: Config
     schema: str | None
     body: bytes
     event: TaskSubmitted
@@ -93,6 +95,7 @@ class Intake:
         self._files = TaskFiles.of(context.engine, context.config.tasks)
         self._registered_scaffolds = registered_scaffolds
         self._configs = {context.run_id: context.config}
+        self._kept: dict[int, dict[str, Any] | None] = {}
         self._run_ids = {context.run: context.run_id}
         self._prepared: list[_Prepared] = []
         self._notices: list[_Notice] = []
@@ -134,7 +137,9 @@ class Intake:
             await anyio.to_thread.run_sync(_check, read.task, config.sandbox)
         except Exception as error:  # noqa: BLE001  # `_answer` raises it, if the task is not answered already
             read = error
-        return _Prepared(run_id=run_id, schema=delivery.schema, body=delivery.body, event=event, read=read)
+        return _Prepared(
+            run_id=run_id, config=config, schema=delivery.schema, body=delivery.body, event=event, read=read
+        )
 
     async def _handle(
         self, connection: AsyncConnection, deliveries: Sequence[Delivery]
@@ -182,9 +187,11 @@ class Intake:
             known = await answered(connection, run.run_id, submission)
             if known is not None:
                 return known, None
-            self._config(run)
+            config = self._config(run)
             self._run_ids[run.name] = run.run_id
-            read = (prepared or await self._read(run.run_id, delivery, event)).read
+            if prepared is None or prepared.config is not config:
+                prepared = await self._read(run.run_id, delivery, event)
+            read = prepared.read
             if isinstance(read, Exception):
                 raise read
             group = self._group(run, domain, submission, event, read.task)
@@ -233,8 +240,13 @@ class Intake:
             check_level(group.task_name, sha256, required, came, stored)
 
     def _config(self, run: StoredRun) -> Config:
-        if run.run_id not in self._configs:
-            self._configs[run.run_id] = Config.from_json(run.config)
+        """The configuration by which the run's tasks are judged. That of another run is the same at every orchestrator: it follows the run's row, in
+        which each start of the run's own orchestrator keeps its process keys."""
+        if run.run_id == self._context.run_id:
+            return self._context.config
+        if run.run_id not in self._configs or self._kept.get(run.run_id) != run.process_config:
+            self._configs[run.run_id] = newest_config(run.config, run.process_config)
+            self._kept[run.run_id] = run.process_config
         return self._configs[run.run_id]
 
     def _group(

@@ -2,8 +2,8 @@
 
 A run keeps its original configuration, in `runs.config`. Keys with the mark `PROCESS` are an exception: how much this machine does,
 where it listens, how patient it is. Every process takes those from the file at each start. `orchestrator.settings.config.effective` combines the
-two. A few files read the configuration in a run's row as it is, for example of other runs; tests/unit/settings/test_scope.py lists them with
-their reasons.
+two. Of another run, whose file a process does not have, `orchestrator.settings.newest_start.newest_config` combines them. A few files read the
+configuration in a run's row as it is; tests/unit/settings/test_scope.py lists them with their reasons.
 
 The scope of a key is a mark in its annotation, `Annotated[Positive, PROCESS]`. A mark at a section applies to all of its keys without
 their own. A key without any mark has the scope `RUN`.

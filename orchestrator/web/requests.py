@@ -23,6 +23,7 @@ from orchestrator.contracts.quote import quoted
 from orchestrator.pool.runs import StoredRun, find_run
 from orchestrator.runtime.json_response import json_response
 from orchestrator.settings.config import Config, effective
+from orchestrator.settings.newest_start import newest_config
 from orchestrator.web.site import Site
 
 WORDS = 500  # characters of a person's reason
@@ -81,9 +82,11 @@ class _Parameters:
 
 
 def config_of(site: Site, run: StoredRun) -> Config:
-    """The run's effective configuration; for another run than the dashboard's own, the one it was created with. ConfigurationError if this code
-    cannot read it."""
-    return effective(run.config, site.config if run.name == site.run else Config.from_json(run.config))
+    """The run's effective configuration; for another run than the dashboard's own, that of its orchestrator's newest start. ConfigurationError if
+    this code cannot read it."""
+    if run.name == site.run:
+        return effective(run.config, site.config)
+    return newest_config(run.config, run.process_config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

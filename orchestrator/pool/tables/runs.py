@@ -46,6 +46,12 @@ runs = Table(
     _now("created", "when it began"),
     _time("ended", "when its last submission had reached a terminal state after its end was requested"),
     _time("pruned", "since then its steps, messages and prompts are dropped"),
+    Column(
+        "process_config",
+        JSONB(none_as_null=True),
+        comment="process keys in force at the newest start of an orchestrator of the run, by dotted key: only those that other runs' "
+        "orchestrators and dashboards read, and none with secrets; null: no start wrote them",
+    ),
     CheckConstraint("name ~ '^[a-z0-9_-]{1,32}$'", name="name"),
     _one_of("state", RunState),
     comment="One training run; nothing refers across runs. config is the resolved configuration.",

@@ -22,12 +22,13 @@ from orchestrator.pool import (
 )
 from orchestrator.pool.dispatch import view_queue
 from orchestrator.pool.leases import heartbeat
-from orchestrator.pool.runs import StoredRun, begin_end
+from orchestrator.pool.runs import StoredRun, begin_end, keep_process_config
 from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.dispatcher import dispatch
 from orchestrator.roles.intake import Intake
 from orchestrator.scheduling.queue_policies import queue_policy
 from orchestrator.settings.config import Config
+from orchestrator.settings.newest_start import kept_values
 from tests import builders
 from tests.integration.audit.audited import no_violations
 from tests.integration.pool.rig import OWNER, context_of, group_state, rollout_row, running, small
@@ -450,12 +451,16 @@ async def test_what_drains_is_ordered_shown_recorded_and_taken_back(
         assert (await shown("servers", url))[1] == 2
 
 
+@pytest.mark.parametrize("began_so", [True, False], ids=["as it began", "as its newest start has it"])
 async def test_a_drain_in_another_run_follows_the_settings_of_that_run(
-    engine: AsyncEngine, database_url: str, tmp_path: Path
+    engine: AsyncEngine, database_url: str, tmp_path: Path, *, began_so: bool
 ) -> None:
     await builders.make_run(engine, small())
     other = configured("other", database_url, servers={"evaluation": 1, "embedded": 2})
-    run = await builders.make_run(engine, other)
+    run = await builders.make_run(engine, other if began_so else configured("other", database_url))
+    if not began_so:
+        async with engine.begin() as connection:
+            await keep_process_config(connection, run.run_id, kept_values(other))
     url = "http://127.0.0.1:8"
     async with engine.begin() as connection:
         for each in (url, "http://127.0.0.1:9"):

@@ -12,9 +12,8 @@ from orchestrator.settings.scope import PROCESS, Scope, fields_on, mark_of, scop
 REPOSITORY = Path(__file__).resolve().parents[3]
 READ_AS_IT_IS = {
     "orchestrator/settings/config.py": "the functions themselves",
-    "orchestrator/roles/intake.py": "of other runs than the process's own",
+    "orchestrator/settings/newest_start.py": "of other runs than the process's own",
     "orchestrator/runner/worker.py": "a worker without a file, of a bench or a check",
-    "orchestrator/web/requests.py": "of other runs than the dashboard's own",
     "orchestrator/web/api/steering.py": "the stage, which is the run's",
     "orchestrator/cli/steering.py": "the stage, which is the run's",
     "orchestrator/audit/snapshot.py": "an audit without a file, of a test or a bench",
