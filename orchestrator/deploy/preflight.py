@@ -190,6 +190,8 @@ def missing(config: Config) -> list[str]:
         )
     pods = config.sandbox.kubernetes
     files = {"gateway.secret_file": config.gateway.secret_file}
+    if config.servers.urls:  # that of servers which are started here is made
+        files["servers.key_file"] = config.servers.key_file
     if config.sandbox.provider == KUBERNETES:
         files |= {
             "sandbox.kubernetes.token_file": pods.token_file,

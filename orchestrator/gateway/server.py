@@ -68,7 +68,7 @@ from orchestrator.runtime.gc_tuning import keep_loaded
 from orchestrator.runtime.liveness import restartable, track_loop
 from orchestrator.runtime.log import bind, get
 from orchestrator.runtime.metrics import joined
-from orchestrator.runtime.secret_file import shared_secret
+from orchestrator.runtime.secret_file import given_secret, shared_secret
 from orchestrator.settings.config import Config, effective, ignored
 from orchestrator.settings.timeouts import timeouts
 from orchestrator.trajectory.routes import Experts
@@ -231,12 +231,20 @@ class _Policy:
         )
 
 
+def server_key(settings: GatewaySettings) -> str | None:
+    """The key of the rollout servers; None: they require none. That of servers which Penstock does not start is never made here: they would refuse
+    it. Raises ConfigurationError if it is missing, and like `runtime.secret_file.read_secret`."""
+    if (file := settings.server_key_file) is None:
+        return None
+    return given_secret(file, "servers.key_file") if settings.config.servers.urls else shared_secret(file)
+
+
 async def _connect(
     stack: AsyncExitStack, settings: GatewaySettings, metrics: GatewayMetrics, policy: _Policy
 ) -> ServerPool:
     """The run's rollout servers, with a client of each on `stack`."""
     config, routed = settings.config.servers, policy.routed
-    key = shared_secret(settings.server_key_file) if settings.server_key_file else None
+    key = server_key(settings)
     known = vocabulary(settings.model_dir)
     clients = [
         await stack.enter_async_context(

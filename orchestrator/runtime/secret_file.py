@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.contracts.errors import ConfigurationError
+from sandboxes.text_files import read_text
 
 
 def write_private(path: Path, text: str) -> None:
@@ -17,7 +18,8 @@ def write_private(path: Path, text: str) -> None:
 
 
 def kept_secret(path: Path) -> str:
-    """The text of `path`, which only its user reads; a new secret, if the file is absent. Raises OSError, and then leaves no part of a file.
+    """The text of `path`, which only its user reads; a new secret, if the file is absent. Raises OSError, and then leaves no part of a file, and
+    like `read_secret`.
 
     Several processes may call it at the same moment, and all get the same secret.
     """
@@ -30,7 +32,16 @@ def kept_secret(path: Path) -> str:
             _name(partial, path)
         finally:
             partial.unlink(missing_ok=True)
-    return path.read_text(encoding="ascii").strip()
+    return read_secret(path)
+
+
+def read_secret(path: Path) -> str:
+    """The text of a secret's file as an editor saved it, without a byte order mark. Raises OSError, and ValueError, which names the file, for another
+    encoding and for characters that no HTTP header has."""
+    secret = read_text(path).strip()
+    if not (secret.isascii() and secret.isprintable()):
+        raise ValueError(f"the secret in {path} must be one line of ASCII characters: write another one")
+    return secret
 
 
 def _name(partial: Path, path: Path) -> None:
@@ -48,8 +59,20 @@ def _name(partial: Path, path: Path) -> None:
 
 
 def shared_secret(path: Path) -> str:
-    """The same for processes of one run. Raises ConfigurationError when the file is empty."""
+    """`kept_secret` for processes of one run. Raises ConfigurationError when the file is empty."""
     secret = kept_secret(path)
     if not secret:
         raise ConfigurationError(f"the secret file {path} is empty: remove it, and a new one is made")
+    return secret
+
+
+def given_secret(path: Path, key: str) -> str:
+    """The secret in a file that a person wrote and that the key `key` of the configuration names. Raises ConfigurationError if it does not exist or
+    is empty, and like `read_secret`."""
+    if not path.exists():
+        raise ConfigurationError(
+            f"{key}: file {path} does not exist: correct the path, or write the secret into it"
+        )
+    if not (secret := read_secret(path)):
+        raise ConfigurationError(f"{key}: file {path} is empty: write the secret into it")
     return secret

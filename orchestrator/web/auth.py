@@ -41,8 +41,8 @@ def _same(given: str, right: str) -> bool:
 
 
 def kept_token(file: Path) -> str:
-    """The token in `file`, created (mode 0600) if absent. Raises ConfigurationError if the file is empty, ServiceError if it cannot be
-    written."""
+    """The token in `file`, created (mode 0600) if absent. Raises ConfigurationError if the file is empty, ValueError if it holds no
+    secret, ServiceError if it cannot be written."""
     try:
         token = kept_secret(file)
     except OSError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.contracts.numbers import INT4, INT8, option, real, whole
+from orchestrator.runtime.secret_file import read_secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +102,8 @@ def parse_arguments(argv: Sequence[str]) -> ServerSettings:
 
 def _key(file: Path) -> str:
     try:
-        key = file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
+        key = read_secret(file)
+    except (OSError, ValueError) as error:
         raise ValueError(f"--key-file {file} cannot be read: {error}") from None
     if not key:
         raise ValueError(f"--key-file {file} is empty")

@@ -3,10 +3,12 @@
 import codecs
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,15 @@ from scaffolds.scaffold_toml import from_toml
 
 from orchestrator.cli import main
 from orchestrator.cli.sql import Answer
+from orchestrator.contracts.errors import ServiceError
 from orchestrator.deploy.cluster.reading import load as load_topology
 from orchestrator.deploy.cluster.workload import read as read_workload
 from orchestrator.deploy.home import write_template
+from orchestrator.pool.engine import REVISION
+from orchestrator.runtime.secret_file import shared_secret
 from orchestrator.settings.config import load as load_config
 from sandboxes.text_files import read_text, read_toml
+from trainer.serving.settings import parse_arguments
 
 pytestmark = pytest.mark.tier("look")
 
@@ -193,7 +199,10 @@ def test_a_run_made_with_a_relative_model_starts_from_every_directory(
         assert resolved["policy"]["model"] == str(tmp_path / "models" / "start")
 
 
-@pytest.mark.parametrize("command", ["cluster render", "size", "scale", "config", "scaffold", "audit"])
+@pytest.mark.parametrize(
+    "command",
+    ["cluster render", "size", "scale", "config", "scaffold", "audit", "gateway", "rollout server"],
+)
 def test_every_file_that_people_write_may_have_a_mark_and_the_line_ends_of_windows(
     command: str, tmp_path: Path
 ) -> None:
@@ -218,12 +227,19 @@ def test_every_file_that_people_write_may_have_a_mark_and_the_line_ends_of_windo
             from_toml,
         ),
         "audit": (of_windows("ledger.txt", "one\ntwo\n"), read_text),
+        "gateway": (of_windows("key", "secret\n"), shared_secret),
+        "rollout server": (of_windows("key", "secret\n"), _key_of_a_rollout_server),
     }
     file, reader = read[command]
-    assert reader(file)
+    assert (found := reader(file))
+    assert not isinstance(found, str) or not found.startswith("\ufeff")
     other_encoding(file)
     with pytest.raises(ValueError, match=rf"{file} is UTF-16 text: save it as UTF-8"):
         reader(file)
+
+
+def _key_of_a_rollout_server(file: Path) -> str | None:
+    return parse_arguments(["--model-path", "/model", "--key-file", str(file)]).key
 
 
 def test_a_file_of_another_kind_does_not_count_as_missing(penstock: Penstock, tmp_path: Path) -> None:
@@ -243,6 +259,48 @@ def test_a_process_whose_services_are_away_says_so_in_one_sentence(directory: Pa
     away = {"DATABASE_URL": "postgresql://u:secret@127.0.0.1:1/x", "NATS_URL": "nats://127.0.0.1:1"}
     error = refused(process("orchestrator", "-c", str(directory), **away))
     assert "PostgreSQL at 127.0.0.1:1/x cannot be used" in error and "secret" not in error
+
+
+def test_up_prints_which_services_it_uses_and_why(directory: Path) -> None:
+    done = process(
+        *(
+            "up",
+            "-c",
+            str(directory),
+            "--only",
+            "orchestrator",
+            "--set",
+            "services.nats_url=nats://127.0.0.1:1",
+        ),
+        DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x",
+        NATS_URL="",
+    )
+    lines = done.err.splitlines()
+    assert done.code == 1 and "PostgreSQL at 127.0.0.1:1/x cannot be used" in lines[-1], done.err
+    assert "PostgreSQL: 127.0.0.1:1/x, named by DATABASE_URL in the environment" in lines
+    assert "NATS: 127.0.0.1:1, named by services.nats_url" in lines
+
+
+def test_up_prints_that_services_are_embedded_and_where(
+    penstock: Penstock, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(_: Path) -> None:  # the first check after the services are printed
+        raise ServiceError("no room")
+
+    monkeypatch.setattr("orchestrator.deploy.stack.check_disk", no_room)
+    done = penstock("up", "-c", str(directory), "--only", "orchestrator")
+    lines = done.err.splitlines()
+    assert (done.code, lines[-1]) == (1, "penstock: no room")
+    for service in ("PostgreSQL", "NATS"):
+        assert any(line.startswith(f"{service}: embedded, in {directory}/") for line in lines), done.err
+
+
+def test_the_version_is_printed_with_the_databases_revision_and_the_python(penstock: Penstock) -> None:
+    done = penstock("--version")
+    expected = (
+        f"penstock {version('penstock')} (database revision {REVISION}, Python {platform.python_version()})"
+    )
+    assert (done.code, done.out, done.err) == (0, f"{expected}\n", "")
 
 
 def test_status_of_nothing_is_3_and_bad_usage_is_2(penstock: Penstock, directory: Path) -> None:
@@ -358,6 +416,7 @@ def test_config_says_what_this_machine_lacks_and_prints_all_the_same(
     ]
     for assignment, sentence in (
         ("gateway.secret_file=/nosuch/secret", "gateway.secret_file: file /nosuch/secret does not exist"),
+        ("servers.key_file=/nosuch/key", "servers.key_file: file /nosuch/key does not exist"),
         (
             "policy.directory=/nosuch/a/b",
             "policy.directory: directory /nosuch/a, the parent of /nosuch/a/b, does not exist",

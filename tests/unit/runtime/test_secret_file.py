@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.runtime import secret_file
-from orchestrator.runtime.secret_file import shared_secret, write_private
+from orchestrator.runtime.secret_file import given_secret, shared_secret, write_private
 
 
 def test_a_shared_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
@@ -19,6 +19,29 @@ def test_a_shared_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) ->
     (tmp_path / "secret").write_text("\n")
     with pytest.raises(ConfigurationError, match="is empty: remove it"):
         shared_secret(tmp_path / "secret")
+
+
+@pytest.mark.parametrize("written", ["schlüssel", "two\nlines"])
+def test_a_secret_that_no_header_can_carry_is_refused_by_its_file(tmp_path: Path, written: str) -> None:
+    (tmp_path / "secret").write_text(written, encoding="utf-8")
+    with pytest.raises(
+        ValueError, match=f"the secret in {tmp_path}/secret must be one line of ASCII characters"
+    ):
+        shared_secret(tmp_path / "secret")
+
+
+def test_a_secret_that_a_person_gives_is_never_made(tmp_path: Path) -> None:
+    file = tmp_path / "mistyped"
+    with pytest.raises(
+        ConfigurationError, match=rf"servers.key_file: file {file} does not exist: correct the path"
+    ):
+        given_secret(file, "servers.key_file")
+    assert not file.exists()
+    file.write_text("\n")
+    with pytest.raises(ConfigurationError, match=rf"servers.key_file: file {file} is empty"):
+        given_secret(file, "servers.key_file")
+    file.write_text("word\n")
+    assert given_secret(file, "servers.key_file") == "word"
 
 
 def test_a_private_file_is_its_owners_alone_whatever_was_there_before(tmp_path: Path) -> None:
