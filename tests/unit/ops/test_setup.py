@@ -10,6 +10,12 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 def refused(tmp_path: Path, **environment: str) -> str:
     """The last sentence of its output."""
+    [sentence] = [line for line in output(tmp_path, **environment) if line.startswith("penstock set-up: ")]
+    return sentence
+
+
+def output(tmp_path: Path, **environment: str) -> list[str]:
+    """The lines of a set-up that is refused."""
     done = subprocess.run(
         [REPOSITORY / "ops/setup"],
         env={**os.environ, "PENSTOCK_VENV": str(tmp_path / "venv"), **environment},
@@ -18,8 +24,7 @@ def refused(tmp_path: Path, **environment: str) -> str:
         timeout=60,
     )
     assert done.returncode == 1 and not (tmp_path / "venv").exists(), done.stderr
-    [sentence] = [line for line in done.stderr.splitlines() if line.startswith("penstock set-up: ")]
-    return sentence
+    return done.stderr.splitlines()
 
 
 def a_python(directory: Path, version: str) -> Path:
@@ -46,6 +51,22 @@ def test_a_python_without_a_build_of_torch_in_the_only_source_is_named(tmp_path:
     (wheels / "torch-2.13.0+cpu-cp38-cp38-manylinux_2_28_x86_64.whl").touch()
     wrong = f"{wheels} has no CPU build of torch for Python {sys.version_info[0]}.{sys.version_info[1]}"
     assert wrong in refused(tmp_path, PYTHON=sys.executable, PIP_FIND_LINKS=str(wheels))
+
+
+def test_a_python_of_path_that_does_not_suit_is_named_when_another_one_is_taken(tmp_path: Path) -> None:
+    a_python(tmp_path, "3.9").rename(tmp_path / "python3")
+    broken = tmp_path / "python3.11"
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    suiting = tmp_path / "python3.12"
+    suiting.write_text('#!/bin/sh\ncase "$2" in *print*) echo 3.12 ;; esac\n')
+    suiting.chmod(0o755)
+    nowhere = {"HOME": "/proc/nowhere", "XDG_CACHE_HOME": "", "UV_CACHE_DIR": "", "PYTHON": ""}
+    lines = output(tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}", **nowhere)
+    [used] = [line for line in lines if "is used; passed over: " in line]
+    assert f"passed over: {tmp_path}/python3 is Python 3.9" in used
+    if f"Python: {suiting} is used" in used:  # /usr/bin/python3 does not suit on this machine
+        assert f"{broken} does not start" in used
 
 
 def test_a_home_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
