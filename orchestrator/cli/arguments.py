@@ -13,6 +13,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from orchestrator.cli.combinations import without_effect
 from orchestrator.cli.hints import remember
 from orchestrator.cli.options import path
+from orchestrator.contracts.limits import MAX_GIVEN_REASON
 from orchestrator.contracts.numbers import INT8, real, whole
 
 EMPTY = "it is empty: give a value{}; is a variable of your shell unset?"
@@ -42,12 +43,16 @@ def _may_be_empty(param: Any, command: str) -> bool:
 
 
 def _check_text(param: Any, text: str) -> None:
-    """Raise ValueError for a text that is not UTF-8. The name of a file may have any bytes."""
+    """Raise ValueError for a text that is not UTF-8, and for a reason that is too long. The name of a file may have any bytes."""
     try:
         if not _is_path(param):
             text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(NOT_TEXT.format(error.start + 1)) from None
+    if param.name == "reason" and len(text) > MAX_GIVEN_REASON:
+        raise ValueError(
+            f"has {len(text):,} characters, and a reason may have {MAX_GIVEN_REASON}: shorten it"
+        )
 
 
 def _check_number(param: Any, text: str) -> None:

@@ -23,6 +23,8 @@ MAX_TOOL_CALLS: Final = 1_000
 """Of an attempt whose times, exit codes and sizes are recorded: its result must fit one message. Later calls leave no record."""
 MAX_BRANCH_REASON: Final = MAX_NAME_LENGTH
 """Of the reason that a scaffold gives for rewriting its history."""
+MAX_GIVEN_REASON: Final = 500
+"""Of the reason that a person gives for an action."""
 MAX_REASON: Final = 1_000
 """Of why an attempt or a verification ended as it did. In `MAX_SENTENCE`, as is the next one."""
 MAX_REJECTION: Final = 2_000

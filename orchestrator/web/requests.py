@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.errors import PenstockError
 from orchestrator.contracts.ids import NAME_RULE, is_name
+from orchestrator.contracts.limits import MAX_GIVEN_REASON
 from orchestrator.contracts.numbers import INT8, whole
 from orchestrator.contracts.quote import quoted
 from orchestrator.pool.runs import StoredRun, find_run
@@ -25,8 +26,6 @@ from orchestrator.runtime.json_response import json_response
 from orchestrator.settings.config import Config, effective
 from orchestrator.settings.newest_start import newest_config
 from orchestrator.web.site import Site
-
-WORDS = 500  # characters of a person's reason
 
 
 class Refused(PenstockError):
@@ -118,8 +117,8 @@ class CommandRequest(_Parameters):
     def reason(self) -> str:
         """The person's reason, which every command may have."""
         given = self.body.get("reason", "")
-        if not isinstance(given, str) or len(given) > WORDS or "\0" in given:
-            raise Refused(400, f"reason must be text of at most {WORDS} characters")
+        if not isinstance(given, str) or len(given) > MAX_GIVEN_REASON or "\0" in given:
+            raise Refused(400, f"reason must be text of at most {MAX_GIVEN_REASON} characters")
         return given.strip() or "no reason given"
 
 

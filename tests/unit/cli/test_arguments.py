@@ -70,6 +70,11 @@ def refused(words: list[str]) -> str:
         (["prune", "--run", "\udcff"], "--run", NOT_TEXT),
         (["rescore", "--task", "a", "--task", "\udcff"], "--task", NOT_TEXT),
         (["run", "end", "--reason", "\udcff"], "--reason", NOT_TEXT),
+        (
+            ["run", "pause", "--reason", "a" * 501],
+            "--reason",
+            "it has 501 characters, and a reason may have 500",
+        ),
         (["config", "--set", "run.name=\udcff"], "--set", NOT_TEXT),
         (["compare", "-c", "a", "-c", "b", "--key", "\udcff"], "--key", NOT_TEXT),
         (["sql", "\udcff"], "statement", NOT_TEXT),
