@@ -252,6 +252,13 @@ def test_a_request_that_ends_with_the_assistant_is_not_answered_with_a_second_tu
     read(wire).check_answerable()
 
 
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+def test_a_request_that_ends_with_a_message_of_the_system_is_answered(wire: str) -> None:
+    ending = [{"role": "system", "content": "Count the oaks."}]
+    for messages in (ending, [{"role": "user", "content": "oaks?"}, *ending]):
+        read(wire, messages=messages, input=messages).check_answerable()
+
+
 @pytest.mark.parametrize(
     ("wire", "name", "value"),
     [
