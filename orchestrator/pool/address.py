@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote, urlencode
 from orchestrator.contracts.errors import ServiceError
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.unreachable import AddressOrigin, name_of, origin_of, remember
+from orchestrator.settings.url_files import FILE_OPTIONS
 from sandboxes.text_files import read_text
 
 DRIVERS: Final = ("postgresql", "postgres")
@@ -46,7 +47,6 @@ _MAX_VALUES: Final[Mapping[str, int]] = {
     "keepalives_count": 127,
 }
 """The largest numbers that Linux takes for a socket."""
-_FILES: Final = ("passfile", "sslcert", "sslkey", "sslrootcert", "sslcrl")
 # Options of libpq for which the driver supports only these values. Other values are refused.
 _ONE_VALUE: Final[Mapping[str, tuple[str, ...]]] = {
     "channel_binding": ("prefer", "disable"),
@@ -312,7 +312,11 @@ def _check_value(name: str, value: str) -> None:
         raise ServiceError(
             f"the PostgreSQL URL has {name}={_shown(value)}: {name} is at most {_MAX_VALUES[name]}"
         )
-    if name in _FILES and not (name == "sslrootcert" and value == "system") and not os.access(value, os.R_OK):
+    if (
+        name in FILE_OPTIONS
+        and not (name == "sslrootcert" and value == "system")
+        and not os.access(value, os.R_OK)
+    ):
         raise ServiceError(f"the PostgreSQL URL has {name}={_shown(value)}, and that file cannot be read")
     if name == "passfile":
         _check_passfile(value)

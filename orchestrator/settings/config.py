@@ -57,6 +57,7 @@ from orchestrator.settings.storable import unstorable
 from orchestrator.settings.tasks import TasksSection
 from orchestrator.settings.timeouts import SCALED, Seconds, Timeouts
 from orchestrator.settings.trainer import CANARY_TOLERANCES, TrainerSection
+from orchestrator.settings.url_files import with_absolute_files
 from sandboxes.text_files import read_toml
 
 MAX_MEMBERS: Final = 2**15 - 1  # of a group, as the data pool counts them
@@ -435,6 +436,9 @@ def _resolve_paths(raw: dict[str, Any], directory: Path) -> None:
         table, name = _table(raw, *key.split(".")[:-1]), key.rpartition(".")[2]
         if name in table:
             table[name] = resolved(table[name])
+    services = _table(raw, "services")
+    if isinstance(url := services.get("database_url"), str):
+        services["database_url"] = with_absolute_files(url, directory)
     # A program is a path if it has a slash, as for a shell.
     container, servers = _table(raw, "sandbox", "container"), _table(raw, "servers")
     if "/" in str(engine := container.get("engine")):

@@ -17,6 +17,7 @@ from orchestrator.deploy.home import write_template
 from orchestrator.settings.config import PATHS, Config, differences, load
 from orchestrator.settings.keys import keys as all_keys
 from orchestrator.settings.sampling import checked
+from orchestrator.settings.url_files import with_absolute_files
 from tests.unit.settings.config_rig import refusal, written
 
 
@@ -461,6 +462,10 @@ def test_every_path_in_a_file_is_relative_to_that_file(
         [sandbox.kubernetes]
         token_file = "token"
         ca_file = "/etc/ca.crt"
+        [servers]
+        key_file = "key"
+        [services]
+        database_url = "postgresql://u:p%3F@h/db?sslmode=verify-full&sslrootcert=certs%2Fca.pem&sslcert=/etc/me.crt&sslkey=me.key"
     """
     file = written(run, text)
     for directory, given in (
@@ -478,10 +483,35 @@ def test_every_path_in_a_file_is_relative_to_that_file(
         assert config.sandbox.images.build_files == {"ca": str(run / "ca.crt")}
         assert config.sandbox.kubernetes.token_file == str(run / "token")
         assert config.sandbox.kubernetes.ca_file == "/etc/ca.crt"
+        assert config.servers.key_file == str(run / "key")
+        assert config.services.database_url == (
+            f"postgresql://u:p%3F@h/db?sslmode=verify-full&sslrootcert={run}/certs/ca.pem&sslcert=/etc/me.crt&sslkey={run}/me.key"
+        )
     monkeypatch.chdir(tmp_path)
     assert load(file, ["policy.model=models/other"]).policy.model == str(tmp_path / "models/other"), (
         "of the working directory"
     )
+    monkeypatch.setenv("DATABASE_URL", "postgresql://h/db?passfile=pass")
+    file.write_text("")
+    assert load(file).services.database_url == "postgresql://h/db?passfile=pass", "of the working directory"
+
+
+@pytest.mark.parametrize(
+    ("written_as", "found"),
+    [
+        ("sslcrl=a.crl&passfile=p", "sslcrl=/run/a.crl&passfile=/run/p"),
+        ("servicefile=s.conf&service=x", "servicefile=/run/s.conf&service=x"),
+        ("servicefile=~/s.conf&service=x", "servicefile=~/s.conf&service=x"),
+        ("sslrootcert=system&sslmode=verify-full", "sslrootcert=system&sslmode=verify-full"),
+        ("sslrootcert=&sslcert&options=-c%20a%3Db", "sslrootcert=&sslcert&options=-c%20a%3Db"),
+        ("sslkey=my%20key&application_name=a/b", "sslkey=/run/my%20key&application_name=a/b"),
+    ],
+)
+def test_only_the_files_of_a_url_are_resolved(written_as: str, found: str) -> None:
+    assert (
+        with_absolute_files(f"postgresql://h/db?{written_as}", Path("/run")) == f"postgresql://h/db?{found}"
+    )
+    assert with_absolute_files("postgresql:///db", Path("/run")) == "postgresql:///db"
 
 
 def test_every_key_that_holds_a_path_is_resolved() -> None:
