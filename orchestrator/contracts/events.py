@@ -8,9 +8,10 @@ comes with a new version, and an older reader refuses it instead of ignoring it.
 A missing text is None and is not written. Older senders write "" for it: `__post_init__` reads that as None.
 """
 
+import codecs
 import json
 from difflib import get_close_matches
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -374,7 +375,14 @@ def decode_written(body: bytes, schema: str | None, expected: type[E]) -> E:
     try:
         found = decode(body, schema, expected)
     except MessageError as error:
-        _check_text(body, expected.__name__)  # the decoder's own error is less clear
+        # the decoder's own error is less clear
+        if body.startswith(codecs.BOM_UTF8):
+            raise MessageError(
+                f"{expected.__name__}: the body begins with a byte order mark: send UTF-8 without it"
+            ) from None
+        _check_text(body, expected.__name__)
+        if "[...]" in str(error):
+            _check_tables(body, expected)
         raise error
     try:
         keys = json.loads(body, object_pairs_hook=_once)
@@ -407,6 +415,23 @@ def _check_text(body: bytes, name: str) -> None:
         raise MessageError(
             f"{name}: {location} has half of a surrogate pair, which is not a character: send valid Unicode text"
         )
+
+
+def _check_tables(body: bytes, expected: type[Event]) -> None:
+    """Raise MessageError with the key of the first value of another type in a field that is a table of names: the decoder names only the field."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return
+    for field, hint in get_type_hints(expected, include_extras=True).items():
+        for table in (hint, *get_args(hint)):
+            if get_origin(table) is not dict or not isinstance(values := fields.get(field), dict):
+                continue
+            for name, value in values.items():
+                try:
+                    msgspec.convert(value, get_args(table)[1])
+                except msgspec.ValidationError as error:
+                    raise MessageError(f"{expected.__name__}: {quoted(f'{field}.{name}')}: {error}") from None
 
 
 def _lone_surrogate(value: Any, above: list[str]) -> str | None:

@@ -58,7 +58,7 @@ SENT: dict[str, tuple[bytes, str | None]] = {
     "none": (message("none", group_size=0), "group_size is 0"),
     "no-agent": (message("no-agent", scaffold=""), "unknown scaffold ''"),
     "large": (message("large", group_size=10**30), "group_size is 1000"),
-    "flag": (message("flag", purpose="eval", sampling={"temperature": True}), "TaskSubmitted: "),
+    "flag": (message("flag", purpose="eval", sampling={"temperature": True}), "TaskSubmitted: 'sampling.temperature': Expected `float`, got `bool`"),
     "deep": (toml("deep", "a = " + "[" * 3000), "task.toml: not valid TOML"),
     "long": (message("long", scaffold="x" * 100_000), "unknown scaffold 'xxx"),
 }  # fmt: skip
