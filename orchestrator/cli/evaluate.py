@@ -166,15 +166,17 @@ def show(
         raise ConfigurationError(
             f"no evaluation {quoted(suite)}{of_version} is there: see penstock eval list{home.option}"
         )
+    counting = [each for each in found if each.superseded_by is None]
     if as_json:
         shown = [{**_plain(each), "reasons": _counted(reasons[each.version])} for each in found]
         typer.echo(json.dumps(shown))
-        return
-    for each in found:
-        _show(each, reasons[each.version])
-    counting = [each for each in found if each.superseded_by is None]
-    if len(counting) > 1:
-        _curves(counting)
+    else:
+        for each in found:
+            _show(each, reasons[each.version])
+        if len(counting) > 1:
+            _curves(counting)
+    if not all(each.complete for each in counting or found):
+        raise typer.Exit(1)
 
 
 async def _evaluate(

@@ -489,10 +489,15 @@ async def test_results_are_listed_and_shown_over_versions(
     ]
     table = await process(database_url, "eval", "list", "-c", str(tmp_path))
     assert b"2 of 3" in table.stdout and b"0 of 2" in table.stdout
-    partial = (await process(database_url, "eval", "show", "partial", "-c", str(tmp_path))).stdout.decode()
+    incomplete = await process(database_url, "eval", "show", "partial", "-c", str(tmp_path))
+    partial = incomplete.stdout.decode()
+    assert incomplete.returncode == 1, "as `penstock eval`"
+    as_json = await process(database_url, "eval", "show", "partial", "-c", str(tmp_path), "--json")
+    assert (as_json.returncode, len(json.loads(as_json.stdout))) == (1, 2)
     assert "not every rollout was judged on version 1 (2 of 3), 3 (0 of 2)" in partial
     assert "2 of 2 rollouts have no verdict: 2 verifier_failure" in partial
     shown = await process(database_url, "eval", "show", "held", "-c", str(tmp_path))
+    assert shown.returncode == 0
     assert (
         "2/2 = 100.0 % [34.2, 100.0]" in shown.stdout.decode()
         and "success over versions 1 to 3" in shown.stdout.decode()
