@@ -16,7 +16,7 @@ from orchestrator.settings.config import Config
 from tests import builders
 from tests.integration.roles.rig import TASK, Stage, playing
 
-pytestmark = [pytest.mark.anyio, pytest.mark.services]
+pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("roles")]
 
 COMPOSE = "services:\n  main: {}\n  db:\n    image: postgres:16\n"
 SERVICES = {"files": {**TASK["files"], "environment/docker-compose.yaml": COMPOSE}}
