@@ -134,11 +134,8 @@ class Bundle:
             raise ValueError(f"{twice} comes twice: as a file, a link or a directory")
         for path, target in self.links.items():
             _check_link(path, target)
-        large = next((path for path, file in self.files.items() if file.size > bound.file_bytes), None)
-        if large is not None:
-            raise ValueError(
-                f"{large} has {_megabytes(self.files[large].size)}, and a file of a task has at most {bound.file_bytes >> 20} MB"
-            )
+        for path, file in self.files.items():
+            check_file_size(path, file.size, bound)
         if (size := self.size) > bound.bytes:
             raise ValueError(f"it has {_megabytes(size)}, and a task has at most {bound.bytes >> 20} MB")
 
@@ -178,6 +175,14 @@ def check_path(path: str) -> None:
     if len(path.encode()) > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
         raise ValueError(
             f"{quoted(path)} is too long: a path has at most {MAX_PATH_BYTES} bytes, and each name in it {MAX_NAME_BYTES}"
+        )
+
+
+def check_file_size(path: str, size: int, limits: BundleLimits) -> None:
+    """Refuse a file of more bytes than one of a task may have, by ValueError."""
+    if size > limits.file_bytes:
+        raise ValueError(
+            f"{path} has {_megabytes(size)}, and a file of a task has at most {limits.file_bytes >> 20} MB"
         )
 
 

@@ -19,6 +19,7 @@ one sentence each.
 import json
 import os
 import posixpath
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -55,7 +56,7 @@ from orchestrator.tasks.sizes import check_variables, read_task_toml
 from orchestrator.tasks.unchanged_files import HIDDEN
 from orchestrator.tasks.work_dir import begins_in
 from sandboxes.artifacts import stays
-from sandboxes.base import WORK, AnyFile
+from sandboxes.base import WORK, AnyFile, File
 from sandboxes.paths import is_within
 from sandboxes.text_files import text_of
 from sandboxes.users import own
@@ -390,13 +391,17 @@ class Task:
 
 def load(directory: Path, limits: BundleLimits | None = None, shared: Shared | None = None) -> Task:
     """Read a task directory. ValueError names the directory and the problem. Large files are read when they are used. `shared`: files of other tasks
-    that are read."""
+    that are read; it keeps those of this one if it is a task."""
     if not directory.is_dir():
         raise ValueError(f"{directory} is not a task directory")
     try:
-        return Task.of(read_directory(directory, limits, shared), limits=limits)
+        own: dict[tuple[bytes, int], File] = {}
+        task = Task.of(read_directory(directory, limits, ChainMap(own, shared or {})), limits=limits)
     except (ValueError, OSError) as error:
         raise ValueError(f"{directory}: {error}") from error
+    if shared is not None:
+        shared.update(own)
+    return task
 
 
 def each_jsonl(path: Path) -> Iterator[tuple[str, Task | str]]:

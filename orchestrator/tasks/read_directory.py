@@ -9,10 +9,20 @@ sentence each.
 import os
 import re
 import stat
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from orchestrator.tasks.bundle import DIRECTORY_MODE, Bundle, BundleLimits, mode_of, top_of
+from orchestrator.tasks.bundle import (
+    DIRECTORY_MODE,
+    Bundle,
+    BundleLimits,
+    check_file_size,
+    mode_of,
+    top_of,
+)
 from sandboxes.base import AnyFile, File, StoredFile
 
 REPOSITORY: Final = ".git"
@@ -25,16 +35,42 @@ _OF_AGENT: Final = re.compile(r"environment/|steps/[^/]+/workdir/")
 _TOP: Final = "environment/files/"
 
 
-Shared = dict[tuple[bytes, int], File]
+Shared = MutableMapping[tuple[bytes, int], File]
 """Files that were read, by content and mode: equal files of many tasks lie in memory once."""
+
+
+@dataclass(slots=True)
+class _Count:
+    """Entries and bytes of a task, as far as it was read."""
+
+    limits: BundleLimits
+    entries: int = 0
+    bytes: int = 0
+
+    def add(self, path: str, size: int = 0) -> None:
+        """Count an entry. ValueError if the task then has more than its limits."""
+        self.entries += 1
+        self.bytes += size
+        if self.entries > self.limits.entries:
+            raise self.too_many()
+        check_file_size(path, size, self.limits)
+        if self.bytes > self.limits.bytes:
+            raise ValueError(f"it has more than {self.limits.bytes >> 20} MB, the most that a task may have")
+
+    def too_many(self) -> ValueError:
+        most = self.limits.entries
+        return ValueError(
+            f"it has more than {most:,} files, links and directories, the most that a task may have"
+        )
 
 
 def read_directory(
     directory: Path, limits: BundleLimits | None = None, shared: Shared | None = None
 ) -> Bundle:
-    """The entries of a directory. Raises ValueError for an entry that a task cannot have, or more of them than `limits`. `shared`: of other
-    directories that are read."""
-    most = (limits or BundleLimits()).entries
+    """The entries of a directory. Raises ValueError for an entry that a task cannot have, and as soon as it has read more than `limits`. `shared`: of
+    other directories that are read."""
+    count = _Count(limits or BundleLimits())
+    most = count.limits.entries
     known: Shared = {} if shared is None else shared
     spread = not _others_read(directory)
     files: dict[str, AnyFile] = {}
@@ -45,30 +81,34 @@ def read_directory(
         own = open_folders.pop()  # empty, or with a slash at its end
         folder = os.path.join(directory, own)
         with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
+            # Two more than a task may have: one may be `.git`.
+            entries = sorted(islice(found, most + 2), key=lambda entry: entry.name)
+        if len(entries) > most + 1:
+            raise count.too_many()
         for entry in entries:
             relative = own + entry.name
             if relative == REPOSITORY:
                 continue
             if entry.is_symlink():
                 if _OF_AGENT.match(relative) or (_PLACED.match(relative) and not os.path.isfile(entry.path)):
+                    count.add(relative)
                     links[relative] = os.readlink(entry.path)
                 else:
-                    files[relative] = _followed(directory, Path(entry.path), relative, spread=spread)
+                    file = _followed(directory, Path(entry.path), relative, spread=spread)
+                    count.add(relative, file.size)
+                    files[relative] = file
             elif entry.is_file(follow_symlinks=False):
                 status = entry.stat(follow_symlinks=False)
+                count.add(relative, status.st_size)
                 files[relative] = _file(entry.path, status, known, relative, spread=spread)
             elif entry.is_dir(follow_symlinks=False):
                 open_folders.append(f"{relative}/")
             else:
                 raise ValueError(f"{relative} is neither a file nor a folder")
-        if len(files) + len(links) + len(directories) > most:
-            raise ValueError(
-                f"it has more than {most:,} files, links and directories, the most that a task may have"
-            )
         if _PLACED.match(own) and own != _TOP:
             mode = _bits(os.stat(folder), spread=spread)
             if mode != DIRECTORY_MODE or not entries:
+                count.add(own)
                 directories[own.rstrip("/")] = mode
     return Bundle(files=files, links=links, directories=directories)
 

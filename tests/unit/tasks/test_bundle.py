@@ -3,19 +3,21 @@
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.settings.tasks import TasksSection
+from orchestrator.tasks import read_directory as reader
 from orchestrator.tasks.artifacts import packed, with_artifacts
 from orchestrator.tasks.bundle import Bundle, BundleLimits
 from orchestrator.tasks.harbor import Task, load
 from orchestrator.tasks.message import MAX_MESSAGE_BYTES, PART_BYTES, BlobFile, Packed, Unpacker, pack
 from orchestrator.tasks.multi_step import steps_of
-from orchestrator.tasks.read_directory import read_directory
+from orchestrator.tasks.read_directory import Shared, read_directory
 from orchestrator.tasks.sources import each
 from sandboxes.base import AnyFile, File, Limits, StoredFile
 from sandboxes.bubblewrap import BubblewrapProvider
@@ -437,3 +439,85 @@ def test_a_run_that_takes_smaller_tasks_says_so_before_anything_is_sent(tmp_path
     )
     [(_, taken)] = each([tmp_path / "large"], BundleLimits.of(TasksSection()))
     assert isinstance(taken, Task)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the files that are read from here on."""
+    paths: list[str] = []
+    file = reader._file
+
+    def noted(path: str, *rest: Any, **options: Any) -> AnyFile:
+        paths.append(path)
+        return file(path, *rest, **options)
+
+    monkeypatch.setattr(reader, "_file", noted)
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("limits", "files", "sentence"),
+    [
+        (BundleLimits(entries=100), 100, "it has more than 100 files, links and directories, the most that"),
+        (BundleLimits(bytes=1 << 20), 16, "it has more than 1 MB, the most that a task may have"),
+        (BundleLimits(file_bytes=0), 0, "tests/3/0 has 0.1 MB, and a file of a task has at most 0 MB"),
+    ],
+)
+def test_no_file_is_read_beyond_the_limits(
+    tmp_path: Path, read: list[str], limits: BundleLimits, files: int, sentence: str
+) -> None:
+    for number in range(200):
+        path = tmp_path / "tests" / str(number % 4) / str(number // 4)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 65_536)
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        read_directory(tmp_path, limits)
+    assert len(read) == files
+
+
+def test_a_folder_of_more_entries_than_a_task_may_have_is_not_listed_to_its_end(
+    tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests").mkdir()
+    for number in range(1000):
+        (tmp_path / "tests" / str(number)).touch()
+    listed: list[str] = []
+
+    class Scan(AbstractContextManager[Iterator[os.DirEntry[str]]]):
+        def __init__(self, folder: str) -> None:
+            self._found = scandir(folder)
+
+        def __enter__(self) -> Iterator[os.DirEntry[str]]:
+            return (listed.append(entry.name) or entry for entry in self._found)  # type: ignore[func-returns-value]
+
+        def __exit__(self, *_: object) -> None:
+            self._found.close()
+
+    scandir = os.scandir
+    monkeypatch.setattr(reader, "_others_read", lambda _: True)
+    monkeypatch.setattr(os, "scandir", Scan)
+    with pytest.raises(ValueError, match=r"it has more than 100 files, links and directories"):
+        read_directory(tmp_path, BundleLimits(entries=100))
+    assert read == [] and len(listed) == len(["tests"]) + 102
+
+
+def test_a_task_of_as_many_files_as_are_allowed_is_read_next_to_its_repository(tmp_path: Path) -> None:
+    Task.from_files(BASE).write(tmp_path)
+    (tmp_path / ".git").write_text("gitdir: elsewhere\n")
+    assert len(read_directory(tmp_path, BundleLimits(entries=3)).files) == 3
+    with pytest.raises(ValueError, match="it has more than 2 files"):
+        read_directory(tmp_path, BundleLimits(entries=2))
+
+
+def test_a_refused_task_leaves_no_files_in_memory(tmp_path: Path) -> None:
+    shared: Shared = {}
+    Task.from_files({**BASE, "tests/data": b"of both"}).write(tmp_path / "taken")
+    Task.from_files({**BASE, "tests/data": b"of both", "tests/own": b"own"}).write(tmp_path / "refused")
+    (tmp_path / "refused" / "instruction.md").write_text("")
+    with pytest.raises(ValueError, match=r"instruction\.md"):
+        load(tmp_path / "refused", shared=shared)
+    assert shared == {}
+    taken = load(tmp_path / "taken", shared=shared)
+    assert len(shared) == len(taken.files)
+    again = load(tmp_path / "taken", shared=shared)
+    assert again.files["tests/data"] is taken.files["tests/data"]
