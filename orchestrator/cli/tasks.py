@@ -150,8 +150,9 @@ def publish(
     if run.unknown is not None:
         print_notes(notes)
     found = Answers.of(len({event.submission for _, event in prepared}), answers, stays)
+    task_notes = list(notes_of(tasks, own.sandbox))
     if as_json:
-        typer.echo(json.dumps(found.counts()))
+        typer.echo(json.dumps({**found.counts(), "notes": task_notes}))
     else:
         typer.echo(found.summary())
         for line in found.reasons():
@@ -161,7 +162,7 @@ def publish(
             typer.echo(note, err=True)
         if domain is None and (domain_note := renamed(tasks)):
             typer.echo(plain(domain_note), err=True)
-        for note in notes_of(tasks, own.sandbox):
+        for note in task_notes:
             typer.echo(plain(carried(note)), err=True)
     if not found.complete:
         raise typer.Exit(1)
@@ -203,6 +204,7 @@ def check(
     with busy("read their tests"):
         places = {id(task): place for place, task in found}
         traps = [(task.called(places[id(task)]), trap) for task in tasks for trap in traps_of(task)]
+    notes = [*filter(None, (renamed(tasks), *notes_of(tasks, section)))]
     if as_json:
         warnings = [
             {
@@ -216,14 +218,19 @@ def check(
             }
             for name, trap in traps
         ]
-        typer.echo(json.dumps({"tasks": len(tasks), "warnings": warnings, "problems": [*chain(*problems)]}))
+        found_in = {
+            "tasks": len(tasks),
+            "warnings": warnings,
+            "notes": notes,
+            "problems": [*chain(*problems)],
+        }
+        typer.echo(json.dumps(found_in))
     else:
         for name, trap in traps:
             typer.echo(plain(f"{name}: {trap.file} line {trap.line}: {trap.rule} {trap.says}"))
             typer.echo(plain(f"    {trap.text:.110}"))
             typer.echo(plain(f"    safe: {trap.safe}"))
-    if not as_json:
-        for note in filter(None, (renamed(tasks), *notes_of(tasks, section))):
+        for note in notes:
             typer.echo(plain(carried(note)), err=True)
     if problems:
         raise ValueError(together(problems, f"{tables.counted(len(tasks), 'other task')} well-formed"))

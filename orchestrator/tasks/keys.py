@@ -128,7 +128,7 @@ _ENVIRONMENT: Final[Mapping[str, Key]] = {
     "cpus": _honoured(
         values.number,
         "cores of each of its sandboxes, at most those of the machine; refused above `container.cpus` and `kubernetes.cpu`; "
-        "`bubblewrap` needs control groups (`penstock doctor --sandbox`)",
+        "does not hold, and is named, with `local` and where `bubblewrap` has no control group for it (`penstock doctor --sandbox`)",
     ),
     "build_timeout_sec": _honoured(
         values.number,

@@ -335,7 +335,7 @@ async def test_published_tasks_are_accepted_once_and_rejections_are_reported(
             done = await anyio.to_thread.run_sync(publish)
             assert (done.exit_code, json.loads(done.stdout)) == (
                 0,
-                {"accepted": 3, "already": already, "rejected": {}, "unanswered": 0},
+                {"accepted": 3, "already": already, "rejected": {}, "unanswered": 0, "notes": []},
             )
         assert (await query(database_url, "SELECT count(*)::int FROM groups")).rows == [(3,)]
         alone = ("--group-size", "1", "--label", "x")

@@ -1,12 +1,17 @@
 """Requests that do not hold in the sandboxes of a run are named when tasks are checked, and nothing else is."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli.main import app
 from orchestrator.cli.task_notes import notes
 from orchestrator.settings.sandbox import SandboxSection
 from orchestrator.tasks.harbor import Task
+from sandboxes import cgroups
 
 
 def task(
@@ -47,6 +52,23 @@ def test_cpus_that_do_not_hold_are_named(
     tasks = [task(f"[environment]\ncpus = {cpus}\n"), task()]
     found = list(notes(tasks, SandboxSection(provider=provider), lambda: limited))
     assert [each.partition(",")[0] for each in found] == (["1 task with `cpus`"] if named else [])
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_check_takes_a_task_whose_cores_do_not_hold_and_names_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, as_json: bool
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(cgroups, "detect", lambda: None)
+    task("[environment]\ncpus = 1\n").write(tmp_path / "one")
+    done = CliRunner().invoke(
+        app, ["tasks", "check", str(tmp_path / "one"), *(["--json"] if as_json else [])]
+    )
+    assert done.exit_code == 0, done.output
+    notes = json.loads(done.stdout)["notes"] if as_json else done.stderr.splitlines()
+    assert [each.partition(":")[0] for each in notes] == [
+        "1 task with `cpus`, which does not hold on this machine"
+    ]
 
 
 def test_a_machine_is_looked_at_only_for_tasks_that_name_cores() -> None:
