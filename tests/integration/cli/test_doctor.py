@@ -15,6 +15,8 @@ from orchestrator.deploy.embedded.doctor import DoctorCheck, checks
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template
 from orchestrator.settings.timeouts import Timeouts, use
+from sandboxes.images import caged
+from sandboxes.images.mounted import Layering
 
 pytestmark = pytest.mark.tier("look")
 
@@ -181,6 +183,32 @@ def test_the_isolation_that_is_in_force_is_read_from_inside_a_sandbox(
     )
     text = CliRunner().invoke(app, ["doctor", "--sandbox"]).output
     assert "nothing of the above isolates less than it should" in text
+
+
+def of_images(*words: str) -> dict[str, str]:
+    """The section about images, as `penstock doctor --sandbox --json` prints it."""
+    shown = CliRunner().invoke(app, ["doctor", "--sandbox", "--json", *words])
+    assert shown.exit_code == 0, shown.output
+    return dict(json.loads(shown.stdout)["images"])
+
+
+def test_what_this_machine_can_do_with_images_is_found_by_trying(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert of_images() == {"images": "off: sandbox.images.directory is empty"}
+    file = write_template(tmp_path / "home", "test", "")
+    store = tmp_path / "store"
+    file.write_text(file.read_text() + f'[sandbox.images]\ndirectory = "{store}"\n')
+    monkeypatch.setattr(caged, "missing", lambda *programs: [f"{programs[0]} is not installed: install it."])
+    found = of_images("-c", str(tmp_path / "home"))
+    assert found["directory"].startswith(f"{store}, ") and found["directory"].endswith(" MB free")
+    assert found["layer of a sandbox"].partition(" (")[0] in set(Layering)
+    assert found["images build"] == "buildah is not installed: install it."
+    assert found["images bootstrap"] == "debootstrap is not installed: install it."
+    assert not list(tmp_path.glob("penstock-trial-*")), "the trial leaves nothing"
+    monkeypatch.setattr(caged, "missing", lambda *_: [])
+    found = of_images("-c", str(tmp_path / "home"))
+    assert (found["images build"], found["images bootstrap"]) == ("possible", "possible")
 
 
 @pytest.mark.filterwarnings("ignore::sandboxes.local.NoIsolationWarning")

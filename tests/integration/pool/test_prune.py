@@ -15,11 +15,13 @@ from typer.testing import CliRunner
 from orchestrator.audit import audit
 from orchestrator.cli.main import app
 from orchestrator.contracts.errors import ConfigurationError
+from orchestrator.contracts.ids import sha256
 from orchestrator.contracts.states import Purpose
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.deploy.home import write_template
 from orchestrator.pool import (
     batches,
+    blobs,
     prune,
     run_end,
     tables,
@@ -289,6 +291,15 @@ async def test_a_pruned_run_takes_nothing_more(engine: AsyncEngine) -> None:
         assert not await takes_steps(connection, run.run_id)
 
 
+async def an_old_blob(engine: AsyncEngine, body: bytes) -> str:
+    """A blob that no task has named for two days."""
+    sha = sha256(body).hex()
+    async with engine.begin() as connection:
+        await blobs.store(connection, {sha: body})
+        await connection.execute(text("UPDATE blobs SET at = at - interval '2 days'"))
+    return sha
+
+
 async def test_the_command_says_what_it_would_drop_and_then_drops_it(
     engine: AsyncEngine,
     database_url: str,
@@ -310,6 +321,7 @@ async def test_the_command_says_what_it_would_drop_and_then_drops_it(
             insert(tables.dead_letters).values(**letter, at=text("now() - interval '3 days'"))
         )
         await connection.execute(insert(tables.dead_letters).values(**letter | {"body": b"newer"}))
+    blob = await an_old_blob(engine, b"of no task")
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("NATS_URL", nats_server.url)
     write_template(tmp_path / "home", run.name, "")
@@ -326,6 +338,9 @@ async def test_the_command_says_what_it_would_drop_and_then_drops_it(
     assert all(each["rows"] > 0 and each["size"] > 0 for each in would["dropped"])  # type: ignore[attr-defined]
     assert (await kept(engine, run))["steps"]
     assert would["dead_letters"] == 1, "counted, and not deleted: it is deleted below"
+    assert would["blobs"] == {"count": 1, "size": len(b"of no task")}
+    async with engine.connect() as connection:
+        assert await blobs.missing(connection, [blob]) == set()
     for age in ("-1", "nan", "1e9"):
         refused = await anyio.to_thread.run_sync(
             lambda age=age: CliRunner().invoke(app, [*command, "--dead-letters", age])  # type: ignore[misc]
@@ -337,7 +352,10 @@ async def test_the_command_says_what_it_would_drop_and_then_drops_it(
     assert (await kept(engine, run))["steps"], "nothing is dropped where anything is refused"
     done = await anyio.to_thread.run_sync(invoke)
     assert (done["dropped"], done["dead_letters"]) == (would["dropped"], 1)
+    assert done["blobs"] == would["blobs"]
     assert not (await kept(engine, run))["steps"]
+    async with engine.connect() as connection:
+        assert await blobs.missing(connection, [blob]) == {blob}
     with pytest.raises(ConfigurationError):
         async with engine.connect() as connection:
             await get_run(connection, "unknown")

@@ -83,6 +83,18 @@ async def test_a_build_that_its_time_limit_ends_is_known_by_that(
         await caged.run(replace(task, time_s=0.1))
 
 
+async def test_a_build_that_prints_too_much_is_ended_and_the_end_of_its_output_kept(
+    task: Caged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caged, "_MAX_OUTPUT", 1 << 20)
+    stub = f"import sys; sys.stdin.read(); print({STEP!r})\nwhile True: print('x' * 1000)"
+    monkeypatch.setattr(caged, "_CAGE", (sys.executable, "-c", stub))
+    logged: list[str] = []
+    with pytest.raises(ImageRefused, match=r"^its build prints more than 1 MB$"):
+        await caged.run(task, logged.append)
+    assert 1 << 20 < sum(map(len, logged)) < 4 << 20
+
+
 needs_groups = pytest.mark.skipif(cgroups.detect() is None, reason="no control groups that we may make")
 
 

@@ -133,3 +133,18 @@ async def test_another_buildah_builds_again(
             program.chmod(0o755)
         await failure(builder())
         assert cages.builds == builds, version
+
+
+async def test_a_machine_without_the_programs_of_builds_refuses_them_in_one_sentence(
+    builder: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caged, "_path", lambda: str(tmp_path))
+    monkeypatch.setattr(caged, "_TUN", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert await failure(builder()) == (
+        "no image can be built on this machine: buildah is not installed: apt-get install buildah. "
+        "slirp4netns is not installed: apt-get install slirp4netns. ip is not installed: apt-get install iproute2."
+    )
+    for name in ("slirp4netns", "ip"):
+        (tmp_path / name).touch(mode=0o755)
+    assert builder().problems() == ["buildah is not installed: apt-get install buildah."]
