@@ -5,12 +5,12 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
 import anyio
-import nats
 import pytest
 from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
@@ -34,6 +34,7 @@ from orchestrator.roles.blobs import answer_missing, store_blobs
 from orchestrator.roles.intake import Intake
 from orchestrator.runtime import failpoints
 from orchestrator.tasks.harbor import Task, load
+from tests.guides import blocks
 from tests.integration.audit.audited import no_violations
 from tests.integration.roles.rig import Role, Stage, playing, staged, until
 
@@ -192,34 +193,21 @@ async def test_a_blob_under_a_wrong_name_or_too_large_is_a_dead_letter(stage: St
 async def test_any_nats_client_publishes_a_directory_in_25_lines(
     stage: Stage, task: Task, tmp_path: Path
 ) -> None:
-    directory, prefix = tmp_path / "task", f"{stage.prefix}."
-    client = await nats.connect(stage.url)
-    jetstream = client.jetstream()
-
-    # The guide has these lines, and splits long directories (tests/unit/docs/test_publish_guide.py).
-    async def blob(body: bytes) -> str:
-        sha = hashlib.sha256(body).hexdigest()
-        await jetstream.publish(f"{prefix}blobs.{sha}", body)
-        return sha
-
-    async def tree(folder: Path) -> dict[str, dict[str, object]]:
-        found: dict[str, dict[str, object]] = {"blobs": {}, "trees": {}, "links": {}, "modes": {}}
-        for path in sorted(folder.iterdir()):
-            if path.is_symlink():
-                found["links"][path.name] = os.readlink(path)
-            elif path.is_dir():
-                found["trees"][path.name] = [await blob(json.dumps(await tree(path)).encode())]
-            else:
-                body = path.read_bytes()
-                parts = [await blob(body[at : at + 900_000]) for at in range(0, len(body) or 1, 900_000)]
-                found["blobs"][path.name] = {"parts": parts, "size": len(body)}
-                if os.access(path, os.X_OK):
-                    found["modes"][path.name] = "755"
-        return found
-
-    message = json.dumps({"task": await tree(directory), "submission": "plain"}).encode()
-    await jetstream.publish(f"{prefix}tasks.{stage.run.name}.coding", message)
-    await client.close()
+    # The guide's own program, which names the run `first` and tasks/large.
+    (program,) = [
+        each.text for each in blocks("ops/guides/publish-tasks.md") if "async def tree" in each.text
+    ]
+    for old, new in (
+        ("blobs.", f"{stage.prefix}.blobs."),
+        ("tasks.first.general", f"{stage.prefix}.tasks.{stage.run.name}.coding"),
+    ):
+        assert program.count(f'"{old}') == 1
+        program = program.replace(f'"{old}', f'"{new}')
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "large").symlink_to(tmp_path / "task")
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, str(tmp_path / "program.py")]
+    await anyio.run_process(command, cwd=tmp_path, env={**os.environ, "NATS_URL": stage.url})
     async with playing(roles(stage)):
         await stage.reaches(1, "submissions", status="accepted")
 

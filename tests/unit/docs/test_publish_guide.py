@@ -1,6 +1,7 @@
-"""The snippet of the guide that publishes a large task sends every blob within the limit that the guide states, and all of the task."""
+"""The program of the guide that publishes a large task is short, and with its second block sends every blob within the limit, and all of the task."""
 
 import hashlib
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,39 @@ import pytest
 
 from orchestrator.tasks.bundle import BundleLimits
 from orchestrator.tasks.message import PART_BYTES, Unpacker
-from tests.guides import blocks
+from tests.guides import PAGES, blocks
 
 pytestmark = pytest.mark.anyio
+PAGE = "ops/guides/publish-tasks.md"
 FILES = 9_000
+LINES = 25
+
+
+def programs() -> tuple[str, str]:
+    """The program, and the function for large directories."""
+    found = {
+        name: block.text
+        for block in blocks(PAGE)
+        for name in ("async def tree", "def pieces")
+        if block.language == "python" and name in block.text
+    }
+    return found["async def tree"], found["def pieces"]
+
+
+def splitting() -> str:
+    """The program with the change that the guide names for large directories, up to where it runs."""
+    program, pieces = programs()
+    (value,) = re.findall(r"`(\[await blob.*\])` as the value", PAGES[PAGE])
+    line = 'found["trees"][path.name] = '
+    changed, count = re.subn(rf"({re.escape(line)}).*", lambda found: found[1] + value, program)
+    assert count == 1
+    return f"{pieces}\n\n{changed.partition('async def main')[0]}"
+
+
+def test_each_block_has_as_few_lines_as_the_guide_says() -> None:
+    assert f"in {LINES} lines:" in PAGES[PAGE]
+    for text in programs():
+        assert len([line for line in text.splitlines() if line.strip()]) <= LINES, text
 
 
 class Bus:
@@ -28,9 +58,8 @@ class Bus:
 
 
 async def test_a_directory_of_more_files_than_a_blob_names_is_sent_in_several(tmp_path: Path) -> None:
-    [block] = [block for block in blocks("ops/guides/publish-tasks.md") if "async def tree" in block.text]
     script = tmp_path / "snippet.py"
-    script.write_text(block.text.partition("async def main")[0])
+    script.write_text(splitting())
     tree: Any = runpy.run_path(str(script))["tree"]
     data = tmp_path / "large" / "environment" / "files" / "data"
     data.mkdir(parents=True)
