@@ -17,6 +17,16 @@ class Problem(Exception):
         self.ours = ours
         self.streamed = False  # whether a request whose body was not read wants a stream
 
+    def untraced(self) -> "Problem":
+        """The same refusal without its traceback. A traceback holds its functions, and they hold the session: whoever keeps a problem keeps this."""
+        same = Problem(self.status, self.code, self.message, param=self.param, ours=self.ours)
+        return same.of_stream(self.streamed)
+
+    def of_stream(self, streamed: bool) -> "Problem":
+        """This problem, of a request that wants a stream or does not."""
+        self.streamed = streamed
+        return self
+
     @property
     def full_context(self) -> bool:
         """Whether the context is full: a client may shorten its history and go on."""

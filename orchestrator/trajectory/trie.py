@@ -24,13 +24,14 @@ Key = tuple[int, bytes]  # a token and its routes; no bytes if none of the branc
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Node:
-    """A run of tokens: ids[k] is at depth start + k. `index` is the position in Trie.nodes."""
+    """A run of tokens: ids[k] is at depth start + k. `index` is the position in Trie.nodes. `parent` is an index too: nodes that
+    knew each other would be held, with their ids and routes, until a garbage collection."""
 
     index: int
     start: int
     ids: Ids
     routes: Routes | None  # of the ids; None if none of the trie's branches has routes
-    parent: Node | None
+    parent: int | None
     children: dict[Key, Node] = field(default_factory=dict)  # by the child's first token
 
     @property
@@ -56,7 +57,9 @@ class Trie:
         self._end: dict[Branch, Node] = {}  # the node in which the needed part of a branch ended at insertion
         for branch, needed in ordered:
             keep_len = min(branch.keep_len, needed)
-            start = self.nodes[0] if branch.parent is None else _holding(self._end[branch.parent], keep_len)
+            start = (
+                self.nodes[0] if branch.parent is None else self._holding(self._end[branch.parent], keep_len)
+            )
             ids = branch.own[: needed - keep_len]
             routes = branch.routes
             if template is not None:
@@ -88,23 +91,32 @@ class Trie:
         offset = depth - node.start
         routes = node.routes
         head = self._add(
-            node.start, node.ids[:offset], None if routes is None else routes[:offset], node.parent
+            node.start,
+            node.ids[:offset],
+            None if routes is None else routes[:offset],
+            self.nodes[node.parent],
         )
         node.routes = None if routes is None else routes[offset:]
-        node.ids, node.start, node.parent = node.ids[offset:], depth, head
+        node.ids, node.start, node.parent = node.ids[offset:], depth, head.index
         head.children[_key(node.ids, node.routes, 0)] = node
         return head
 
     def _add(self, start: int, ids: Ids, routes: Routes | None, parent: Node) -> Node:
-        node = Node(index=len(self.nodes), start=start, ids=ids, routes=routes, parent=parent)
+        node = Node(index=len(self.nodes), start=start, ids=ids, routes=routes, parent=parent.index)
         self.nodes.append(node)
         parent.children[_key(ids, routes, 0)] = node
         return node
 
     def cut(self, branch: Branch) -> Node:
         """The node that ends at the end of `branch`. If the branch ends inside a node, that node is cut there first."""
-        node = _holding(self._end[branch], len(branch))
+        node = self._holding(self._end[branch], len(branch))
         return node if node.end == len(branch) or node.parent is None else self._split(node, len(branch))
+
+    def _holding(self, node: Node, depth: int) -> Node:
+        """The node on the path to `node` that holds the last of the first `depth` tokens; the root for 0."""
+        while node.start >= depth and node.parent is not None:
+            node = self.nodes[node.parent]
+        return node
 
     @property
     def tokens(self) -> int:
@@ -118,11 +130,11 @@ class Trie:
 
     def runs(self, branch: Branch, begin: int, end: int) -> list[Node]:
         """The nodes that hold tokens begin … end−1 of one of the trie's branches, in order; none if begin = end."""
-        node = _holding(self._end[branch], end)
+        node = self._holding(self._end[branch], end)
         found: list[Node] = []
         while node.parent is not None and node.end > begin:
             found.append(node)
-            node = node.parent
+            node = self.nodes[node.parent]
         return found[::-1] if end > begin else []
 
 
@@ -142,13 +154,6 @@ def _parents_first(branches: Iterable[Branch]) -> list[tuple[Branch, int]]:
             need, ancestor = min(need, ancestor.keep_len), ancestor.parent
         order.extend(reversed(unvisited))
     return [(branch, needed[branch]) for branch in order]
-
-
-def _holding(node: Node, depth: int) -> Node:
-    """The node on the path to `node` that holds the last of the first `depth` tokens; the root for 0."""
-    while node.start >= depth and node.parent is not None:
-        node = node.parent
-    return node
 
 
 def _key(ids: Ids, routes: Routes | None, at: int) -> Key:

@@ -315,7 +315,7 @@ class CompletionService:
             if call.scope.cancelled_caught:
                 outcome = session_over(session.over or "cancelled")
         except Problem as problem:
-            outcome = problem
+            outcome = problem.untraced()
         except PromptTooLong as error:
             outcome = self.budgets.exhausted(session, BudgetKind.CONTEXT, error.capacity, call.auxiliary)
         except RequestRefused as refused:

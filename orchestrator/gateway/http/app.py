@@ -125,7 +125,7 @@ class SandboxRoutes:
                 self._metrics.request_s.labels(dialect.name).observe(time.perf_counter() - started_at)
                 return response
             except Problem as refused:
-                problem = refused
+                problem = refused.untraced()
             except RecursionError:
                 problem = bad_request("the body is nested too deeply")
             self._metrics.requests.labels(dialect.name, problem.code).inc()
@@ -166,9 +166,8 @@ class SandboxRoutes:
                     raise
         except BodyTooLarge as large:
             self._completions.budgets.charge(session, aside=counting)
-            problem = self._completions.budgets.too_long(session, counting, limit)
-            problem.streamed = _accepts_stream(request) if large.streamed is None else large.streamed
-            raise problem from None
+            streamed = _accepts_stream(request) if large.streamed is None else large.streamed
+            raise self._completions.budgets.too_long(session, counting, limit).of_stream(streamed) from None
 
     async def _read_once(
         self,

@@ -57,14 +57,14 @@ def decode_json(raw: bytes) -> Any:
     except RecursionError:
         raise bad_request("the body is nested too deeply: send fewer levels of lists and objects") from None
     except msgspec.DecodeError as error:
-        problem = bad_request(f"the body is not JSON: {error}")
+        wrong = f"the body is not JSON: {error}"
     if b"\\u" not in raw:
-        raise problem
+        raise bad_request(wrong)
     # JavaScript writes lone surrogates where it cuts a string in two. All JSON readers but msgspec accept them; no store can hold them.
     try:
         return clean_json(json.loads(raw, parse_constant=_no_number, parse_float=_finite))
     except (ValueError, RecursionError):
-        raise problem from None
+        raise bad_request(wrong) from None
 
 
 def _no_number(name: str) -> float:

@@ -51,10 +51,10 @@ class _Parting:
     tools: bool  # whether the prompt shows the same tools
 
 
-def nearest(roots: Sequence[Node], turns: Sequence[Turn], tools: str | None) -> Branch:
+def nearest(nodes: Sequence[Node], roots: Sequence[Node], turns: Sequence[Turn], tools: str | None) -> Branch:
     """The branch of a request that is not a plain continuation of any step."""
     found = max(
-        (_follow(root, turns, root.tools == tools) for root in roots),
+        (_follow(nodes, root, turns, root.tools == tools) for root in roots),
         key=lambda parting: (parting.matched, parting.tools, parting.reply, parting.node.idx),
     )
     at, near = found.matched, found.node.idx
@@ -93,14 +93,14 @@ def rendered_otherwise(renderer: Renderer, matched: Node, state: Ids) -> Branch:
     )
 
 
-def _follow(root: Node, turns: Sequence[Turn], tools: bool) -> _Parting:
+def _follow(nodes: Sequence[Node], root: Node, turns: Sequence[Turn], tools: bool) -> _Parting:
     best: _Parting | None = None
     frontier = [(root, 0)]
     while frontier:
         node, start = frontier.pop()
         parting = _part(node, start, turns, tools)
         if parting.recorded is None:
-            frontier += [(child, parting.matched) for child in node.children]
+            frontier += [(nodes[child], parting.matched) for child in node.children]
         if best is None or _rank(parting) > _rank(best):
             best = parting
     assert best is not None

@@ -62,7 +62,7 @@ class CompletionCall:
         """The reply; raises the call's Problem."""
         await self._done.wait()
         if self._problem is not None:
-            raise self._problem
+            raise self._problem.untraced()  # of its own for each: raising adds a traceback
         assert self._reply is not None
         return self._reply
 

@@ -64,7 +64,10 @@ class Forest:
             node.parent.delivered = True  # its reply came back in this request
         self.nodes.append(node)
         self._by_reply.setdefault(node.reply.key, []).append(node)
-        (node.parent.children if node.parent is not None else self._roots).append(node)
+        if node.parent is not None:
+            node.parent.children.append(node.idx)
+        else:
+            self._roots.append(node)
 
     def match(
         self, turns: Sequence[Turn], tools: str | None, before: int | None = None
@@ -89,15 +92,18 @@ class Forest:
                 > self._preferred(best[0], end + 1, turns, end_idx)
             ):
                 best = (node, end + 1)
-            frontier += [(child, end + 1) for child in node.children if child.idx < end_idx]
+            frontier += [(self.nodes[child], end + 1) for child in node.children if child < end_idx]
         return best or (None, 0)
 
-    @staticmethod
-    def _preferred(node: Node, consumed: int, turns: Sequence[Turn], end_idx: int) -> tuple[bool, bool, int]:
+    def _preferred(
+        self, node: Node, consumed: int, turns: Sequence[Turn], end_idx: int
+    ) -> tuple[bool, bool, int]:
         """Among equal siblings, the step that the tool-call ids name, else one with a child for the same request (the same body is the
         same state again), else the newest."""
         rest = turns[consumed:]
-        same_request = any(same_turns(child.history, rest) for child in node.children if child.idx < end_idx)
+        same_request = any(
+            same_turns(self.nodes[child].history, rest) for child in node.children if child < end_idx
+        )
         return turns[consumed - 1].hint == node.idx, same_request, node.idx
 
     def place(
@@ -178,9 +184,22 @@ class Forest:
             if node.idx < end_idx
             and len(node.action)
             and node.reply.same_reasoning(turn)
-            and _replied_here(node, turns, at, end_idx)
+            and self._replied_here(node, turns, at, end_idx)
         ]
         return next((node for node in known if node.idx == turn.hint), known[0] if known else None)
+
+    def _replied_here(self, node: Node, turns: Sequence[Turn], at: int, end_idx: int) -> bool:
+        """Whether the turn `at`, which reads as the step's reply, is that reply: its tool-call ids name the step, its reasoning is the same, or
+        a neighboring turn is the same. An example, or another agent's answer, that merely reads the same must not bring in the reasoning
+        of a foreign conversation."""
+        turn = turns[at]
+        if turn.hint == node.idx or (turn.reasoning or "").strip() == (node.reply.reasoning or "").strip():
+            return True
+        if at and node.history and node.history[-1].same(turns[at - 1]):
+            return True
+        children = (self.nodes[child] for child in node.children if child < end_idx)
+        continuations = [child.history[:1] for child in children if child.history]
+        return any(same_turns(following, turns[at + 1 : at + 2]) for following in continuations)
 
     def classify(self, placement: Placement, reason: str | None) -> StepOrigin:
         """How the step is stored: the longest common prefix with any earlier step, or a root when it does not share even the first turn."""
@@ -206,7 +225,7 @@ class Forest:
             same_tools = [
                 root for root in self._roots if placement.parent is None or root.tools == placement.tools
             ]
-            found = nearest(same_tools, placement.turns, placement.tools)
+            found = nearest(self.nodes, same_tools, placement.turns, placement.tools)
         return StepOrigin(
             kind=kind,
             parent=parent,
@@ -235,19 +254,6 @@ def _first_turn(node: Node) -> tuple[Turn, ...]:
     while node.parent is not None:
         node = node.parent
     return node.history[:1]
-
-
-def _replied_here(node: Node, turns: Sequence[Turn], at: int, end_idx: int) -> bool:
-    """Whether the turn `at`, which reads as the step's reply, is that reply: its tool-call ids name the step, its reasoning is the same, or
-    a neighboring turn is the same. An example, or another agent's answer, that merely reads the same must not bring in the reasoning
-    of a foreign conversation."""
-    turn = turns[at]
-    if turn.hint == node.idx or (turn.reasoning or "").strip() == (node.reply.reasoning or "").strip():
-        return True
-    if at and node.history and node.history[-1].same(turns[at - 1]):
-        return True
-    continuations = [child.history[:1] for child in node.children if child.idx < end_idx and child.history]
-    return any(same_turns(following, turns[at + 1 : at + 2]) for following in continuations)
 
 
 def _after(node: Node, turns: Sequence[Turn]) -> Sequence[Turn]:

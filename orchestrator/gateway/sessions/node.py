@@ -38,7 +38,8 @@ class Node:
     ended_at: float = 0.0  # StepTimings.ended
     marks: tuple[str, ...] = ()  # recorded reasons why it must not train
     delivered: bool | None = False
-    children: "list[Node]" = field(default_factory=list)
+    # The idx of each step that continues it. Steps that knew each other would be held, with their ids, until a garbage collection.
+    children: list[int] = field(default_factory=list)
 
     @property
     def full(self) -> Ids:

@@ -3,7 +3,9 @@
 Random conversations are in tests/stateful/test_forest_machine.py; here are the rules one by one.
 """
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -312,3 +314,19 @@ def test_of_steps_that_a_request_cannot_tell_apart_the_newest_goes_on(renderer: 
     assert onward.node.parent is newer.node
     assert onward.origin.reason is None, "its state is a plain continuation of either"
     assert older.node.full.tolist() == newer.node.full.tolist()
+
+
+def test_the_steps_of_an_ended_session_are_freed_at_once_without_a_garbage_collection(
+    renderer: Renderer,
+) -> None:
+    gc.disable()
+    try:
+        driver, history = conversation(renderer)
+        driver.step([*history, user("elm?")], LOOK)
+        driver.step([user("other")], LOOK)
+        assert len(driver.forest.nodes) > 3
+        held = [weakref.ref(node.buffer) for node in driver.forest.nodes]
+        del driver
+        assert not [buffer for buffer in held if buffer() is not None]
+    finally:
+        gc.enable()

@@ -1,5 +1,8 @@
 """Properties of the trie and the plan, checked against brute force over random sequences."""
 
+import gc
+import weakref
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,7 +87,7 @@ def test_no_node_is_empty_and_each_starts_where_its_parent_ends(rows: list[Ids])
     root, *nodes = Trie(roots(rows)).nodes
     assert all(len(node.ids) > 0 for node in nodes)
     assert all(
-        child.start == node.end and child.parent is node and child.ids[0] == token
+        child.start == node.end and child.parent == node.index and child.ids[0] == token
         for node in [root, *nodes]
         for (token, _), child in node.children.items()
     )
@@ -126,3 +129,17 @@ def test_common_prefix_counts_equal_leading_tokens() -> None:
         0,
         0,
     ]
+
+
+def test_a_tree_is_freed_at_once_without_a_garbage_collection() -> None:
+    gc.disable()
+    try:
+        own = np.arange(5, dtype=np.int32)
+        held = weakref.ref(own)
+        shared = Branch(own=own)
+        tree = FlatTree([shared, Branch(own=np.array([9, 9], np.int32), parent=shared, keep_len=3)])
+        assert tree.plan.tokens == 7
+        del own, shared, tree
+        assert held() is None
+    finally:
+        gc.enable()
