@@ -1,4 +1,4 @@
-"""Why a verification reaches no verdict: every cause of a `verifier_failure`. The guide how-attempts-end.md has them as a table."""
+"""Why a verification reaches no verdict: every cause of a `verifier_failure`. The guide write-tests.md has them as a table."""
 
 import enum
 from dataclasses import dataclass
