@@ -36,10 +36,10 @@ class Vetting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     `sha256`: the task's content hash, 64 hex digits; `times`: runs of each control; `provider`: the sandboxes that it was vetted in; `version`: of
     the controls."""
 
-    sha256: str
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
     level: Level
     times: Annotated[int, msgspec.Meta(ge=1, le=100)]
-    provider: Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,64}$")]
+    provider: Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,64}$", max_length=64)]
     version: Annotated[int, msgspec.Meta(ge=1, le=9999)] = VETTING
 
     def counts_for(self, content_hash: str) -> bool:

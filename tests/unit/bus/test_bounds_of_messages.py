@@ -15,6 +15,7 @@ from orchestrator.contracts.events import (
     PolicyPublished,
     StepMark,
     StepRoutes,
+    StepTimings,
     SubmissionAnswered,
     TaskSubmitted,
     TestResult,
@@ -24,7 +25,9 @@ from orchestrator.contracts.events import (
     encode,
 )
 from orchestrator.contracts.marks import MarkReason
+from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import Purpose, SlotPhase, SubmissionStatus
+from orchestrator.contracts.vetting import Vetting
 from orchestrator.publish import MAX_LABEL, PublishOptions
 from orchestrator.settings.sampling import SAMPLING_KEYS
 from orchestrator.tasks.artifacts import SHOWN_PATH
@@ -96,6 +99,8 @@ BOUNDS = {
     "DeadLettered.schema": NEVER,
     "DeadLettered.reason": NEVER,
     "DeadLettered.body": NEVER,
+    "Vetting.sha256": HEX,
+    "Vetting.provider": 64,
 }
 
 
@@ -105,21 +110,26 @@ def texts(struct: type[msgspec.Struct]) -> dict[str, int | None]:
     fields = schema["$defs"][struct.__name__]["properties"]
     found: dict[str, int | None] = {}
     for name, field in fields.items():
-        for place, text in _texts(name, field):
+        for place, text in _texts(name, field, schema["$defs"]):
             found[f"{struct.__name__}.{place}"] = text.get("maxLength")
     return found
 
 
-def _texts(place: str, schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _texts(place: str, schema: dict[str, Any], parts: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The texts of a field. The texts of a struct in it are those of that struct, which must be among `PARTS`."""
+    if part := schema.get("$ref", "").rpartition("/")[2]:
+        known = "enum" in parts[part] or part in {struct.__name__ for struct in PARTS}
+        assert known, f"{place} holds a {part}: name it in PARTS, and its texts in BOUNDS"
     found = [(place, schema)] if schema.get("type") == "string" else []
-    for inner in (*schema.get("anyOf", ()), *filter(None, [schema.get("items")])):
-        found += _texts(place, inner) if isinstance(inner, dict) else []
+    inners = [*schema.get("anyOf", ()), schema.get("items"), schema.get("additionalProperties")]
+    for inner in inners:
+        found += _texts(place, inner, parts) if isinstance(inner, dict) else []
     if isinstance(names := schema.get("propertyNames"), dict):
         found.append((f"{place}.keys", {"type": "string", **names}))
     return found
 
 
-PARTS = (StepRoutes, StepMark, ToolCallTimed, ArtifactFile, TestResult)
+PARTS = (StepRoutes, StepMark, StepTimings, ToolCallTimed, ArtifactFile, TestResult, VersionSpan, Vetting)
 
 
 @pytest.mark.parametrize("struct", [*EVENTS.values(), *PARTS], ids=lambda struct: struct.__name__)
