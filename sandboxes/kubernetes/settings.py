@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sandboxes.text_files import read_text
+
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PORT = re.compile(r"[0-9]{1,5}")
 
@@ -87,8 +89,8 @@ class KubernetesSettings:
         """Read on each use: the cluster changes it every hour."""
         path = Path(self.token_file) if self.token_file else ACCOUNT / "token"
         try:
-            return path.read_text().strip()
-        except OSError as error:
+            return read_text(path).strip()
+        except (OSError, ValueError) as error:
             raise ValueError(f"token_file: cannot be read: {error}") from error
 
     @property

@@ -23,6 +23,7 @@ from orchestrator.deploy.home import write_template
 from orchestrator.pool.engine import REVISION
 from orchestrator.runtime.secret_file import shared_secret
 from orchestrator.settings.config import load as load_config
+from sandboxes.kubernetes.settings import KubernetesSettings
 from sandboxes.text_files import read_text, read_toml
 from trainer.serving.settings import parse_arguments
 
@@ -201,7 +202,7 @@ def test_a_run_made_with_a_relative_model_starts_from_every_directory(
 
 @pytest.mark.parametrize(
     "command",
-    ["cluster render", "size", "scale", "config", "scaffold", "audit", "gateway", "rollout server"],
+    ["cluster render", "size", "scale", "config", "scaffold", "audit", "gateway", "rollout server", "pods"],
 )
 def test_every_file_that_people_write_may_have_a_mark_and_the_line_ends_of_windows(
     command: str, tmp_path: Path
@@ -228,6 +229,7 @@ def test_every_file_that_people_write_may_have_a_mark_and_the_line_ends_of_windo
         ),
         "audit": (of_windows("ledger.txt", "one\ntwo\n"), read_text),
         "gateway": (of_windows("key", "secret\n"), shared_secret),
+        "pods": (of_windows("token", "secret\n"), _token_of_a_cluster),
         "rollout server": (of_windows("key", "secret\n"), _key_of_a_rollout_server),
     }
     file, reader = read[command]
@@ -236,6 +238,10 @@ def test_every_file_that_people_write_may_have_a_mark_and_the_line_ends_of_windo
     other_encoding(file)
     with pytest.raises(ValueError, match=rf"{file} is UTF-16 text: save it as UTF-8"):
         reader(file)
+
+
+def _token_of_a_cluster(file: Path) -> str:
+    return KubernetesSettings(token_file=str(file)).token()
 
 
 def _key_of_a_rollout_server(file: Path) -> str | None:
