@@ -1,10 +1,12 @@
-"""Sets of all three forms, imported, checked, published and run by the controls: the solution earns 1, no work earns 0."""
+"""Sets of all three forms, imported, checked, vetted, published and run by the controls: the solution earns 1, no work earns 0."""
 
 import json
 import shutil
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
+import anyio.to_thread
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -78,6 +80,9 @@ async def test_imported_tasks_of_every_form_pay_the_solution_and_nothing_else(
     assert "docker_image = 'example.org/calc:1'" in str(checked.exception), checked.output
     shutil.rmtree(suite / "with-image")
     assert penstock("tasks", "check", str(suite)).exit_code == 0
+    vet = ("tasks", "vet", str(suite / "sum"), "--until", "controls-hold", "--times", "1")
+    vetted = await anyio.to_thread.run_sync(partial(penstock, *vet))  # it has an event loop of its own
+    assert vetted.exit_code == 0 and "1 of 1 task reach controls-hold" in vetted.stdout, vetted.output
 
     tasks, problems = admissible(each([suite]), rig.context.config.sandbox)
     assert problems == []
