@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.contracts.states import Purpose
+from orchestrator.runner.verification_limits import DISK_MB
 from orchestrator.tasks.harbor import Task
 from tests.integration.runner.rig import Opens, Rig, a_task, says
 
@@ -199,6 +200,29 @@ storage_mb = 8
         settings=settings,
         **files,
     )
+    async with opens_at_work() as rig:
+        assert await reward_of(rig, task) == 1.0
+
+
+async def test_the_tests_have_the_variables_of_the_verifier_and_the_agent_has_not(
+    opens_at_work: Opens,
+) -> None:
+    settings = '[verifier]\nenv = { WANTED = "7" }'
+    task = solved("echo got$WANTED > out", check='[ "$(cat out)$WANTED" = got7 ]', settings=settings)
+    async with opens_at_work() as rig:
+        assert await reward_of(rig, task) == 1.0
+
+
+OWN = {"tests/Dockerfile": b"FROM debian:12\n"}
+
+
+@pytest.mark.parametrize("asked", ["storage_mb = 8", 'storage = "8M"'])
+async def test_the_sandbox_of_the_tests_has_the_disk_that_its_own_environment_asks_for(
+    opens_at_work: Opens, asked: str
+) -> None:
+    settings = f"[environment]\nstorage_mb = 99\n[verifier.environment]\n{asked}"
+    blocks = 1024 * (8 + 1 + DISK_MB)  # of 1 KB in bash; 1 MB more for the files of the tests
+    task = solved("true", check=f'[ "$(ulimit -f)" = {blocks} ]', settings=settings, **OWN)
     async with opens_at_work() as rig:
         assert await reward_of(rig, task) == 1.0
 

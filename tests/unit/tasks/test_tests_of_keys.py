@@ -73,12 +73,14 @@ IN: Final[dict[str, tuple[str, ...]]] = {
         f"{ENVIRONMENT}::test_the_tests_have_an_environment_of_their_own",
         "unit/tasks/test_multi_step.py::test_what_a_step_states_replaces_or_extends_what_the_task_states",
     ),
-    "*verifier.environment.memory* *verifier.environment.storage*": (
-        SIZES,
-        TAKEN,
+    "*verifier.environment.memory*": (SIZES, TAKEN),
+    "*verifier.environment.storage*": (
+        f"{ENVIRONMENT}::test_the_sandbox_of_the_tests_has_the_disk_that_its_own_environment_asks_for",
     ),
     "verifier.timeout_sec": ("integration/runner/test_runners.py",),
-    "verifier.env": ("unit/tasks/test_settings.py",),
+    "verifier.env": (
+        f"{ENVIRONMENT}::test_the_tests_have_the_variables_of_the_verifier_and_the_agent_has_not",
+    ),
     "verifier.performance": (
         "integration/runner/test_reward_sources.py::test_the_named_numbers_of_a_task_are_kept_and_a_setting_names_the_one_that_is_its_performance",
     ),
