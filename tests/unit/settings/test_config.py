@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ops.lab.chaos import prepare as chaos_prepare
 from ops.lab.demo import prepare as demo_prepare
+from orchestrator.contracts.choices import Aggregation
 from orchestrator.contracts.errors import ConfigurationError
 from orchestrator.deploy.home import write_template
 from orchestrator.settings.config import PATHS, Config, differences, load
@@ -23,6 +24,7 @@ from tests.unit.settings.config_rig import refusal, written
 
 def test_without_a_file_everything_has_a_value() -> None:
     assert load() == Config()
+    assert load().trainer.aggregation is Aggregation.PROMPT  # each prompt's group weighs the same
 
 
 @pytest.mark.parametrize(
