@@ -8,7 +8,7 @@ from typing import Final
 from tree_sitter import Node
 
 from orchestrator.tasks.traps.agent_text import ANSWER, AgentText
-from orchestrator.tasks.traps.awk_numbers import passes_nan
+from orchestrator.tasks.traps.awk_numbers import looks_for_answer, passes_nan
 from orchestrator.tasks.traps.commands import (
     CALCULATORS,
     CONSOLES,
@@ -158,6 +158,7 @@ class Commands:
             yield Rule.TIMES
         if passes_nan(node, name, arguments, self._text, fed=fed):
             yield Rule.NOT_A_NUMBER
+        yield from looks_for_answer(node, name, arguments, self._text)
         yield from by_own_files(node, name, arguments, self._text)
         yield from transforms(name, arguments, self._text, fed=fed)
         if reads_program(name, arguments, self._text, fed=fed):

@@ -82,10 +82,15 @@ def by_expr(node: Node, arguments: list[Node], text: AgentText) -> bool:
 
 
 def by_selection(node: Node, name: str, arguments: list[Node], text: AgentText, *, fed: bool) -> bool:
-    """`[ -n "$(jq '.[] | select(.id == 7)' out)" ]`, `awk '$1 == "ok"' out | wc -l`: programs that print what fits, as grep does."""
-    given = operands(arguments)
+    """`[ -n "$(jq '.[] | select(.id == 7)' out)" ]`, `awk '$1 == "ok"' out | wc -l`: programs that print what fits, as grep does, or the lines that
+    two files share, as `comm -12` does."""
+    given, letters = operands(arguments), options(arguments)
     program = plain(given[0]) if given else ""
-    if not selects(name, arguments) or not (fed or any(map(text.unsafe, given[1:]))):
+    shares = _shows_shared(name, letters) or (name == "join" and not {"v", "a"} & {*letters})
+    own = (
+        any(text.unsafe(f) or text.carries(f) for f in given) if shares else any(map(text.unsafe, given[1:]))
+    )
+    if not (shares or selects(name, arguments)) or not (fed or own):
         return False
     substitution = next((a for a in above(node) if a.type == "command_substitution"), None)
     pipeline = next((a for a in above(node) if a.type == "pipeline"), None)
@@ -96,6 +101,11 @@ def by_selection(node: Node, name: str, arguments: list[Node], text: AgentText, 
     )
 
 
+def _shows_shared(name: str, letters: str) -> bool:
+    """`comm -12` shows only the lines of both files."""
+    return name == "comm" and {"1", "2"} <= {*letters} and "3" not in letters
+
+
 def selects(name: str, arguments: list[Node]) -> bool:
     """Whether a program of jq or awk prints what fits."""
     program = plain(given[0]) if (given := operands(arguments)) else ""
@@ -104,7 +114,7 @@ def selects(name: str, arguments: list[Node]) -> bool:
 
 def by_comm(node: Node, arguments: list[Node], text: AgentText) -> bool:
     """`comm -23 /tests/want out`: nothing shows the lines that only the agent's file has, here or in another `comm` of the script."""
-    if not (text.hides(arguments) and text.every_comm_hides):
+    if _shows_shared("comm", options(arguments)) or not (text.hides(arguments) and text.every_comm_hides):
         return False
     substitution = next((a for a in above(node) if a.type == "command_substitution"), None)
     if substitution is None:
