@@ -85,9 +85,7 @@ async def open_context(config: Config) -> AsyncIterator[OrchestratorContext]:
         )
 
         async def begin(connection: AsyncConnection) -> tuple[StoredRun, list[str]]:
-            run = await ensure_run(connection, config.run.name, config.to_json())
-            await keep_process_config(connection, run.run_id, kept_values(effective(run.config, config)))
-            return run, await tighten(connection)
+            return await ensure_run(connection, config.run.name, config.to_json()), await tighten(connection)
 
         run, readers_may = await transact(engine, begin, at="run.create")
         if readers_may:
@@ -104,11 +102,22 @@ async def open_context(config: Config) -> AsyncIterator[OrchestratorContext]:
         yield OrchestratorContext(run_id=run.run_id, run=run.name, config=config, engine=engine, bus=bus)
 
 
+async def keep_own_values(context: OrchestratorContext) -> None:
+    """Store the process keys of an orchestrator that starts: other runs' orchestrators and dashboards go by them."""
+    kept = kept_values(context.config)
+    await transact(
+        context.engine,
+        lambda connection: keep_process_config(connection, context.run_id, kept),
+        at="run.create",
+    )
+
+
 async def orchestrate(config: Config) -> None:
     """Run every role until cancelled."""
     known_scaffolds = names("scaffolds")
     check_config(config, known_scaffolds)
     async with open_context(config) as context:
+        await keep_own_values(context)
 
         async def on_stream_new(stream: str) -> None:
             await rebuild(context, stream)

@@ -158,7 +158,10 @@ def show(
     config: ConfigOption = HERE,
     as_json: JsonOption = False,
 ) -> None:
-    """Show success per domain over policy versions: penstock eval show heldout -c runs/first"""
+    """Show success per domain over policy versions: penstock eval show heldout -c runs/first
+
+    Exit status 1: some rollouts have no verdict.
+    """
     home = Home.at(config)
     found, reasons = anyio.run(partial(_read, home, suite, policy))
     if not found:

@@ -151,8 +151,10 @@ def publish(
         print_notes(notes)
     found = Answers.of(len({event.submission for _, event in prepared}), answers, stays)
     task_notes = list(notes_of(tasks, own.sandbox))
+    domain_note = renamed(tasks) if domain is None else None
     if as_json:
-        typer.echo(json.dumps({**found.counts(), "notes": task_notes}))
+        shown = [domain_note, *task_notes] if domain_note else task_notes
+        typer.echo(json.dumps({**found.counts(), "notes": shown}))
     else:
         typer.echo(found.summary())
         for line in found.reasons():
@@ -160,7 +162,7 @@ def publish(
         if found.already and (scaffold is not None or group_size):
             note = "what was accepted already keeps its scaffold and group size: publish it again with another --label"
             typer.echo(note, err=True)
-        if domain is None and (domain_note := renamed(tasks)):
+        if domain_note:
             typer.echo(plain(domain_note), err=True)
         for note in task_notes:
             typer.echo(plain(carried(note)), err=True)

@@ -32,8 +32,8 @@ def kept_values(config: Config) -> dict[str, Any]:
 
 
 def newest_config(stored: Mapping[str, Any], kept: Mapping[str, Any] | None) -> Config:
-    """The configuration of another run: `stored` (`StoredRun.config`) with the values of `kept` (`StoredRun.process_config`). Without these, as
-    orchestrators of older code leave it: as the run began. Raises ConfigurationError if this code cannot read `stored`."""
+    """The configuration of another run: `stored` (`StoredRun.config`) with the values of `kept` (`StoredRun.process_config`). Without these: as
+    the run began. Orchestrators of older code leave those of an earlier start. Raises ConfigurationError if this code cannot read `stored`."""
     found = copy.deepcopy(dict(stored))
     for key in KEPT:
         if kept is not None and key in kept:

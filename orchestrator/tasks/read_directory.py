@@ -72,7 +72,7 @@ def read_directory(
     count = _Count(limits or BundleLimits())
     most = count.limits.entries
     known: Shared = {} if shared is None else shared
-    spread = not _others_read(directory)
+    spread = not _others_read(directory, most)
     files: dict[str, AnyFile] = {}
     links: dict[str, str] = {}
     directories: dict[str, int] = {}
@@ -125,14 +125,22 @@ def _file(path: str, status: os.stat_result, shared: Shared, relative: str, *, s
     return shared.setdefault((body, mode), File(body, mode))
 
 
-def _others_read(directory: Path) -> bool:
-    """Whether other users may read anything in it. If not, a umask took their bits from all, and these say nothing."""
-    for folder, folders, files in os.walk(directory):
-        if Path(folder) == directory and REPOSITORY in folders:
-            folders.remove(REPOSITORY)
-        paths = (os.path.join(folder, name) for name in (*files, *folders))
-        if any(os.lstat(path).st_mode & stat.S_IROTH for path in paths if not os.path.islink(path)):
-            return True
+def _others_read(directory: Path, most: int) -> bool:
+    """Whether other users may read anything in it. If not, a umask took their bits from all, and these say nothing. A directory of more than `most`
+    entries is refused later."""
+    left = most + 2
+    open_folders = [os.fspath(directory)]
+    while open_folders and left > 0:
+        folder = open_folders.pop()
+        with os.scandir(folder) as found:
+            for entry in islice(found, left):
+                left -= 1
+                if entry.is_symlink() or (entry.name == REPOSITORY and Path(folder) == directory):
+                    continue
+                if entry.stat(follow_symlinks=False).st_mode & stat.S_IROTH:
+                    return True
+                if entry.is_dir(follow_symlinks=False):
+                    open_folders.append(entry.path)
     return False
 
 

@@ -117,7 +117,7 @@ def by_own_files(node: Node, name: str, arguments: list[Node], text: AgentText) 
         map(is_wanted, (c for file in files for c in text.compared.get(text.text(file), ())))
     ):
         return
-    both = len(files) + any(_prints_own(a, files, text) for a in operands(arguments)) == 2
+    both = len(files) + sum(_prints_own(a, files, text) for a in operands(arguments)) == 2
     if (both if compares else checks and bool(files)) and is_wanted(node):
         yield Rule.BOTH_SIDES
 

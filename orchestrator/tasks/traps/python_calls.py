@@ -269,9 +269,9 @@ class Calls:
                 )
             case ast.BinOp(left, ast.Add(), right):
                 return self._filled(left) + self._filled(right)
-            case ast.BinOp(ast.Constant(str(text)), ast.Mod()):
+            case ast.BinOp(ast.Constant(str(text)), ast.Mod()) if self._texts.carries(node):
                 return _PERCENT.sub(_VARIABLE, _escaped(text))
-            case ast.Call(ast.Attribute(ast.Constant(str(text)), "format")):
+            case ast.Call(ast.Attribute(ast.Constant(str(text)), "format")) if self._texts.carries(node):
                 return _BRACES.sub(_VARIABLE, _escaped(text))
         if self._texts.carries(node):
             return _VARIABLE

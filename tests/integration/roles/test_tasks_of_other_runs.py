@@ -8,7 +8,7 @@ import anyio
 import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from orchestrator.app import open_context
+from orchestrator.app import keep_own_values, open_context
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Outgoing
 from orchestrator.roles.intake import Intake
@@ -72,8 +72,8 @@ async def test_a_task_is_judged_by_the_file_of_the_newest_start_of_its_run(
     async with playing([Intake(stage.context, ["shell"]).run]):
         for number, (config, accepted) in enumerate(((None, False), (now, True), (began, False))):
             if config is not None:
-                async with open_context(config):
-                    pass
+                async with open_context(config) as context:
+                    await keep_own_values(context)
             status, reason = await _answer(stage, began.run.name, f"{number}", case.sent)
             assert (status == "accepted") == accepted, reason
             assert accepted or case.refusal in reason

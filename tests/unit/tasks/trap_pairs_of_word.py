@@ -51,6 +51,7 @@ SHELL = [
     ("sha256sum -c sums.txt && ok=1", Rule.BOTH_SIDES, "sha256sum -c /tests/sums.txt && ok=1"),
     ("md5sum --check --status sums.md5 && ok=1", Rule.BOTH_SIDES, "md5sum out > /tmp/sums"),
     ("cmp -s out data/expected && ok=1", Rule.BOTH_SIDES, "cmp -s out /tests/expected && ok=1"),
+    ("cmp -s <(sort out) <(sort out2) && ok=1", Rule.BOTH_SIDES, "cmp -s <(sort out) <(sort /tests/want) && ok=1"),
     ("cmp out expected && ok=1", Rule.BOTH_SIDES, "cp /tests/want expected; cmp out expected && ok=1"),
     ("if diff -q out /app/expected; then ok=1; fi", Rule.BOTH_SIDES, "if diff -q out original; then exit 1; fi"),
     ("cmp -s a /tests/original && exit 1; cmp -s a b && ok=1", Rule.BOTH_SIDES, "cmp -s a /tests/want && cmp -s a b && ok=1"),

@@ -83,7 +83,7 @@ async def test_a_build_that_its_time_limit_ends_is_known_by_that(
         await caged.run(replace(task, time_s=0.1))
 
 
-async def test_a_build_that_prints_too_much_is_ended_and_the_end_of_its_output_kept(
+async def test_a_build_that_prints_too_much_is_ended_by_its_limit(
     task: Caged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caged, "_MAX_OUTPUT", 1 << 20)
