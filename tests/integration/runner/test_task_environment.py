@@ -216,11 +216,11 @@ async def test_the_tests_have_the_variables_of_the_verifier_and_the_agent_has_no
 OWN = {"tests/Dockerfile": b"FROM debian:12\n"}
 
 
-@pytest.mark.parametrize("asked", ["storage_mb = 8", 'storage = "8M"'])
+@pytest.mark.parametrize("wanted", ["storage_mb = 8", 'storage = "8M"'])
 async def test_the_sandbox_of_the_tests_has_the_disk_that_its_own_environment_asks_for(
-    opens_at_work: Opens, asked: str
+    opens_at_work: Opens, wanted: str
 ) -> None:
-    settings = f"[environment]\nstorage_mb = 99\n[verifier.environment]\n{asked}"
+    settings = f"[environment]\nstorage_mb = 99\n[verifier.environment]\n{wanted}"
     blocks = 1024 * (8 + 1 + DISK_MB)  # of 1 KB in bash; 1 MB more for the files of the tests
     task = solved("true", check=f'[ "$(ulimit -f)" = {blocks} ]', settings=settings, **OWN)
     async with opens_at_work() as rig:
