@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("pool")]
 async def test_a_try_whose_process_vanished_counts_and_an_end_forgets(engine: AsyncEngine) -> None:
     digest = secrets.token_bytes(32)
     tries = [await begin_alone(engine, digest, "TASKS", process) for process in ("a", "b", "b", "c")]
-    assert tries == [1, 2, 2, 3]  # the second one began twice, so it is alive
+    assert tries == [1, 2, 2, 3]  # "b" is alive: it started twice
     async with engine.begin() as connection:
         await end_alone(connection, digest)
     assert await begin_alone(engine, digest, "TASKS") == 1

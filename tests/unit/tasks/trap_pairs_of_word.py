@@ -113,7 +113,7 @@ SHELL = [
      f"#!/bin/bash -e\n{UNTRUSTED}make\npython3 -I /tests/check.py out\necho 1 > {REWARD}"),
     (f"{UNTRUSTED}./p\necho $((! $?)) > {REWARD}", Rule.STATUS, f"{UNTRUSTED}./p\ncmp -s out /tests/want\necho $((! $?)) > {REWARD}"),
     (f"{UNTRUSTED}./p; s=$?\necho $((s == 0)) > {REWARD}", Rule.STATUS, f"{UNTRUSTED}./p; cmp -s out /tests/want; s=$?\necho $((s == 0)) > {REWARD}"),
-    # A variable, or a word, that holds the output of a program under the wrapper is no wrapper.
+    # A variable, or a word, that holds the output of a program under the wrapper does not become a wrapper.
     (f'got=`{UNTRUSTED}./p`; eval "$got"', Rule.PROGRAM_TEXT, f'got=`{UNTRUSTED}./p`; [ "$got" = 42 ] && ok=1'),
     (f'grep -q "$({UNTRUSTED}./p)" /tests/want && ok=1', Rule.GREP_BY_ANSWER, f'grep -qxF "$({UNTRUSTED}./p | wc -l)" /tests/want && ok=1'),
     (f"source <({UNTRUSTED}./p)", Rule.SOURCED, f"cmp -s <({UNTRUSTED}./p) /tests/want && ok=1"),
