@@ -18,7 +18,7 @@ class Problem(Exception):
         self.streamed = False  # whether a request whose body was not read wants a stream
 
     def untraced(self) -> "Problem":
-        """The same refusal without its traceback. A traceback holds its functions, and they hold the session. So a problem that is kept is this one."""
+        """The same refusal without its traceback. A traceback holds its functions, and they hold the session: a kept problem is this one."""
         same = Problem(self.status, self.code, self.message, param=self.param, ours=self.ours)
         return same.of_stream(self.streamed)
 
