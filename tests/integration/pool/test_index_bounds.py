@@ -37,7 +37,7 @@ BOUNDS = {
     "groups.state": max(map(len, states.GroupState)),
     "transitions.kind": max(map(len, states.Entity)),
 }
-HASHES = {"sha", "token_hash"}
+HASHES = {"sha", "token_hash", "digest"}
 EXPRESSIONS = {
     "groups_eval": limits.MAX_LABEL * 4,
     "dead_letters_once": 2 * 256 * 4 + SHA,
