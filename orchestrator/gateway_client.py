@@ -347,6 +347,11 @@ class GatewayAdmin(_Client):
         """As `seal`, for an attempt that will not report: the session is closed instead of sealed."""
         return await self._end("abort", rollout, attempt, epoch)
 
+    async def cut_off(self, *, rollout: int, attempt: int, epoch: int) -> None:
+        """End the calls that a harness waits for, because a clock ends the attempt: what they have sampled is recorded with the mark `cut_off`, and
+        the harness gets SessionOver. The session stays open."""
+        await self._post("/admin/sessions/cut_off", {"rollout": rollout, "attempt": attempt, "epoch": epoch})
+
     async def activity(self, *, rollout: int, attempt: int, epoch: int) -> Activity:
         """Whether a harness waits for the policy at this moment. Only then is its silence not a stall."""
         key = {"rollout": rollout, "attempt": attempt, "epoch": epoch}

@@ -123,7 +123,7 @@ def rollout_samples(rollout: BatchRollout, steps: Sequence[StoredStep]) -> list[
     samples = []
     for step, advantage, weight in zip(steps, rollout.advantages, rollout.weights, strict=True):
         actions = len(step.tokens) - step.state_len
-        if step.marked or not weight or not actions:
+        if step.kept_out or not weight or not actions:
             continue
         try:
             _check_shape(step)

@@ -166,8 +166,8 @@ class StepRecorded(Event, frozen=True, kw_only=True):
 
 
 class StepMark(msgspec.Struct, frozen=True):
-    """A step that must not train. `reason` is a `MarkReason` of the sender: a reader keeps one that it does not know yet, so the step still does
-    not train."""
+    """A step that must not train, or not always. `reason` is a `MarkReason` of the sender: a reader keeps one that it does not know yet, so the step
+    still does not train."""
 
     idx: int
     reason: Name

@@ -36,13 +36,14 @@ class ParseStatus(StrEnum):
 
 
 class MarkReason(StrEnum):
-    """Why a step does not train."""
+    """Why a step does not train; a `cut_off` one trains where its advantage is negative (`rewards.returns`)."""
 
     UNDELIVERED = "undelivered"  # its reply did not reach the client
     VERSION_SUSPECT = "version_suspect"  # a server named a policy version that it cannot have used
     AUXILIARY = "auxiliary"  # a title, a summary, …: not the agent's own conversation
     DRIFT = "drift"  # the record differs from the server's ids
     SIDE_CONVERSATION = "side_conversation"  # a conversation that the scaffold did not start
+    CUT_OFF = "cut_off"  # a clock ended the attempt while it was generated
 
 
 class BranchReason(StrEnum):

@@ -70,6 +70,11 @@ def session_over(why: str) -> Problem:
     return Problem(409, "session_over", f"the session is over ({why}): nothing more is recorded under it")
 
 
+def cut_off() -> Problem:
+    """409: a clock has ended the attempt during this call."""
+    return Problem(409, "session_over", "the time of this attempt is over: the reply was cut off")
+
+
 def budget_exhausted(which: BudgetKind, limit: int) -> Problem:
     """400. The words for a full context are those that agent programs recognize on every wire; they
     then shorten their history."""

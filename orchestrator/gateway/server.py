@@ -335,6 +335,7 @@ def _admin(
         sandbox_port=config.sandbox_port,
         orders=orders,
         context=completions.budgets.context,
+        cut_off=completions.cut_off,
     )
 
 

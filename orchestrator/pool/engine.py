@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 0.5
 _PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED_MIGRATIONS = _PACKAGE / "_migrations"  # their place in a wheel (pyproject.toml)
 MIGRATIONS = INSTALLED_MIGRATIONS if INSTALLED_MIGRATIONS.is_dir() else _PACKAGE.parent / "migrations"
-REVISION = "0112"
+REVISION = "0113"
 """The newest migration. A constant, because every process checks it, and importing Alembic takes as long as all other imports together."""
 FIRST = "0108"
 """The migration that fills an empty database. Lower numbers belong to removed migrations."""

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from orchestrator.contracts.ids import Ids, Logprobs, ids_from_bytes, logprobs_from_bytes
 from orchestrator.contracts.limits import MAX_TOOL_CALLS
-from orchestrator.contracts.marks import MAIN_AGENT, Finish, ParseStatus
+from orchestrator.contracts.marks import MAIN_AGENT, Finish, MarkReason, ParseStatus
 from orchestrator.contracts.spans import VersionSpan, from_flat, versions_in_flat
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.columns import among_pairs
@@ -31,6 +31,15 @@ SHOWN_TOOLS = "tools"
 """The role under which the messages of a new rendering begin with the tools that its prompt shows."""
 
 
+UNMARKED: frozenset[str] = frozenset()
+_NOT_ALWAYS = frozenset({MarkReason.CUT_OFF})  # with this mark alone, a step's advantage decides
+
+
+def kept_out(marks: Set[str]) -> bool:
+    """Whether a step with these marks has train weight 0, whatever its advantage."""
+    return bool(marks - _NOT_ALWAYS)
+
+
 def canonical(params: dict[str, Any]) -> bytes:
     """Canonical JSON of sampling parameters: the bytes that row_sha covers."""
     return msgspec.json.encode(params, order="sorted")
@@ -38,7 +47,7 @@ def canonical(params: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class StoredStep:
-    """One step, a branch of its parent: tokens has full_len ids; logprobs: float32[full_len - state_len]."""
+    """One step, a branch of its parent: tokens has full_len ids; logprobs: float32[full_len - state_len]; `marks`: their reasons."""
 
     rollout_id: int
     attempt: int
@@ -52,10 +61,15 @@ class StoredStep:
     spans: tuple[VersionSpan, ...]  # over the action
     agent: str
     parse: ParseStatus
-    marked: bool
+    marks: frozenset[str]
     temperature: float
     reply: dict[str, Any]
     finish: Finish
+
+    @property
+    def kept_out(self) -> bool:
+        """Whether its train weight is 0, whatever its advantage."""
+        return kept_out(self.marks)
 
     @property
     def full(self) -> Ids:
@@ -87,7 +101,7 @@ class StoredRows:
     """The rows of trajectories, as they were read."""
 
     steps: Sequence[Row[Any]]
-    marked: Set[StepKey]
+    marks: Mapping[StepKey, frozenset[str]]
     routes: Mapping[StepKey, RecordedRoutes]
 
 
@@ -100,11 +114,11 @@ async def stored_rows(
 ) -> StoredRows:
     """The queries of `trajectories`. `folded` does the rest, which takes seconds for a large batch and needs no transaction."""
     if not attempts_of:
-        return StoredRows([], set(), {})
-    marked = await _marked(connection, run_id, attempts_of)
+        return StoredRows([], {}, {})
+    marks = await _marks(connection, run_id, attempts_of)
     rows = await _rows(connection, run_id, attempts_of)
     routed = await recorded_routes(connection, run_id, attempts_of) if routes else {}
-    return StoredRows(rows, marked, routed)
+    return StoredRows(rows, marks, routed)
 
 
 def folded(rows: StoredRows) -> dict[int, list[StoredStep]]:
@@ -122,7 +136,7 @@ def folded(rows: StoredRows) -> dict[int, list[StoredStep]]:
                 tokens=branches[key],
                 logprobs=logprobs_from_bytes(row.logprobs),
                 spans=from_flat(row.spans),
-                marked=key in rows.marked,
+                marks=rows.marks.get(key, UNMARKED),
                 temperature=float(row.params.get("temperature", 1.0)),
                 reply=row.reply or {},
             )
@@ -180,13 +194,14 @@ def _branches(rows: Sequence[Row[Any]], routed: Mapping[StepKey, RecordedRoutes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReading:
-    """The data of a step for rewards: everything but its tokens. `versions`: the policy versions that generated it; `tools`: in call order;
-    `unrecorded`: the attempt made more tool calls than are recorded, and this step may lack some. `shows_tools`: False if its prompt shows none."""
+    """The data of a step for rewards: everything but its tokens. `marks`: their reasons; `versions`: the policy versions that generated it;
+    `tools`: in call order; `unrecorded`: the attempt made more tool calls than are recorded, and this step may lack some. `shows_tools`: False if
+    its prompt shows none."""
 
     idx: int
     parse: ParseStatus
     reply: dict[str, Any]
-    marked: bool
+    marks: frozenset[str]
     versions: frozenset[int]
     agent: str = MAIN_AGENT
     tools: tuple[ToolResult, ...] = ()
@@ -200,7 +215,7 @@ async def readings(
     """Like `trajectories`, without any token column: contexts of a group can be hundreds of megabytes."""
     if not attempts_of:
         return {}
-    marked = await _marked(connection, run_id, attempts_of)
+    marks = await _marks(connection, run_id, attempts_of)
     tools = await _tools(connection, run_id, attempts_of)
     recorded = last_recorded(tools)
     rows = await connection.execute(
@@ -238,7 +253,7 @@ async def readings(
                 idx=row.idx,
                 parse=member(ParseStatus, row.parse),
                 reply=row.reply or {},
-                marked=key in marked,
+                marks=marks.get(key, UNMARKED),
                 versions=versions,
                 agent=row.agent,
                 tools=tuple(tools.get(key, ())),
@@ -293,13 +308,18 @@ _READING = (
 )
 
 
-async def _marked(
+async def _marks(
     connection: AsyncConnection, run_id: int, attempts_of: Sequence[tuple[int, int]]
-) -> set[tuple[int, int, int]]:
+) -> dict[StepKey, frozenset[str]]:
+    """The reasons of the steps that have marks."""
     rows = await connection.execute(
-        select(step_marks.c.rollout_id, step_marks.c.attempt, step_marks.c.idx).where(
+        select(step_marks.c.rollout_id, step_marks.c.attempt, step_marks.c.idx, step_marks.c.reason).where(
             step_marks.c.run_id == run_id,
             among_pairs(step_marks.c.rollout_id, step_marks.c.attempt, attempts_of),
         )
     )
-    return {(row.rollout_id, row.attempt, row.idx) for row in rows}
+    found: dict[StepKey, frozenset[str]] = {}
+    for row in rows:
+        key = (row.rollout_id, row.attempt, row.idx)
+        found[key] = found.get(key, UNMARKED) | {row.reason}
+    return found

@@ -254,7 +254,7 @@ async def batch_tree(
         Sample(tokens=step.tokens, group_id=rollout.group_id, rollout_id=rollout.rollout_id, step=step.idx)
         for rollout in chosen_rollouts
         for step, weight in zip(recorded.get(rollout.rollout_id, []), rollout.weights, strict=False)
-        if weight and not step.marked and len(step.tokens) > step.state_len
+        if weight and not step.kept_out and len(step.tokens) > step.state_len
     ]
     tree = await anyio.to_thread.run_sync(lambda: prefix_tree(samples, drawn=drawn))
     return BatchTree(batch_no=batch_no, groups=len(groups), groups_in=len(chosen), tree=tree)

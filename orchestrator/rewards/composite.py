@@ -17,13 +17,15 @@ from orchestrator.rewards.speed import Speed, speed_bonuses
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedMember:
-    """One trainable member as stored in the data pool: verified, with all steps. `steps` in commit order."""
+    """One trainable member as stored in the data pool: verified, with all steps. `steps` in commit order; `cut_off`: those of `marked` that have no
+    other mark."""
 
     member: int
     performance: float  # the verdict's reward, in [0, 1]
     agent_s: float  # wall time without platform queueing, seconds
     steps: Sequence[RecordedStep]
     marked: Collection[int] = frozenset()  # commit indices of steps with a mark
+    cut_off: Collection[int] = frozenset()
     judged: Judged = field(default_factory=dict)  # the verifier's process scores
 
 
@@ -39,6 +41,7 @@ class StepReward:
     performance: float  # on the last step, else 0
     reward: float
     weight: int  # train weight: 0 for a marked step, which still counts in the returns
+    cut_off: bool = False  # its train weight is 1 with a negative advantage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +95,7 @@ def rollout_reward(outcome: VerifiedMember, speed: Speed, settings: RewardSettin
                 performance=performance,
                 reward=reward,
                 weight=weight,
+                cut_off=idx in outcome.cut_off,
             )
         )
     total = math.fsum(step.reward for step in steps) if steps else beta * speed.bonus + outcome.performance

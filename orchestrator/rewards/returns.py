@@ -4,14 +4,16 @@ All branches of a rollout share its returns and its baseline: t runs over the co
 mean return (Σ_p γ^p r_p of each trainable member), or the mean of the other members with `leave_one_out`. With `advantage_std`
 advantages are divided by the group's population standard deviation of returns; `comparison` has checked that it is large enough, and
 `check_rewards` that γ is 1: else a return-to-go near the end is on another scale than the returns that make the divisor. A marked
-step counts in the returns and has train weight 0. Scaling of negative advantages, if any, happens in the loss and not here: Â is stored.
+step counts in the returns and has train weight 0. A step whose only mark is `cut_off` has train weight 1 where its advantage is negative: a reply
+that does not end is never better than a wrong answer, and never an example. Scaling of negative advantages, if any, happens in the loss and not
+here: Â is stored.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 
-from orchestrator.rewards.composite import RolloutReward
+from orchestrator.rewards.composite import RolloutReward, StepReward
 from orchestrator.rewards.settings import RewardSettings
 
 EPS = 1e-8  # only prevents 0/0; groups with so little spread are silent
@@ -77,9 +79,7 @@ def group_advantages(rewards: Sequence[RolloutReward], settings: RewardSettings)
     for i, reward in enumerate(rewards):
         baseline = fmean(returns[:i] + returns[i + 1 :]) if settings.leave_one_out else fmean(returns)
         steps = tuple(
-            StepAdvantage(
-                idx=step.idx, return_to_go=value, advantage=(value - baseline) / divisor, weight=step.weight
-            )
+            _of_step(step, value, (value - baseline) / divisor)
             for step, value in zip(reward.steps, to_go[i], strict=True)
         )
         members.append(
@@ -92,3 +92,8 @@ def group_advantages(rewards: Sequence[RolloutReward], settings: RewardSettings)
             )
         )
     return members
+
+
+def _of_step(step: StepReward, return_to_go: float, advantage: float) -> StepAdvantage:
+    weight = 1 if step.cut_off and advantage < 0 else step.weight
+    return StepAdvantage(idx=step.idx, return_to_go=return_to_go, advantage=advantage, weight=weight)

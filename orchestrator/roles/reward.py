@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.contracts.states import Purpose, Silence
 from orchestrator.pool.groups import GroupMember, NewReward, TerminalGroup
-from orchestrator.pool.steps import StepReading
+from orchestrator.pool.steps import StepReading, kept_out
 from orchestrator.rewards.actions import ParsedAction, RecordedStep, ToolResult
 from orchestrator.rewards.comparison import Comparison, compared
 from orchestrator.rewards.composite import RolloutReward, VerifiedMember, group_rewards
@@ -52,7 +52,10 @@ def _outcome(member: GroupMember) -> VerifiedMember:
         performance=member.performance,
         agent_s=max(MIN_S, member.agent_s),  # the runner has subtracted the queueing time
         steps=[_step(step) for step in member.steps],
-        marked=frozenset(i for i, step in enumerate(member.steps) if step.marked),
+        marked=frozenset(i for i, step in enumerate(member.steps) if step.marks),
+        cut_off=frozenset(
+            i for i, step in enumerate(member.steps) if step.marks and not kept_out(step.marks)
+        ),
         judged=member.judged or {},
     )
 

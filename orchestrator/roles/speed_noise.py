@@ -110,7 +110,7 @@ def script_of(steps: Sequence[StepReading]) -> list[dict[str, Any]]:
 
 def _conversation(steps: Sequence[StepReading]) -> list[StepReading]:
     """The steps that advanced the scaffold; marked steps did not."""
-    return [step for step in steps if not step.marked]
+    return [step for step in steps if not step.marks]
 
 
 def _sayable(steps: Sequence[StepReading]) -> bool:

@@ -8,6 +8,8 @@ counted up to the wall time in which it was used.
 *Stall*: no completion open, no output and no CPU time of any program for `stall_s` seconds. While a tool runs, the agent caused it
 (`timeout`); otherwise the scaffold hangs (`Hung`: the cause depends on whether the policy has produced a step).
 
+A clock that ends the attempt first has the gateway cut off its completions in flight, so that what the policy has sampled is on record.
+
 A completion that stays open hangs as well, and is bounded by `completion_s`. The time for which the gateway reports that it holds the call,
 because no server can generate, does not count towards this bound.
 """
@@ -31,6 +33,8 @@ T = TypeVar("T")
 
 Held = Callable[[], Awaitable[float]]
 """Queries the gateway: seconds for which it has held the session's completions in flight."""
+CutOff = Callable[[], Awaitable[None]]
+"""Has the gateway end the completions in flight and record what they have sampled. Raises nothing."""
 
 POLL_INTERVAL_S = 1.0  # longest time between two looks
 ROUNDING_S = 1e-5  # tolerance: a seal's seconds may be this much below the last activity's
@@ -74,10 +78,13 @@ class Clocks:
         stall_s: float | None,
         completion_s: float,
         held: Held | None = None,
+        cut_off: CutOff | None = None,
         started: float | None = None,
     ) -> None:
         self._timeout_s = timeout_s
         self._held = held
+        self._cut_off = cut_off
+        self._cutting = False  # a clock has ended the run, and its work goes on while completions are cut off
         # Start of an open completion, and the seconds for which it was held.
         self._forgiven: tuple[float, float] = (0.0, 0.0)
         self._stall_s = stall_s
@@ -160,8 +167,9 @@ class Clocks:
         return max(own, max(self.generation_s, self._busy_s) + self.replayed_s)
 
     async def run(self, work: Callable[[], Awaitable[T]], timeout_s: float | None = None) -> T:
-        """Run `work`. Raises AgentTimeout or Hung when a clock ends it, after `work` has cleaned up. An attempt of several steps runs one after the
-        other: each has the whole `timeout_s`, which may differ, and the time in between is not the agent's."""
+        """Run `work`. Raises AgentTimeout or Hung when a clock ends it, after completions in flight were cut off and `work` has cleaned up. An
+        attempt of several steps runs one after the other: each has the whole `timeout_s`, which may differ, and the time in between is not the
+        agent's."""
         if timeout_s is not None:
             self._timeout_s = timeout_s
         if self._ended is not None:
@@ -177,14 +185,23 @@ class Clocks:
                 async def watch() -> None:
                     nonlocal failure
                     failure = await self._until_over()
+                    self._cutting = True
+                    if self._cut_off is not None:
+                        await self._cut_off()
                     scope.cancel()
 
                 async with in_background(watch):
-                    return await work()
+                    done = await work()
+        except Exception as error:
+            # Calls that are cut off fail, and the agent's work may fail of it. The clock had decided before.
+            if failure is None:
+                raise
+            raise failure from error
         finally:
-            self._ended = time.monotonic()
-        assert failure is not None
-        raise failure
+            self._ended, self._cutting = time.monotonic(), False
+        if failure is not None:
+            raise failure
+        return done
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -197,7 +214,7 @@ class Clocks:
 
     @contextmanager
     def completion(self) -> Iterator[OpenCompletion]:
-        """Wraps one call of the policy. A call that ends by an error was waiting; a cancelled call counts as generated."""
+        """Wraps one call of the policy. A call that ends by an error was waiting; one that was cancelled or cut off counts as generated."""
         times = self._account.call(time.monotonic())
         times.requested(times.began)
         opened = OpenCompletion(times)
@@ -205,7 +222,8 @@ class Clocks:
         try:
             yield opened
         except Exception:
-            opened.generated()
+            if not self._cutting:
+                opened.generated()
             raise
         finally:
             self._open.discard(opened)

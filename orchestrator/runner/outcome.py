@@ -30,7 +30,7 @@ log = get(__name__)
 # Faults of this process or this machine, which all attempts share.
 OURS = FAULTS | {errno.ENOMEM}
 # Marks of steps that cannot have moved the program.
-NOT_DELIVERED = frozenset({MarkReason.AUXILIARY, MarkReason.UNDELIVERED})
+NOT_DELIVERED = frozenset({MarkReason.AUXILIARY, MarkReason.UNDELIVERED, MarkReason.CUT_OFF})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def judged(outcome: AttemptOutcome, seal: Seal, clocks: Clocks | None = None) ->
     to the policy: an attempt that runs out of time has a hanging scaffold. Exit code 0 alone is not a success either: at least one completion must
     have reached the program, and the platform must not have failed the last one that it requested. It tolerated other failed calls.
 
-    `clocks`: of the attempt. If most of the agent's own time in its runs is generation when the time is up, the policy did not finish its first
+    `clocks`: of the attempt. If most of the agent's own time in its runs is generation when a clock ends it, the policy did not finish its first
     reply, and no scaffold hangs. Collect hooks run later, so their time does not count here.
     """
     if not outcome.reachable:
@@ -151,11 +151,12 @@ def judged(outcome: AttemptOutcome, seal: Seal, clocks: Clocks | None = None) ->
         return replace(
             outcome, failure=FailureClass.INFRA_FAILURE, reason=f"gateway: {failed}", resumable=True
         )
-    # A program with a time-out of its own requests the same reply several times.
-    first = seal.steps <= seal.recorded + 1
     own_s = clocks.own_in_runs_s if clocks is not None else 0.0
-    if outcome.failure is FailureClass.TIMEOUT and first and own_s and seal.generation_s >= own_s / 2:
-        return outcome
+    if _first(seal) and own_s and seal.generation_s >= own_s / 2:
+        if outcome.failure is FailureClass.TIMEOUT:
+            return outcome
+        if outcome.against is FailureClass.TIMEOUT and _cut_off(seal):
+            return _against(outcome, FailureClass.TIMEOUT, outcome.reason)
     if not served(seal):
         prefix = f"{outcome.reason}; " if outcome.reason else ""
         reason = outcome.reason if outcome.infra else f"{prefix}no completion reached the program"
@@ -168,6 +169,23 @@ def served(seal: Seal) -> bool:
     if seal.recorded and not seal.replayed and seal.steps == seal.recorded:
         return False
     return seal.steps > len({mark.idx for mark in seal.marks if mark.reason in NOT_DELIVERED})
+
+
+def _cut_off(seal: Seal) -> bool:
+    """Whether the end of the attempt cut off a reply of the policy's own."""
+    return bool(_with(seal, MarkReason.CUT_OFF) - _with(seal, MarkReason.AUXILIARY))
+
+
+def _first(seal: Seal) -> bool:
+    """Whether the policy was at its first reply. A program with a time-out of its own has requested that several times, and hangs by it."""
+    if not _cut_off(seal):
+        return seal.steps <= seal.recorded + 1
+    aside = _with(seal, MarkReason.CUT_OFF) | _with(seal, MarkReason.AUXILIARY)
+    return seal.steps - seal.recorded <= sum(idx >= seal.recorded for idx in aside)
+
+
+def _with(seal: Seal, reason: MarkReason) -> set[int]:
+    return {mark.idx for mark in seal.marks if mark.reason == reason}
 
 
 def _against(outcome: AttemptOutcome, failure: FailureClass, reason: str | None) -> AttemptOutcome:

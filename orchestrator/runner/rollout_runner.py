@@ -259,6 +259,7 @@ class RolloutRunner:
             stall_s=None if scaffold.manifest.solution else stall_s,
             completion_s=section.completion_s,
             held=partial(self._held, admin, lease),
+            cut_off=partial(self._cut_off, admin, lease),
             started=lease.began,
         )
 
@@ -403,6 +404,14 @@ class RolloutRunner:
             except PenstockError as error:
                 log.info("gateway.silent", error=str(error))
         return 0.0
+
+    async def _cut_off(self, admin: GatewayAdmin, lease: Lease) -> None:
+        """Have the gateway record the replies under way. If it does not answer in time, they stay without a record."""
+        with anyio.move_on_after(timeouts().cut_off_s + timeouts().gateway_held_s):
+            try:
+                await admin.cut_off(**key_of(lease))
+            except PenstockError as error:
+                log.warning("session.not_cut_off", error=str(error))
 
     async def _count(self, counter: str) -> None:
         async def add(connection: AsyncConnection) -> None:

@@ -80,6 +80,8 @@ class Timeouts(Section):
     """Seconds for which a call that no gateway answers is tried again."""
     gateway_held_s: Seconds = 5.0
     """Seconds that the gateway may take to say whether it holds a completion."""
+    cut_off_s: Seconds = 5.0
+    """Seconds that the gateway may take to record the replies under way when a clock ends their attempt."""
     gateway_close_s: Seconds = 5.0
     """Seconds that an attempt that reports nothing tries to close its session."""
     gateway_silent_s: Seconds = 10.0

@@ -33,7 +33,7 @@ def demonstrations_of(steps: Sequence[StoredStep]) -> list[tuple[list[int], list
         owners[step.idx] = owner
         if step.parent is not None and step.keep_len == len(owners[step.parent]):
             continued.add(step.parent)
-    unlearned = {step.idx for step in steps if step.marked or step.finish is not Finish.STOP}
+    unlearned = {step.idx for step in steps if step.kept_out or step.finish is not Finish.STOP}
     excluded = set(unlearned)
     lengths = {step.idx: len(step.tokens) - step.state_len for step in steps}
     found: list[tuple[list[int], list[int]]] = []

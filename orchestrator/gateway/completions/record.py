@@ -90,9 +90,12 @@ class Recorder:
         generated: Generated,
         parsed: Parsed,
         sampling: dict[str, object],
+        *,
+        cut_off: bool = False,
     ) -> Node:
-        """Record one step and assign its idx. Raises Problem 409 when the session is over, 503 when the disk is full, 400 when no message of the
-        bus holds the step; then nothing was recorded. It cannot be interrupted, so forest and journal never disagree."""
+        """Record one step and assign its idx; `cut_off`: it was aborted because a clock has ended the attempt. Raises Problem 409 when the session is
+        over, 503 when the disk is full, 400 when no message of the bus holds the step; then nothing was recorded. It cannot be interrupted, so forest
+        and journal never disagree."""
         with anyio.CancelScope(shield=True):
             async with session.lock:
                 session.check_open()
@@ -120,6 +123,8 @@ class Recorder:
                     node=node,
                 )
                 marks = self._marks(session, request, generated, event, origin)
+                if cut_off:
+                    marks.append(MarkReason.CUT_OFF)
                 message = self._message(msgspec.structs.replace(event, marks=marks))
                 if len(message.body) > self._longest_body:
                     session.side_requests += 1  # so a program that repeats it comes to an end

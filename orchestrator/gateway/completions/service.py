@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
@@ -40,6 +41,7 @@ from orchestrator.gateway.problems import (
     unavailable,
     upstream_refused,
 )
+from orchestrator.gateway.problems import cut_off as cut_off_problem
 from orchestrator.gateway.render import Renderer
 from orchestrator.gateway.servers.client import RequestRefused, SamplingParams
 from orchestrator.gateway.servers.pool import PromptTooLong, ServerPool
@@ -53,6 +55,7 @@ from orchestrator.gateway.sessions.session import WAIT_REPLY, Session
 from orchestrator.gateway.sessions.store import SessionStore
 from orchestrator.runtime.log import get
 from orchestrator.settings.config import SamplingSection
+from orchestrator.settings.timeouts import timeouts
 from orchestrator.trajectory.routes import Routed
 from orchestrator.trajectory.waiting import Stretch
 
@@ -263,6 +266,19 @@ class CompletionService:
             elif call.succeeded and session.forest.nodes[call.step].delivered is False:
                 self.undelivered(session, call.step)  # the harness left while the reply was being written
 
+    async def cut_off(self, session: Session) -> None:
+        """End the calls that harnesses wait for, because a clock has ended the attempt: what they have sampled is recorded with the mark
+        `cut_off`, and the harnesses get Problem 409. Return when that is done, or after `timeouts.cut_off_s`. The next step of a task may go on with
+        the session."""
+        calls = [call for call in session.calls.values() if call.waiting]
+        for call in calls:
+            call.cut_off = True
+            self._tasks.start_soon(self._pool.abandon, call.in_flight)
+        with anyio.move_on_after(timeouts().cut_off_s):
+            for call in calls:
+                await call.over()
+        log.info("session.cut_off", **session.ids, calls=len(calls), ended=sum(call.done for call in calls))
+
     def delivered(self, session: Session, reply: Reply) -> None:
         """The whole reply was written to a harness."""
         node = session.forest.nodes[reply.step]
@@ -409,14 +425,20 @@ class CompletionService:
             stop=generated.stop,
             rule=request.rule,
         )
-        node = await self._recorder.commit(session, request, placement, generated, parsed, recorded)
+        cut_off = call.cut_off and generated.finish is Finish.ABORT
+        node = await self._recorder.commit(
+            session, request, placement, generated, parsed, recorded, cut_off=cut_off
+        )
         if session.exhausted == BudgetKind.CONTEXT:
             session.exhausted = None  # the harness made room
             self._tasks.start_soon(self._store.save_progress, session)
-        if call.waiting == 0:
+        if call.waiting == 0 and not cut_off:
             self.undelivered(session, node.idx)
         elif session.marks.get(node.idx):
             self._tasks.start_soon(self._store.save_progress, session)
+        if cut_off:
+            session.failures.served(call)  # the platform has served it as long as the attempt lasted
+            raise cut_off_problem()
         return _reply(node, generated.timings, generated.stop, generated.generating)
 
     async def _demonstrated(self, completion: PreparedCompletion, script: Script) -> Generated:

@@ -2,7 +2,7 @@
 
 import hmac
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from orchestrator.gateway.http.dialects.chat import ChatDialect
 from orchestrator.gateway.problems import Problem, bad_request
 from orchestrator.gateway.servers.pool import ServerPool
 from orchestrator.gateway.sessions.registry import SessionRegistry
-from orchestrator.gateway.sessions.session import SessionSpec
+from orchestrator.gateway.sessions.session import Session, SessionSpec
 from orchestrator.gateway_client import OpenSession, SessionBudget
 from orchestrator.pool.drain_requests import DrainRequests
 from orchestrator.runtime.json_response import json_response
@@ -67,7 +67,7 @@ class _Lease(msgspec.Struct, frozen=True):
 
 class AdminRoutes:
     """`url` and `socket_path` are sent to the client that opens a session; /metrics shows `registry`; `orders`: whether the gateway drains;
-    `context`: computes the context of a session from its budget's limit."""
+    `context`: computes the context of a session from its budget's limit; `cut_off`: ends the calls of a session that harnesses wait for."""
 
     def __init__(
         self,
@@ -82,6 +82,7 @@ class AdminRoutes:
         sandbox_port: int,
         orders: DrainRequests,
         context: Callable[[int], int],
+        cut_off: Callable[[Session], Awaitable[None]],
     ) -> None:
         self._run = run
         self._secret = secret
@@ -93,6 +94,7 @@ class AdminRoutes:
         self._sandbox_port = sandbox_port
         self._orders = orders
         self._context = context
+        self._cut_off_calls = cut_off
         self.url = ""  # known once the listener is bound
 
     def routes(self) -> list[web.RouteDef]:
@@ -101,6 +103,7 @@ class AdminRoutes:
             web.post("/admin/sessions", self._guarded(self._open)),
             web.post("/admin/sessions/seal", self._guarded(self._seal)),
             web.post("/admin/sessions/abort", self._guarded(self._abort)),
+            web.post("/admin/sessions/cut_off", self._guarded(self._cut_off)),
             web.post("/admin/sessions/activity", self._guarded(self._activity)),
             web.get("/admin/servers", self._guarded(self._servers)),
             web.get("/metrics", self._get_metrics),
@@ -166,6 +169,13 @@ class AdminRoutes:
     async def _abort(self, request: web.Request) -> Any:
         lease = _convert(await read_json(request), _Lease)
         return await self._sessions.end(lease.rollout, lease.attempt, lease.epoch, SessionState.CLOSED)
+
+    async def _cut_off(self, request: web.Request) -> Any:
+        lease = _convert(await read_json(request), _Lease)
+        session = self._sessions.current(lease.rollout, lease.attempt, lease.epoch)
+        if session is not None:  # else nothing is in flight
+            await self._cut_off_calls(session)
+        return {}
 
     async def _activity(self, request: web.Request) -> Any:
         lease = _convert(await read_json(request), _Lease)

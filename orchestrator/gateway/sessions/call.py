@@ -31,6 +31,7 @@ class CompletionCall:
         self.in_flight = InFlight()
         self.scope = anyio.CancelScope()
         self.waiting = 0  # number of harnesses that wait for it
+        self.cut_off = False  # a clock has ended the attempt
         self._done = anyio.Event()
         self._reply: Reply | None = None
         self._problem: Problem | None = None
@@ -65,6 +66,10 @@ class CompletionCall:
             raise self._problem.untraced()  # of its own for each: raising adds a traceback
         assert self._reply is not None
         return self._reply
+
+    async def over(self) -> None:
+        """Return when it is done."""
+        await self._done.wait()
 
     async def wait(self, seconds: float) -> bool:
         """Whether it is done within `seconds`."""

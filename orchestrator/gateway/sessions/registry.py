@@ -75,7 +75,7 @@ class SessionRegistry:
             for key, digest in list(self._hash_of.items()):
                 if key[0] == spec.rollout and self._by_hash[digest].spec.epoch < spec.epoch:
                     await self._close(self._by_hash[digest], SessionState.CLOSED)
-            session = self._current(spec.rollout, spec.attempt, spec.epoch)
+            session = self.current(spec.rollout, spec.attempt, spec.epoch)
             if session is None:
                 stored = await self._store.by_lease(spec.rollout, spec.attempt, spec.epoch)
                 assert stored is not None, "it was opened above"
@@ -114,7 +114,7 @@ class SessionRegistry:
         """Seal (or close) the session of a lease epoch; again: the same seal. Raises Problem 404 when there never was a session."""
         # Without the lock a late call could find the session open and commit after its seal.
         async with self._opening:
-            session = self._current(rollout, attempt, epoch)
+            session = self.current(rollout, attempt, epoch)
             if session is None:
                 stored = await self._store.by_lease(rollout, attempt, epoch)
                 if stored is None:
@@ -155,7 +155,7 @@ class SessionRegistry:
 
     def activity(self, rollout: int, attempt: int, epoch: int) -> Activity:
         """The activity of the session of a lease epoch, as far as this process knows it."""
-        session = self._current(rollout, attempt, epoch)
+        session = self.current(rollout, attempt, epoch)
         if session is None:
             return Activity(
                 in_flight=0, calls=0, queued_s=0.0, instance=self.instance, draining=self._orders.draining
@@ -188,7 +188,8 @@ class SessionRegistry:
         self._forget(session)
         return seal
 
-    def _current(self, rollout: int, attempt: int, epoch: int) -> Session | None:
+    def current(self, rollout: int, attempt: int, epoch: int) -> Session | None:
+        """The session of a lease epoch, if it is in memory."""
         digest = self._hash_of.get((rollout, attempt))
         session = self._by_hash.get(digest) if digest is not None else None
         return session if session is not None and session.spec.epoch == epoch else None

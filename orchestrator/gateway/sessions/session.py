@@ -119,11 +119,11 @@ class Session:
         self.auxiliary_calls = 0  # steps of calls outside the conversation, aborted ones too
         self.auxiliary_tokens = 0
         self.sampled_tokens = 0
+        self._recorded = recorded
         for node in forest.nodes:
             self.remember(node, node.marks)
-            if node.delivered is None and (
-                node.finish == Finish.ABORT or MarkReason.UNDELIVERED in self.marks.get(node.idx, ())
-            ):
+            aborted = node.finish == Finish.ABORT and not self._cut_off(node)
+            if node.delivered is None and (aborted or MarkReason.UNDELIVERED in self.marks.get(node.idx, ())):
                 node.delivered = False
         self.allowance = Allowance(spec.budget.max_total_tokens)
         self.auxiliary_allowance = Allowance(spec.budget.max_auxiliary_tokens)
@@ -136,7 +136,7 @@ class Session:
             optional_steps = {
                 idx
                 for idx, reasons in self.marks.items()
-                if reasons & {MarkReason.UNDELIVERED, MarkReason.AUXILIARY}
+                if reasons & {MarkReason.UNDELIVERED, MarkReason.AUXILIARY, MarkReason.CUT_OFF}
             }
             self.replay = Replay(forest.nodes[:recorded], optional_steps, replayed)
 
@@ -237,6 +237,10 @@ class Session:
             self.newest[node.digest] = node
             self.newer_refused.discard(node.digest)
 
+    def _cut_off(self, node: Node) -> bool:
+        """Whether the end of this attempt cut off a step. What was cut off at the end of an earlier lease is given up: the attempt went on."""
+        return MarkReason.CUT_OFF in self.marks.get(node.idx, ()) and node.idx >= self._recorded
+
     def refused(self, digest: str, steps: int) -> None:
         """A request that came after `steps` steps ended without a reply: a retry of it does not want the reply of an earlier equal request."""
         if (known := self.newest.get(digest)) is not None and known.idx < steps:
@@ -278,10 +282,10 @@ class Session:
         return gap
 
     def seal(self) -> Seal:
-        """The seal of the steps so far. A step is marked undelivered exactly if its reply certainly reached no client."""
+        """The seal of the steps so far. A step is marked undelivered exactly if its reply certainly reached no client, and was not cut off."""
         nodes, times = self.forest.nodes, self.account.totals(time.monotonic())
         for node in nodes:
-            if node.delivered is False:
+            if node.delivered is False and not self._cut_off(node):
                 self.mark(node, MarkReason.UNDELIVERED)
             elif node.idx in self.marks:
                 self.marks[node.idx].discard(MarkReason.UNDELIVERED)

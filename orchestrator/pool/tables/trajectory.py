@@ -215,11 +215,12 @@ step_marks = Table(
         "reason",
         Text,
         nullable=False,
-        comment="undelivered | auxiliary | side_conversation | version_suspect | drift",
+        comment="undelivered | auxiliary | side_conversation | version_suspect | drift | cut_off",
     ),
     _now("at", "when it was written, by the database's clock"),
     PrimaryKeyConstraint("run_id", "rollout_id", "attempt", "idx", "reason"),
-    comment="Append-only: a marked step (undelivered, auxiliary, side_conversation, version_suspect, drift) has train weight 0.",
+    comment="Append-only: a marked step (undelivered, auxiliary, side_conversation, version_suspect, drift) has train weight 0; one that is only "
+    "cut_off has train weight 1 where its advantage is negative.",
 )
 
 messages = Table(

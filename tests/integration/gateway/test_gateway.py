@@ -389,6 +389,41 @@ async def test_a_restarted_gateway_still_knows_what_was_not_delivered(slow: Rig)
     assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "undelivered")]
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_reply_that_the_end_of_the_attempt_cuts_off_is_recorded_and_its_harness_gets_a_refusal(
+    slow: Rig, stream: bool, restarted: bool
+) -> None:
+    rollout, session = await slow.open()
+    slow.start_ingest()
+    slow.proxy.stops = [30]
+    answers: list[tuple[int, str]] = []
+
+    async def ask() -> None:
+        body = {"messages": [user("oak")], "stream": stream}
+        url = f"{session.base_url}/chat/completions"
+        async with aiohttp.ClientSession() as http, http.post(url, json=body) as response:
+            answers.append((response.status, await response.text()))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(ask)
+        await eventually(lambda: slow.proxy.standing)
+        await slow.admin.cut_off(rollout=rollout, attempt=1, epoch=1)
+    [(status, text)] = answers
+    assert status == (200 if stream else 409) and "the reply was cut off" in text
+    # The next step of a task goes on with the session.
+    await post(slow, f"{session.path}/chat/completions", {"messages": [user("elm")], "max_tokens": 3})
+    if restarted:
+        await slow.stop_gateway()
+        async with slow.another_gateway() as (_, admin):
+            seal = await admin.seal(rollout=rollout, attempt=1, epoch=1)
+    else:
+        seal = await slow.seal(rollout)
+    assert [(mark.idx, mark.reason) for mark in seal.marks] == [(0, "cut_off")]
+    steps = await slow.stored(rollout, 2)
+    assert [(step.finish, step.marks) for step in steps] == [("abort", {"cut_off"}), ("length", set())]
+
+
 async def test_calls_to_auxiliary_models_are_answered_and_marked_also_after_a_restart(rig: Rig) -> None:
     rollout, session = await rig.open(auxiliary=["*-mini"])
     for model in ("policy-mini", "policy"):

@@ -11,7 +11,7 @@ from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.errors import MessageError
-from orchestrator.contracts.events import StepMark, StepRecorded
+from orchestrator.contracts.events import StepRecorded
 from orchestrator.contracts.ids import b64, trajectory_digest
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import RolloutState, StepKind
@@ -214,15 +214,21 @@ async def test_readings_tell_what_rewards_need_without_the_tokens(engine: AsyncE
     await send(engine, run, [step.event for step in grown])
     async with engine.begin() as connection:
         mark = {"run_id": run.run_id, "rollout_id": held.rollout_id, "attempt": 1}
-        await connection.execute(
-            step_marks.insert().values(**mark, idx=2, reason=StepMark(2, "auxiliary").reason)
-        )
+        reasons = {2: ("auxiliary", "cut_off"), 4: ("cut_off",)}
+        for idx, each in reasons.items():
+            for reason in each:
+                await connection.execute(step_marks.insert().values(**mark, idx=idx, reason=reason))
         read = (await readings(connection, run.run_id, [(held.rollout_id, 1)]))[held.rollout_id]
         full = (await trajectories(connection, run.run_id, [(held.rollout_id, 1)]))[held.rollout_id]
         assert await readings(connection, run.run_id, []) == {}
         assert await trajectories(connection, run.run_id, []) == {}
     assert [step.idx for step in read] == list(range(6))
-    assert [step.marked for step in read] == [step.marked for step in full] == [i == 2 for i in range(6)]
+    assert [step.marks for step in read] == [step.marks for step in full]
+    assert {step.idx: step.marks for step in read if step.marks} == {
+        2: {"auxiliary", "cut_off"},
+        4: {"cut_off"},
+    }
+    assert [step.kept_out for step in full] == [i == 2 for i in range(6)]
     assert [step.versions for step in read] == [frozenset(s.version for s in g.event.spans) for g in grown]
     assert [step.reply for step in read] == [g.event.reply for g in grown]
 

@@ -63,7 +63,7 @@ async def test_a_closed_batch_becomes_version_1_with_its_metrics_and_announcemen
 
     metrics = [row.metrics for row in await pool.rows(select(train_steps).order_by(train_steps.c.train_step))]
     for part, group, rollouts in zip(metrics, (first, second), (range(1, 5), range(5, 9)), strict=True):
-        steps = [step for rollout in rollouts for step in stored[rollout] if not step.marked]
+        steps = [step for rollout in rollouts for step in stored[rollout] if not step.marks]
         assert len(steps) == (12 if group == first else 8)
         ids = [tuple(step.full.tolist()) for step in steps]
         prefixes = {full[:end] for full in ids for end in range(1, len(full) + 1)}
@@ -91,7 +91,7 @@ async def test_a_closed_batch_becomes_version_1_with_its_metrics_and_announcemen
         assert sum(row.clipped for row in own) / len(own) == pytest.approx(part["clip_fraction"], abs=1e-9)
         for row in own:
             step = stored[row.rollout_id][row.idx]
-            assert not step.marked and row.token == step.full[row.pos] and row.pos >= step.state_len
+            assert not step.marks and row.token == step.full[row.pos] and row.pos >= step.state_len
             assert row.behavior_logprob == step.logprobs[row.pos - step.state_len]
             assert row.ratio == pytest.approx(np.exp(row.trainer_logprob - row.behavior_logprob), rel=1e-5)
     assert metrics[0]["wall_s"] > 0 and metrics[0]["cpu_s"] > 0

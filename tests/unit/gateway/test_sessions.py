@@ -62,6 +62,27 @@ def test_auxiliary_and_given_up_steps_spend_no_turns_undelivered_ones_do(rendere
     assert session.turns == 2
 
 
+def test_what_the_end_of_an_attempt_cut_off_stays_so_after_a_restart_and_is_undelivered_after_a_resume(
+    renderer: Renderer,
+) -> None:
+    kinds = [("stop", ""), ("abort", MarkReason.CUT_OFF), ("abort", "")]
+    forest = session_with(renderer, kinds).forest
+    marks = {1: {str(MarkReason.CUT_OFF)}}
+
+    def again(recorded: int) -> Session:
+        for node in forest.nodes:  # as they are rebuilt from the data pool
+            node.delivered = None
+        return Session(SPEC, forest, marks=marks, recorded=recorded)
+
+    def marked(session: Session) -> list[tuple[int, str]]:
+        return [(mark.idx, mark.reason) for mark in session.seal().marks]
+
+    assert marked(again(recorded=0)) == [(1, "cut_off"), (2, "undelivered")]
+    resumed = again(recorded=3)
+    assert marked(resumed) == [(1, "cut_off"), (1, "undelivered"), (2, "undelivered")]
+    assert resumed.replay is not None and resumed.replay.missing() == [0]
+
+
 def recounted(session: Session) -> tuple[int, int, int, int]:
     """The counters of a session from all of its steps: turns, auxiliary calls and their tokens, sampled tokens."""
     nodes = session.forest.nodes

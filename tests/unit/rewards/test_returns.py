@@ -64,6 +64,28 @@ def test_a_marked_step_counts_in_the_returns_and_does_not_train() -> None:
     assert member.steps[0].return_to_go == pytest.approx(1.05 - 0.02)
 
 
+def test_a_step_that_was_cut_off_trains_only_where_its_advantage_is_negative() -> None:
+    def weights(performance: float, marked: set[int], cut_off: set[int]) -> list[int]:
+        outcomes = [
+            VerifiedMember(
+                member=0,
+                performance=performance,
+                agent_s=10.0,
+                steps=[GOOD, GOOD],
+                marked=marked,
+                cut_off=cut_off,
+            ),
+            VerifiedMember(member=1, performance=0.5, agent_s=10.0, steps=[GOOD]),
+        ]
+        member = group_advantages(group_rewards(outcomes, DEFAULT, 10.0), DEFAULT)[0]
+        return [step.weight for step in member.steps]
+
+    assert weights(0.0, {1}, {1}) == [1, 1]
+    assert weights(1.0, {1}, {1}) == [1, 0]
+    assert weights(0.5, {1}, {1}) == [1, 0]
+    assert weights(0.0, {1}, set()) == [1, 0]
+
+
 def test_gamma_discounts_what_comes_later() -> None:
     rewards = group((1.0, 10.0, [GOOD, GOOD, GOOD]), (0.0, 10.0, [GOOD]))
     member = group_advantages(rewards, replace(DEFAULT, gamma=0.5))[0]

@@ -16,7 +16,7 @@ STEP = StepReading(
     idx=0,
     parse=ParseStatus.ILL_FORMED,
     reply={"role": "assistant", "content": "<oops"},
-    marked=False,
+    marks=frozenset(),
     versions=frozenset({0}),
 )
 

@@ -9,7 +9,7 @@ import pytest
 from scaffolds.base import AgentLimits
 from scaffolds.context.drop_replies import DropReplies
 
-from orchestrator.contracts.errors import AgentTimeout, InfraFailure
+from orchestrator.contracts.errors import AgentTimeout, Hung, InfraFailure
 from orchestrator.gateway_client import Activity, BudgetExhausted, NativeLlm, Seal
 from orchestrator.runner import clocks as clocks_module
 from orchestrator.runner.clocks import Clocks
@@ -110,6 +110,49 @@ async def test_a_completion_that_stays_open_is_an_infrastructure_failure_and_no_
             await anyio.sleep_forever()
 
     with pytest.raises(InfraFailure, match="a completion has been open"):
+        await watch.run(work)
+
+
+async def test_a_clock_has_open_completions_cut_off_before_it_ends_the_work_and_their_time_is_the_agent_s() -> (
+    None
+):
+    over, ended = anyio.Event(), ""
+
+    async def cut_off() -> None:
+        assert not ended
+        over.set()
+        await passes(0.1)
+
+    watch = Clocks(timeout_s=30.0, stall_s=30.0, completion_s=2.0, cut_off=cut_off)
+
+    async def work() -> None:
+        nonlocal ended
+        try:
+            with watch.completion():
+                await over.wait()
+                raise InfraFailure("the reply was cut off")
+        finally:
+            ended = "by the gateway's answer"
+
+    with pytest.raises(Hung, match="a completion has been open"):
+        await watch.run(work)
+    assert ended and watch.own_s == pytest.approx(2.0, abs=0.15)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+async def test_an_agent_that_goes_on_after_its_reply_was_cut_off_does_not_outlive_its_clock(
+    answers: bool,
+) -> None:
+    async def cut_off() -> None:
+        await passes(0.01 if answers else 0.2)
+
+    watch = Clocks(timeout_s=0.1, stall_s=30.0, completion_s=30.0, cut_off=cut_off)
+
+    async def work() -> str:
+        await passes(0.15)
+        return "an answer that came too late"
+
+    with pytest.raises(AgentTimeout, match="wall clock"):
         await watch.run(work)
 
 

@@ -168,6 +168,46 @@ async def test_a_first_reply_that_takes_all_the_time_is_the_policys_timeout(
     assert judged(await captured(work), unserved, clocks).failure is failure
 
 
+CUT, LOST, TITLE = MarkReason.CUT_OFF, MarkReason.UNDELIVERED, MarkReason.AUXILIARY
+
+
+@pytest.mark.parametrize(
+    ("marks", "generation_s", "recorded", "failure"),
+    [
+        ([(0, CUT)], 9.0, 0, FailureClass.TIMEOUT),
+        ([(0, CUT)], 1.0, 0, FailureClass.INFRA_FAILURE),  # the platform had most of the time
+        ([(0, CUT), (1, CUT)], 9.0, 0, FailureClass.TIMEOUT),  # two agents at once
+        ([(0, TITLE), (1, CUT)], 9.0, 0, FailureClass.TIMEOUT),
+        ([(0, TITLE), (0, CUT)], 9.0, 0, FailureClass.INFRA_FAILURE),  # no reply of the policy's own
+        ([(0, LOST)], 9.0, 0, FailureClass.INFRA_FAILURE),  # the program gave it up
+        (
+            [(0, LOST), (1, LOST), (2, CUT)],
+            9.0,
+            0,
+            FailureClass.INFRA_FAILURE,
+        ),  # it waits for no reply long enough
+        ([(2, CUT)], 9.0, 2, FailureClass.TIMEOUT),  # a resumed attempt
+    ],
+)
+async def test_a_first_reply_that_never_ends_is_the_policys_timeout(
+    marks: list[tuple[int, MarkReason]], generation_s: float, recorded: int, failure: FailureClass
+) -> None:
+    clocks = Clocks(timeout_s=10.0, stall_s=None, completion_s=60.0)
+    clocks.replayed_s = 10.0
+
+    async def work() -> AttemptOutcome:
+        raise Hung("a completion has been open for 60 s")
+
+    steps = max(idx for idx, _ in marks) + 1
+    sealed = replace(
+        seal(steps),
+        marks=tuple(StepMark(idx=idx, reason=reason) for idx, reason in marks),
+        generation_s=generation_s,
+        recorded=recorded,
+    )
+    assert judged(await captured(work), sealed, clocks).failure is failure
+
+
 @pytest.mark.parametrize(
     "name", [name for name in ENDS if not name.startswith(("sandbox killed", "the machine", "gateway away"))]
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.contracts.errors import ConfigurationError
-from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.marks import Finish, MarkReason, ParseStatus
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.batches import BatchRollout
@@ -56,7 +56,7 @@ def step(idx: int, *, rollout_id: int = 1, marked: bool = False) -> StoredStep:
         spans=(VersionSpan(3, 0, 2), VersionSpan(4, 2, 3)),
         agent="main",
         parse=ParseStatus.OK,
-        marked=marked,
+        marks=frozenset({MarkReason.AUXILIARY}) if marked else frozenset(),
         temperature=0.7,
         reply={},
         finish=Finish.STOP,

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from orchestrator.contracts.marks import Finish, ParseStatus
+from orchestrator.contracts.marks import Finish, MarkReason, ParseStatus
 from orchestrator.contracts.spans import VersionSpan
 from orchestrator.contracts.states import StepKind
 from orchestrator.pool.steps import StoredStep
@@ -128,7 +128,7 @@ def a_step(
         spans=(VersionSpan(0, 0, actions),),
         agent="main",
         parse=ParseStatus.OK,
-        marked=marked,
+        marks=frozenset({MarkReason.AUXILIARY}) if marked else frozenset(),
         temperature=1.0,
         reply={},
         finish=finish,
