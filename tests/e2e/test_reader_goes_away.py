@@ -17,10 +17,10 @@ STOP_S = 90.0
 
 
 def piped(stack: Stack) -> subprocess.Popen[bytes]:
-    """A shell of its own process group, as a terminal starts a line: `penstock up 2>&1 | tee up.log`. The exit status of `up` goes to a file,
-    the id of `tee` to another."""
+    """A shell of its own process group, as a terminal starts a line inside the run's directory: `penstock up 2>&1 | tee up.log`. The exit status of
+    `up` goes to a file, the id of `tee` to another."""
     line = '{ "$@" 2>&1; echo $? > up.status; } | { echo $BASHPID > tee.pid; exec tee up.log > /dev/null; }'
-    up = [sys.executable, "-m", "orchestrator.cli", "up", "--config", str(stack.directory)]
+    up = [sys.executable, "-m", "orchestrator.cli", "up"]
     return subprocess.Popen(
         # The shell outlives SIGINT and writes the status; `tee` and `up` get the default again. Tests may themselves run under `nohup`.
         ["env", "--default-signal=HUP", "bash", "-c", f"trap : INT; {line}", "bash", *up],
