@@ -156,7 +156,7 @@ class StepRecorded(Event, frozen=True, kw_only=True):
     branch_reason: Label | None = None
     # `near`, `turn`, `field`, `recorded`, `sent`: the first difference to the nearest step.
     branch: dict[str, Any] | None = None
-    marks: list[Name] = []  # why the step must not train, as known when it was recorded (StepMark)
+    marks: list[Name] = []  # as known when the step was recorded (StepMark)
     routes: StepRoutes | None = None  # with routing replay only
     # `version:digest` of the weights that generated it, where the rollout server tells digests.
     weights: list[Name] = []

@@ -34,11 +34,14 @@ STEPS: dict[str, tuple[str, str]] = {
     "delta_ids": ("list<int32>", "token ids that the state adds to the kept ones"),
     "action_ids": ("list<int32>", "token ids that the policy sampled"),
     "logprobs": ("list<float32>", "behavior logprobs of action_ids, as the rollout server gave them"),
-    "loss_mask": ("list<int8>", "train weight of each of action_ids: 1, or 0 in a marked step"),
+    "loss_mask": ("list<int8>", "train weight of each of action_ids, 0 or 1"),
     "versions": ("list<int32>", "policy version of each of action_ids"),
     "input_ids": ("list<int32>", "state and action; null unless --full was given"),
     "advantage": ("float64", "of the newest reward; null where there is none"),
-    "marks": ("list<string>", "why the step does not train; empty where it does"),
+    "marks": (
+        "list<string>",
+        "why the step does not train, with cut_off alone only where its advantage is not negative; empty: no marks",
+    ),
     "messages": (
         "string",
         "JSON: the messages that the request added to the conversation of a continued parent, and the reply last",

@@ -17,6 +17,7 @@ from orchestrator.contracts.errors import NotFoundError
 from orchestrator.contracts.ids import ids_from_bytes, logprobs_from_bytes
 from orchestrator.contracts.spans import from_flat, versions_per_token
 from orchestrator.pool.rows import from_wide_row
+from orchestrator.pool.steps import kept_out
 from orchestrator.queries.latest_reward import reward_of
 from orchestrator.queries.token_text import Detokenizer
 from orchestrator.settings.trainer import TOKEN_BOUNDS
@@ -146,7 +147,7 @@ async def token_map(
     path = await _path(connection, key)
     rewarded = (await connection.execute(_WEIGHT, {k: key[k] for k in ("rollout", "attempt", "idx")})).first()
     marks = list(await connection.scalars(_MARKS, key))
-    weight = 0.0 if marks else rewarded.weight if rewarded else None
+    weight = 0.0 if kept_out(frozenset(marks)) else rewarded.weight if rewarded else None
     advantage = rewarded.advantage if rewarded else None
     last_step = path[0]
     return TokenMap(

@@ -171,16 +171,19 @@ def served(seal: Seal) -> bool:
     return seal.steps > len({mark.idx for mark in seal.marks if mark.reason in NOT_DELIVERED})
 
 
-def _cut_off(seal: Seal) -> bool:
-    """Whether the end of the attempt cut off a reply of the policy's own."""
-    return bool(_with(seal, MarkReason.CUT_OFF) - _with(seal, MarkReason.AUXILIARY))
+def _cut_off(seal: Seal) -> set[int]:
+    """The replies of the policy's own that the end of the attempt cut off; for a resumed attempt, under this lease."""
+    cut = _with(seal, MarkReason.CUT_OFF) - _with(seal, MarkReason.AUXILIARY)
+    return {idx for idx in cut if idx >= seal.recorded}
 
 
 def _first(seal: Seal) -> bool:
-    """Whether the policy was at its first reply. A program with a time-out of its own has requested that several times, and hangs by it."""
-    if not _cut_off(seal):
+    """Whether the policy was at its first reply. A program with a time-out of its own has requested that several times, and hangs by it. What a
+    program requests after a reply was cut off comes too late."""
+    if not (cut := _cut_off(seal)):
         return seal.steps <= seal.recorded + 1
-    aside = _with(seal, MarkReason.CUT_OFF) | _with(seal, MarkReason.AUXILIARY)
+    late = {idx for idx in _with(seal, MarkReason.UNDELIVERED) if idx > min(cut)}
+    aside = late | _with(seal, MarkReason.CUT_OFF) | _with(seal, MarkReason.AUXILIARY)
     return seal.steps - seal.recorded <= sum(idx >= seal.recorded for idx in aside)
 
 

@@ -407,7 +407,7 @@ class RolloutRunner:
 
     async def _cut_off(self, admin: GatewayAdmin, lease: Lease) -> None:
         """Have the gateway record the replies under way. If it does not answer in time, they stay without a record."""
-        with anyio.move_on_after(timeouts().cut_off_s + timeouts().gateway_held_s):
+        with anyio.move_on_after(timeouts().cut_off_s):
             try:
                 await admin.cut_off(**key_of(lease))
             except PenstockError as error:

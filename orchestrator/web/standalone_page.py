@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.contracts.marks import MAIN_AGENT, Finish
+from orchestrator.contracts.marks import MAIN_AGENT, Finish, MarkReason
 from orchestrator.contracts.states import StepKind
 from orchestrator.queries import rollouts, steps, tokens
 from orchestrator.queries.files import File, FileKind
@@ -164,7 +164,7 @@ def _step(step: TreeStep, texts: StepText | None, sampled: ActionTokens | None) 
         f"{step.state_len} tokens of prompt" if step.parent is None else f"{step.added} tokens added"
     )
     advantage = "" if step.rewards is None else f" · advantage {_number(step.rewards.advantage)}"
-    marks = "".join(f' <span class="mark">does not train: {_escaped(mark)}</span>' for mark in step.marks)
+    marks = "".join(f' <span class="mark">{_mark(mark)}</span>' for mark in step.marks)
     yield (
         f'<article id="step-{step.idx}"><h3>Step {step.idx} <small>{_escaped(step.agent)} · {input_tokens}, {step.action} sampled'
         f"{version_range}{advantage} · {_number(step.t_gen)} s</small>{marks}</h3>\n"
@@ -284,3 +284,10 @@ def _attempts(rollout: Rollout) -> Iterator[str]:
             yield f"<details><summary>Log of the runner</summary>{_text(attempt.log)}</details>"
         yield "</li>"
     yield "</ul></section>\n"
+
+
+def _mark(reason: str) -> str:
+    """A mark of a step as a note, escaped."""
+    if reason == MarkReason.CUT_OFF:
+        return "cut off: trains only with a negative advantage"
+    return f"does not train: {_escaped(reason)}"

@@ -152,7 +152,7 @@ class Recorder:
         event: StepRecorded,
         origin: StepOrigin,
     ) -> list[MarkReason]:
-        """The reasons why the step must not train. They are part of its record, so no crash can separate them from it."""
+        """The reasons why the step does not train. They are part of its record, so no crash can separate them from it."""
         marks = []
         if len(generated.seen) and not np.array_equal(fold(event, origin), generated.seen):
             marks.append(MarkReason.DRIFT)

@@ -258,7 +258,7 @@ class Session:
             raise
 
     def mark(self, node: Node, reason: str) -> None:
-        """Keep a step out of training."""
+        """Mark a step (`StepMark`)."""
         self.marks.setdefault(node.idx, set()).add(reason)
 
     def _count(self, node: Node) -> None:

@@ -187,3 +187,10 @@ export const plural = (n, word, words = `${word}s`) => `${number(n)} ${n === 1 ?
  * @param {unknown} name
  */
 export const words = (name) => String(name ?? "").replaceAll("_", " ");
+
+/**
+ * A mark of a step as a note: cut_off alone does not keep it out of training.
+ * @param {string} reason
+ */
+export const markOf = (reason) =>
+  reason === "cut_off" ? "cut off: trains only with a negative advantage" : `does not train: ${words(reason)}`;

@@ -177,6 +177,7 @@ CUT, LOST, TITLE = MarkReason.CUT_OFF, MarkReason.UNDELIVERED, MarkReason.AUXILI
         ([(0, CUT)], 9.0, 0, FailureClass.TIMEOUT),
         ([(0, CUT)], 1.0, 0, FailureClass.INFRA_FAILURE),  # the platform had most of the time
         ([(0, CUT), (1, CUT)], 9.0, 0, FailureClass.TIMEOUT),  # two agents at once
+        ([(0, CUT), (1, LOST)], 9.0, 0, FailureClass.TIMEOUT),  # its program requests it again at once
         ([(0, TITLE), (1, CUT)], 9.0, 0, FailureClass.TIMEOUT),
         ([(0, TITLE), (0, CUT)], 9.0, 0, FailureClass.INFRA_FAILURE),  # no reply of the policy's own
         ([(0, LOST)], 9.0, 0, FailureClass.INFRA_FAILURE),  # the program gave it up
@@ -187,6 +188,7 @@ CUT, LOST, TITLE = MarkReason.CUT_OFF, MarkReason.UNDELIVERED, MarkReason.AUXILI
             FailureClass.INFRA_FAILURE,
         ),  # it waits for no reply long enough
         ([(2, CUT)], 9.0, 2, FailureClass.TIMEOUT),  # a resumed attempt
+        ([(0, LOST), (1, CUT), (2, LOST)], 9.0, 2, FailureClass.INFRA_FAILURE),  # its earlier lease ended so
     ],
 )
 async def test_a_first_reply_that_never_ends_is_the_policys_timeout(

@@ -2,7 +2,7 @@
 
 import { href } from "../address.js";
 import { ask, messageOf } from "../api.js";
-import { number, seconds, visible, words } from "../format.js";
+import { markOf, number, seconds, visible, words } from "../format.js";
 import { useRedraw } from "../hooks.js";
 import { html, useLayoutEffect, useRef } from "../vendor/preact.js";
 import { advantage } from "./reward.js";
@@ -232,8 +232,7 @@ function Head({ step, tools, onPick }) {
       ${step.parse !== "ok" ? html`<span class="state failed">${words(visible(step.parse))}</span>` : null}
       ${step.finish !== "stop" ? html`<span class="state failed">finish: ${visible(step.finish)}</span>` : null}
       ${step.marks.map(
-        (/** @type {string} */ reason) =>
-          html`<span class="state filtered" title="train weight 0">does not train: ${words(visible(reason))}</span>`,
+        (/** @type {string} */ reason) => html`<span class="state filtered">${markOf(visible(reason))}</span>`,
       )}
       ${step.rewards && step.rewards.advantage !== null ? advantage(step.rewards.advantage) : null}
       <span class="step-facts">${facts.join(" · ")}</span>

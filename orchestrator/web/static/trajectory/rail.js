@@ -1,6 +1,6 @@
 // The steps of an attempt as a tree, drawn as branches next to their rows: sub-agents and rewritten contexts leave the line that they came from.
 
-import { compact, signed, visible, words } from "../format.js";
+import { compact, markOf, signed, visible, words } from "../format.js";
 import { html, useLayoutEffect, useMemo, useRef } from "../vendor/preact.js";
 
 const ROW = 30;
@@ -99,7 +99,7 @@ function Row({ step, here }) {
   const note = [step.agent !== "main" ? step.agent : null, step.branch_reason ? words(step.branch_reason) : null]
     .filter(Boolean)
     .join(" · ");
-  const marks = step.marks.length ? `; does not train: ${step.marks.map(words).join(", ")}` : "";
+  const marks = step.marks.length ? `; ${step.marks.map(markOf).join(", ")}` : "";
   const title = `step ${step.idx}: ${what(step)}; ${step.added} tokens added, ${step.action} sampled${note ? `; ${note}` : ""}${marks}`;
   const known = paid !== null && paid !== undefined;
   return html`
