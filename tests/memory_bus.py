@@ -29,7 +29,7 @@ from orchestrator.bus.dead_letters import conflict, dead_letter, undeliverable
 from orchestrator.bus.feed import Feed, in_background
 from orchestrator.bus.subjects import Consumer, Retention, Stream
 from orchestrator.bus.watch import Sighting, StreamWatch
-from orchestrator.bus.wire import check_size, wire_headers
+from orchestrator.bus.wire import check_size, stream_name, wire_headers
 
 
 class ManualClock:
@@ -216,7 +216,7 @@ class MemoryBus:
         await anyio.lowlevel.checkpoint()
         headers = wire_headers(message)
         check_size(message, headers, self._max_payload)
-        name = subjects.stream_of(message.subject).name
+        name = stream_name(message)
         if name not in self._streams:
             await self._watch.check()
         stream = self._streams[name]

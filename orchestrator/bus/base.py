@@ -42,7 +42,11 @@ class StreamFull(BusError):
     """The stream (or its disk) is full and refuses new messages: back-pressure. Nothing is stored, nothing is lost."""
 
 
-class TooLarge(BusError, ValueError):
+class Unsendable(BusError, ValueError):
+    """No server ever takes the message, because of what it is: another try is in vain."""
+
+
+class TooLarge(Unsendable):
     """The message is larger than the server accepts; it was not sent."""
 
 
@@ -152,8 +156,8 @@ class Bus(Protocol):
     async def publish(self, message: Outgoing) -> bool:
         """Store one message and return True, or False if the stream already had its id.
 
-        Blocks and retries while the server is unreachable. Raises StreamFull or TooLarge, and ValueError for a subject
-        that no stream stores.
+        Blocks and retries while the server is unreachable. Raises StreamFull, Unsendable (TooLarge, or a subject that no stream stores), and
+        BusError for another refusal of the server.
         """
 
     async def publish_many(self, messages: Sequence[Outgoing]) -> list[bool | BusError]:

@@ -26,6 +26,7 @@ from orchestrator.bus.base import (
     StreamCallback,
     StreamFull,
     Subscription,
+    Unsendable,
 )
 from orchestrator.bus.client import BadAnswer, answered
 from orchestrator.bus.dead_letters import dead_letter
@@ -34,7 +35,7 @@ from orchestrator.bus.link import LEADERLESS_S, Connection, Link, LinkLost, dela
 from orchestrator.bus.pull import Puller, Timing
 from orchestrator.bus.subjects import Consumer, Retention, Stream
 from orchestrator.bus.watch import Sighting, StreamWatch
-from orchestrator.bus.wire import check_size, wire_headers
+from orchestrator.bus.wire import check_size, stream_name, wire_headers
 from orchestrator.contracts.ids import check_name
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.failpoints import boundary
@@ -125,7 +126,7 @@ class NatsBus:
         self._watch.on_reconnect(callback)
 
     async def publish(self, message: Outgoing) -> bool:
-        stream = subjects.stream_of(message.subject).name
+        stream = stream_name(message)
         headers = wire_headers(message)
         metrics, kind = measured(BusMetrics), subjects.kind_of(message.subject)
         started = time.perf_counter()
@@ -172,7 +173,7 @@ class NatsBus:
                     ) from error
                 log.warning("publish_refused", subject=message.subject, error=repr(error))
             except _UNSENDABLE as error:
-                raise BusError(f"NATS carries no such message for {message.subject}: {error}") from error
+                raise Unsendable(f"NATS carries no such message for {message.subject}: {error}") from error
             except (OSError, nats.errors.Error) as error:
                 log.warning("publish_failed", subject=message.subject, error=repr(error))
             await anyio.sleep(delay)

@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from orchestrator.bus.base import Delivery
+from orchestrator.bus.base import Delivery, Outgoing
 from orchestrator.runtime.backoff import backoff
 
+Message = Delivery | Outgoing
 TRIES = 3
 """Failed tries after which a message is at fault if others have passed."""
 FIRST_WAIT_S, MAX_WAIT_S = 0.5, 30.0
@@ -38,14 +39,14 @@ class Suspects:
     """Messages that were handled."""
     _failing: dict[bytes, _Suspect] = field(default_factory=dict)
 
-    def failed(self, delivery: Delivery, deliveries: int) -> float | None:
-        """Count a failed try of `delivery`. Returns the seconds until its next one; None: it is at fault, or has come `deliveries` times, which is as
-        often as the bus delivers a message."""
+    def failed(self, message: Message, *, last: bool = False) -> float | None:
+        """Count a failed try of `message`. Returns the seconds until its next one; None: it is at fault, or that was its `last` try, since the bus
+        delivers a message no more often."""
         self._forget()
-        suspect = self._failing.setdefault(identity(delivery), _Suspect(passed=self.passed))
+        suspect = self._failing.setdefault(identity(message), _Suspect(passed=self.passed))
         suspect.failed += 1
         suspect.at = time.monotonic()
-        if (suspect.failed >= TRIES and self.passed > suspect.passed) or delivery.deliveries >= deliveries:
+        if last or (suspect.failed >= TRIES and self.passed > suspect.passed):
             return None
         return next(suspect.waits)
 
@@ -60,13 +61,13 @@ class Suspects:
         for identity in [each for each, suspect in self._failing.items() if suspect.at < gone]:
             del self._failing[identity]
 
-    def settled(self, delivery: Delivery) -> None:
-        """`delivery` was handled or refused, and comes no more."""
+    def settled(self, message: Message) -> None:
+        """`message` was handled or refused, and comes no more."""
         if self._failing:
-            self._failing.pop(identity(delivery), None)
+            self._failing.pop(identity(message), None)
 
 
-def identity(delivery: Delivery) -> bytes:
+def identity(message: Message) -> bytes:
     """The same for each delivery of a message. An equal body under another schema is another message."""
-    names = f"{delivery.subject}\0{delivery.msg_id}\0{delivery.schema}\0"
-    return hashlib.sha256(names.encode() + delivery.body).digest()
+    names = f"{message.subject}\0{message.msg_id}\0{message.schema}\0"
+    return hashlib.sha256(names.encode() + message.body).digest()

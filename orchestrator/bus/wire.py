@@ -1,7 +1,7 @@
 """The wire form of an `Outgoing`: its headers and its size limit."""
 
 from orchestrator.bus import subjects
-from orchestrator.bus.base import Outgoing, TooLarge
+from orchestrator.bus.base import Outgoing, TooLarge, Unsendable
 
 
 def wire_headers(message: Outgoing) -> dict[str, str]:
@@ -11,6 +11,14 @@ def wire_headers(message: Outgoing) -> dict[str, str]:
     if message.schema:
         headers[subjects.HEADER_SCHEMA] = message.schema
     return headers
+
+
+def stream_name(message: Outgoing) -> str:
+    """The stream that stores a message. Raises Unsendable for a subject that no stream stores."""
+    try:
+        return subjects.stream_of(message.subject).name
+    except ValueError as error:
+        raise Unsendable(str(error)) from None
 
 
 def size_of(message: Outgoing, headers: dict[str, str]) -> int:

@@ -15,6 +15,7 @@ from orchestrator.contracts.ids import sha256
 from orchestrator.contracts.limits import MAX_SUBMISSION
 from orchestrator.contracts.states import Entity, FailureClass, GroupState, Purpose
 from orchestrator.pool import transitions
+from orchestrator.pool.counter_names import NAMES, OTHER, REFUSED
 from orchestrator.pool.rows import from_row
 from orchestrator.pool.sanitize import clean
 from orchestrator.pool.tables import attempts, dead_letters, groups, resumes, rollouts, submissions, tasks
@@ -297,8 +298,10 @@ async def store(connection: AsyncConnection, letter: Letter, *, counted: int) ->
 async def keep_unsendable(
     connection: AsyncConnection, run_id: int, subject: str, schema: str, msg_id: str, body: bytes, reason: str
 ) -> None:
-    """Store a message that its sender could never send."""
+    """Store a message that its sender could never send. That of a subject without a stream has the stream `OTHER`."""
     stream = subject.partition(".")[0].upper()
+    if f"{stream.lower()}{REFUSED}" not in NAMES:
+        stream = OTHER
     await store(
         connection,
         Letter(

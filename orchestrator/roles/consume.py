@@ -244,7 +244,7 @@ class _Consuming:
             reason = _why(error)
         else:
             measured(ConsumerMetrics).failed.labels(delivery.stream).inc()
-            wait_s = self.suspects.failed(delivery, self.consumer.max_deliver)
+            wait_s = self.suspects.failed(delivery, last=delivery.deliveries >= self.consumer.max_deliver)
             log.error(
                 "message.failed",
                 subject=delivery.subject,

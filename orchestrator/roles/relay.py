@@ -3,15 +3,19 @@
 | produces | waits for | unblocked by |
 |---|---|---|
 | published messages, deleted rows | outbox rows; NATS | any committed state change; NATS |
+| dead letters in place of rows | NATS, which never takes them | – |
 
 A page of rows is taken in one transaction, published outside of any, and deleted in another: Postgres holds nothing open while NATS is away.
 Taken rows are reserved for `timeouts.outbox_taken_s`. If a relay dies or sleeps for longer, they are published twice, which is a no-op.
-Rows that the bus refuses (a full stream) are retried later and block nothing else.
+Rows that the bus refuses (a full stream) are retried later and block nothing else. A row that NATS never takes, because of what it is or after three
+refusals while others passed (`bus.suspects`), is a dead letter with its reason. An assignment that gets lost so is sent again by `roles.rebuild`.
 """
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from orchestrator.bus.base import BusError, Outgoing
+from orchestrator.bus.base import BusError, Outgoing, StreamFull, Unsendable
+from orchestrator.bus.suspects import Suspects
+from orchestrator.pool.dead_letters import keep_unsendable
 from orchestrator.pool.outbox import postpone, settle, take_due
 from orchestrator.pool.transact import transact
 from orchestrator.roles.context import OrchestratorContext
@@ -28,14 +32,18 @@ REFUSED_AGAIN_S = 1.0
 
 async def relay(context: OrchestratorContext) -> None:
     """Publish until cancelled."""
+    suspects = Suspects()
     with reporting("relay.refused") as refusals:
         while True:
-            if await relay_page(context, refusals) < PAGE:
+            if await relay_page(context, refusals, suspects) < PAGE:
                 await context.signals.outbox.wait(PERIOD_S)
 
 
-async def relay_page(context: OrchestratorContext, refusals: Loop | None = None) -> int:
-    """Publish the oldest page of rows; returns the number of rows. `refusals` reports the rows that the bus keeps refusing."""
+async def relay_page(
+    context: OrchestratorContext, refusals: Loop | None = None, suspects: Suspects | None = None
+) -> int:
+    """Publish the oldest page of rows; returns the number of rows. `refusals` reports the rows that the bus keeps refusing, `suspects` counts how
+    often it refused each."""
     rows = await transact(
         context.engine,
         lambda connection: take_due(connection, context.run_id, PAGE, taken_s=timeouts().outbox_taken_s),
@@ -43,22 +51,33 @@ async def relay_page(context: OrchestratorContext, refusals: Loop | None = None)
     )
     if not rows:
         return 0
-    results = await context.bus.publish_many(
-        [
-            Outgoing(subject=owed.subject, msg_id=owed.msg_id, schema=owed.schema, body=owed.body)
-            for owed in rows
-        ]
-    )
-    refused = []
-    for row, result in zip(rows, results, strict=True):
-        if isinstance(result, BusError):
-            log.warning("relay.refused", subject=row.subject, msg_id=row.msg_id, error=str(result))
+    messages = [
+        Outgoing(subject=owed.subject, msg_id=owed.msg_id, schema=owed.schema, body=owed.body)
+        for owed in rows
+    ]
+    results = await context.bus.publish_many(messages)
+    suspects = suspects or Suspects()
+    suspects.passed += sum(not isinstance(result, BusError) for result in results)
+    published, refused, dead = [], [], []
+    for row, message, result in zip(rows, messages, results, strict=True):
+        if not isinstance(result, BusError):
+            published.append(row.outbox_id)
+            suspects.settled(message)
+            continue
+        log.warning("relay.refused", subject=row.subject, msg_id=row.msg_id, error=str(result))
+        if _never_taken(result, message, suspects):
+            log.error("bus.dead_letter", subject=row.subject, msg_id=row.msg_id, reason=str(result))
+            dead.append((row, f"NATS never takes it: {result}"))
+        else:
             refused.append(row.outbox_id)
-    published = [row.outbox_id for row in rows if row.outbox_id not in set(refused)]
 
     async def done(connection: AsyncConnection) -> None:
         await postpone(connection, refused, REFUSED_AGAIN_S)
-        await settle(connection, published)
+        for row, reason in dead:
+            await keep_unsendable(
+                connection, context.run_id, row.subject, row.schema, row.msg_id, row.body, reason
+            )
+        await settle(connection, published + [row.outbox_id for row, _ in dead])
 
     await transact(context.engine, done, at="relay.commit")
     if refusals is not None and published:
@@ -66,3 +85,13 @@ async def relay_page(context: OrchestratorContext, refusals: Loop | None = None)
     if refusals is not None and refused and refusals.resting:
         refusals.busy(f"outbox row {refused[0]}", on="nats")
     return len(rows)
+
+
+def _never_taken(error: BusError, message: Outgoing, suspects: Suspects) -> bool:
+    """Whether another try is in vain: the message can never be sent, or NATS refused it several times while others passed."""
+    if isinstance(error, StreamFull):
+        return False
+    if isinstance(error, Unsendable) or suspects.failed(message) is None:
+        suspects.settled(message)
+        return True
+    return False

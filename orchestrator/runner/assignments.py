@@ -175,7 +175,7 @@ class Assignments:
         reason = sentence(error) if isinstance(error, DBAPIError) else str(error)
         if not (isinstance(error, MessageError) or of_content(error)):
             measured(WorkerMetrics).errors.labels(self._one).inc()
-            wait_s = self._suspects.failed(delivery, consumer.max_deliver)
+            wait_s = self._suspects.failed(delivery, last=delivery.deliveries >= consumer.max_deliver)
             log.error("assignment.failed", subject=delivery.subject, again_s=wait_s, exc_info=error)
             if wait_s is not None:
                 await delivery.nak(wait_s)

@@ -15,12 +15,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from orchestrator.bus import subjects
 from orchestrator.bus.base import Bus, BusError, Outgoing
 from orchestrator.bus.nats import NatsBus
+from orchestrator.bus.suspects import TRIES, Suspects
 from orchestrator.contracts.events import (
     PolicyPublished,
     RolloutAssigned,
 )
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.batches import NewVersion, publish
+from orchestrator.pool.counter_names import OTHER
+from orchestrator.pool.dead_letters import DeadMessage, dead_messages
 from orchestrator.pool.outbox import enqueue
 from orchestrator.pool.tables import outbox, rollouts
 from orchestrator.roles.rebuild import REBUILT, rebuild, remind
@@ -114,6 +117,63 @@ async def test_while_the_bus_does_not_answer_no_transaction_is_open_and_another_
         answers.set()
     assert await stage.count("outbox") == 0
     await assigned(stage, 2)
+
+
+async def test_a_message_that_nats_never_takes_is_a_dead_letter_and_holds_no_other_up(stage: Stage) -> None:
+    run = stage.run
+    news = PolicyPublished(run=run.name, version=0, path="/v0", manifest_sha="00", batch_no=None, revision=0)
+    long = msgspec.structs.replace(news, path="/" + "x" * stage.bus.max_payload)
+    async with stage.context.engine.begin() as connection:
+        await enqueue(connection, run.run_id, subjects.policy(run.name), long)
+        await enqueue(connection, run.run_id, f"nowhere.{run.name}", news)
+    await builders.accepted(stage.context.engine, run, ["a"], size=2)
+    assert await dispatched(stage) == 1
+    assert await relay_page(stage.context) == 4
+    assert await stage.count("outbox") == 0
+    await assigned(stage, 2)
+    letters = await dead(stage)
+    assert [(letter.stream, letter.subject) for letter in letters] == [
+        ("POLICY", subjects.policy(run.name)),
+        (OTHER, f"nowhere.{run.name}"),
+    ]
+    assert "max_payload" in letters[0].reason and "no stream stores the subject" in letters[1].reason
+    assert len(letters[0].body) > stage.bus.max_payload
+
+
+async def dead(stage: Stage) -> list[DeadMessage]:
+    async with stage.context.engine.connect() as connection:
+        return await dead_messages(connection, stage.run.run_id)
+
+
+async def test_a_message_that_nats_refuses_again_and_again_while_others_pass_is_a_dead_letter(
+    stage: Stage,
+) -> None:
+    run, suspects, refused = stage.run, Suspects(), "the first"
+
+    class Refuses:
+        async def publish_many(self, messages: Sequence[Outgoing]) -> list[bool | BusError]:
+            return [
+                BusError("NATS refused a message") if refused.encode() in m.body else True for m in messages
+            ]
+
+    context = replace(stage.context, bus=cast(Bus, Refuses()))
+
+    async def page(*paths: str) -> int:
+        async with stage.context.engine.begin() as connection:
+            for path in paths:
+                news = PolicyPublished(
+                    run=run.name, version=0, path=path, manifest_sha="00", batch_no=None, revision=0
+                )
+                await enqueue(connection, run.run_id, subjects.policy(run.name), news)
+        await its_turn_is_over(stage)
+        return await relay_page(context, suspects=suspects)
+
+    assert await page("/the first") == 1
+    for _ in range(2 * TRIES):  # nothing passes: the platform is at fault
+        assert await page() == 1 and not await dead(stage)
+    assert await page("/another") == 2
+    [letter] = await dead(stage)
+    assert letter.reason == "NATS never takes it: NATS refused a message" and await stage.count("outbox") == 0
 
 
 async def test_a_full_stream_holds_no_other_message_up_and_loses_none(

@@ -166,7 +166,7 @@ def test_what_the_platform_lacks_is_not_the_fault_of_a_message() -> None:
 
 def test_a_suspect_that_another_process_settled_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     found = Suspects()
-    assert found.failed(Received(body=b"one"), 20) is not None and found.failing
+    assert found.failed(Received(body=b"one")) is not None and found.failing
     monkeypatch.setattr(suspects, "GONE_S", -1.0)
     assert not found.failing
 
@@ -175,7 +175,7 @@ def test_an_equal_body_under_another_schema_is_another_message() -> None:
     one, other = (Received(headers={"Penstock-Schema": f"Hovercraft/{n}"}, body=b"b") for n in (1, 2))
     assert dead_letter(one, "r", MAX_PAYLOAD).msg_id != dead_letter(other, "r", MAX_PAYLOAD).msg_id
     found = Suspects()
-    found.failed(one, 20)
+    found.failed(one)
     found.settled(other)
     assert found.failing
     found.settled(one)
