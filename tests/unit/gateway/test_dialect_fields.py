@@ -388,6 +388,14 @@ def test_the_native_route_refuses_fields_that_it_does_not_have_and_values_of_oth
     assert (problem.value.status, problem.value.param) == (400, next(iter(more)))
 
 
+@pytest.mark.parametrize("name", ["x" * 100_000, "a\n\0b", "\U0001f30d" * 50_000])
+def test_an_unknown_field_of_the_native_route_is_named_on_one_short_line(name: str) -> None:
+    with pytest.raises(Problem, match="is not a field of this route") as problem:
+        native(**{name: 1})
+    for shown in (problem.value.message, problem.value.param):
+        assert shown is not None and len(shown) < 300 and shown.isprintable()
+
+
 def test_the_native_route_takes_its_fields_and_what_requests_nothing() -> None:
     request = native(agent="a", call=3, replace_reason="short", tool_choice=None, stop=[], max_tokens=5)
     assert (request.agent, request.reason, request.max_tokens) == ("a", "short", 5)

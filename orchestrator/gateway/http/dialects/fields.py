@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from orchestrator.contracts.quote import quoted
+from orchestrator.contracts.quote import MAX_QUOTED, quoted
 from orchestrator.gateway.problems import bad_request
 
 
@@ -248,7 +248,9 @@ def check_fields(wire: str, body: Mapping[str, Any], place: str = "") -> None:
     """Raise Problem 400 naming a field that cannot be honoured, or that has a value of the wrong type. `place`: it precedes the names of
     the fields, if `body` is not the whole body."""
     if wire == "native" and (names := unknown(wire, body)):
-        raise bad_request(f"{names[0]} is not a field of this route: it takes {', '.join(NATIVE)}", names[0])
+        name = names[0]  # any text, of any length
+        shown = name if name.isidentifier() and len(name) <= MAX_QUOTED else quoted(name)
+        raise bad_request(f"{shown} is not a field of this route: it takes {', '.join(NATIVE)}", shown)
     for name, kind in _BODIES.items():
         honoured = name in FIELDS[wire] and FIELDS[wire][name].treatment is Treatment.HONOURED
         if honoured and not isinstance(body.get(name), kind | None):
