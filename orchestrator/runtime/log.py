@@ -47,6 +47,21 @@ class _Redacted:
         return redact(str(self._renderer(logger, name, event)))
 
 
+LONGEST: Final = 16_384
+"""Characters of one value of a line: an error's text may be an agent's, of any length. The watchdog's stacks and most tracebacks are shorter."""
+
+
+def _short(logger: object, name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """The event without the middle of values that are too long: a traceback's last line is the error. A cut never leaves a part of a secret."""
+    half = LONGEST // 2
+    for key, value in event.items():
+        if isinstance(value, str) and len(value) > LONGEST:
+            text = redact(value)
+            left_out = max(0, len(text) - 2 * half)
+            event[key] = f"{text[:half]} [{left_out:,} characters left out] {text[-half:]}"
+    return event
+
+
 _STAMP = structlog.processors.TimeStamper(fmt="iso", utc=True)
 
 
@@ -57,6 +72,7 @@ def _processors(renderer: structlog.typing.Processor) -> list[structlog.typing.P
         structlog.processors.add_log_level,
         _STAMP,
         structlog.processors.format_exc_info,
+        _short,
         _Redacted(renderer),
     ]
 

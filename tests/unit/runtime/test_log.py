@@ -18,6 +18,27 @@ from tests.unit.bus.test_journal import files_end_at
 
 
 @pytest.mark.parametrize("as_json", [True, False])
+def test_the_middle_of_a_long_value_and_of_a_long_traceback_is_left_out(
+    as_json: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = structlog.get_config()
+    try:
+        log.configure("test", json=as_json)
+        logger = log.get("test")
+        logger.error("a", error=f"first{'x' * 1_000_000}last", n=7)
+        try:
+            raise ValueError(f"first{'y' * 1_000_000}last")
+        except ValueError:
+            logger.exception("b")
+    finally:
+        structlog.configure(**before)
+        structlog.contextvars.clear_contextvars()
+    output = capfd.readouterr().err
+    assert len(output) < 3 * log.LONGEST and output.count("characters left out]") == 2
+    assert output.count("first") >= 2 and output.count("last") >= 2 and "Traceback" in output
+
+
+@pytest.mark.parametrize("as_json", [True, False])
 def test_tokens_keys_and_passwords_are_cut_out_of_every_line_and_of_tracebacks(
     as_json: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
