@@ -171,7 +171,9 @@ class DirectorySandbox(ABC):
     ) -> Process:
         cwd = self.begins if cwd is None else cwd
         if not argv or not cwd.startswith("/"):
-            raise ValueError(f"a program needs arguments and an absolute directory, not {argv!r} in {cwd!r}")
+            raise ValueError(
+                f"a program needs arguments and an absolute directory, not {argv!r:.80} in {cwd!r:.80}"
+            )
         if self._tasks is None:
             raise ValueError(f"sandbox {self.id} is closed")
         bounds = ProgramBounds(
@@ -380,7 +382,7 @@ def locate(inside: str) -> tuple[str, list[str]]:
             if inside.startswith(f"{directory}/"):
                 return host_name(directory), inside.removeprefix(f"{directory}/").split("/")
     places = ", ".join((*WRITABLE, *PLACED))
-    raise ValueError(f"{inside!r} is not a plain path to a file below one of {places}")
+    raise ValueError(f"{inside!r:.200} is not a plain path to a file below one of {places}")
 
 
 def refuse_build(spec: SandboxSpec) -> None:

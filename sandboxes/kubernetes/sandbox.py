@@ -98,7 +98,9 @@ class PodSandbox:
     ) -> Process:
         cwd = self.spec.cwd if cwd is None else cwd
         if not argv or not cwd.startswith("/"):
-            raise ValueError(f"a program needs arguments and an absolute directory, not {argv!r} in {cwd!r}")
+            raise ValueError(
+                f"a program needs arguments and an absolute directory, not {argv!r:.80} in {cwd!r:.80}"
+            )
         line = self.line
         if (reason := unstartable(argv)) is not None:
             return Unstartable(reason)

@@ -111,6 +111,18 @@ async def test_a_spec_with_a_bad_file_leaves_nothing_behind(root: Path) -> None:
     assert [path.name for path in default_root().iterdir()] == ["reap.lock"]
 
 
+async def test_a_refusal_shows_the_beginning_of_a_long_name(root: Path) -> None:
+    provider, name = BubblewrapProvider(), "\x1b\n\U0001f30d" * 30_000
+    async with provider.open(SandboxSpec()) as sandbox:
+        with pytest.raises(ValueError, match="an absolute directory") as refused:
+            await sandbox.exec(["true", name], cwd=name)
+        assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
+    with pytest.raises(ValueError, match="not a plain path") as refused:
+        async with provider.open(SandboxSpec(files={name: File(b"")})):
+            pass
+    assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
+
+
 async def test_the_surrounding_scope_can_be_cancelled_at_any_moment(root: Path) -> None:
     provider = BubblewrapProvider()
     for delay in (0.0, 0.002, 0.005, 0.01, 0.02, 0.05):
