@@ -1,10 +1,12 @@
-"""Fixtures of most tests of a gateway and of runners. A module that needs another policy or server has a fixture of the same name.
+"""Fixtures of most tests of a gateway and of runners, and of those that send poison.
+
+A module that needs another policy or server has a fixture of the same name.
 
 Only tests that use a policy import torch.
 """
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,3 +47,14 @@ def directory() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         Path(name).chmod(0o711)
         yield Path(name)
+
+
+@pytest.fixture
+def cases(record_property: Callable[[str, object], None]) -> Callable[[int], None]:
+    """Tells how many cases a test has tried: in its output, and as a property of its result."""
+
+    def told(n: int) -> None:
+        record_property("cases", n)
+        print(f"{n} cases")
+
+    return told

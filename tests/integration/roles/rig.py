@@ -191,7 +191,7 @@ async def playing(roles: Sequence[Role]) -> AsyncIterator[None]:
         group.cancel_scope.cancel()
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 40.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 120.0) -> None:
     """Poll until it holds."""
     await eventually(condition, within_s=timeout_s, every_s=0.03)
 

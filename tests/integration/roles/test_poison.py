@@ -3,7 +3,7 @@
 import json
 import random
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,9 @@ TEXTS = {
     "incompressible": HEX.randbytes(1_400).hex(),
     "longer": HEX.randbytes(3_000).hex(),
     "very long": HEX.randbytes(50_000).hex(),
+    "multi-byte, very long": "".join(HEX.choices("\u00e9\u0416\u4e2d\u20ac\U0001f30d\U00020000", k=100_000)),
 }
+Cases = Callable[[int], None]
 
 
 @pytest.fixture
@@ -71,9 +73,13 @@ def changed(value: Any, text: str) -> Iterator[Any]:
 
 
 def bodies(good: Event) -> list[bytes]:
-    """Messages with each kind of text in each place. Half of a surrogate pair is written as JavaScript writes it."""
+    """Messages with each kind of text in each place. Half of a surrogate pair is written as JavaScript writes it, all else as UTF-8."""
     plain = msgspec.to_builtins(good)
-    return [json.dumps(other).encode() for text in TEXTS.values() for other in changed(plain, text)]
+    return [
+        json.dumps(other, ensure_ascii="\ud800" in text).encode()
+        for text in TEXTS.values()
+        for other in changed(plain, text)
+    ]
 
 
 def about(body: bytes, rollout: int, lease: Lease) -> bytes:
@@ -101,7 +107,9 @@ async def intact(stage: Stage, *but: str) -> None:
     await no_violations(stage.context.engine, stage.run.name, but=but)
 
 
-async def test_a_task_with_any_text_anywhere_is_answered_and_the_next_one_is_accepted(stage: Stage) -> None:
+async def test_a_task_with_any_text_anywhere_is_answered_and_the_next_one_is_accepted(
+    stage: Stage, cases: Cases
+) -> None:
     task = TASK | {"files_b64": {"data/raw": "AAE="}}
     task["files"] = task["files"] | {
         "task.toml": '[metadata]\nname = "a"\ndifficulty = "easy"\ntags = ["x"]\n'
@@ -140,10 +148,11 @@ async def test_a_task_with_any_text_anywhere_is_answered_and_the_next_one_is_acc
     named = {f"s{n}" for n, body in enumerate(sent) if b'"submission": "s"' in body}
     assert named <= answers and len(sent) > 100
     await intact(stage)
+    cases(len(sent))
 
 
 async def test_a_step_with_any_text_anywhere_is_stored_or_refused_and_the_next_one_is_stored(
-    stage: Stage,
+    stage: Stage, cases: Cases
 ) -> None:
     await stage.serves(3, 4)
     held, _ = await running(stage.context.engine, stage.run, 2)
@@ -162,7 +171,8 @@ async def test_a_step_with_any_text_anywhere_is_stored_or_refused_and_the_next_o
     )
     subject = subjects.steps(stage.run.name, str(held.rollout_id))
     async with playing([partial(ingest_steps, stage.context)]):
-        for n, body in enumerate(bodies(good), 1):
+        sent = bodies(good)
+        for n, body in enumerate(sent, 1):
             own = body.replace(b'"idx": 0', b'"idx": %d' % n).replace(b'"root": 0', b'"root": %d' % n)
             await send(stage, subject, good, own)
         await stage.send(subject, grown)
@@ -170,6 +180,7 @@ async def test_a_step_with_any_text_anywhere_is_stored_or_refused_and_the_next_o
         await stage.emptied("STEPS")
     assert await stage.count("steps") > 10 and await stage.count("dead_letters") > 10
     await intact(stage, "versions have parents", "versions follow their batches")
+    cases(len(sent))
 
 
 def full_result(run: str, held: Lease) -> RolloutFinished:
@@ -196,7 +207,7 @@ def full_result(run: str, held: Lease) -> RolloutFinished:
 
 
 async def test_a_result_with_any_text_anywhere_is_taken_or_refused_and_the_next_one_is_taken(
-    stage: Stage,
+    stage: Stage, cases: Cases
 ) -> None:
     """Each message is about a rollout of its own, so that it would be stored."""
     run, subject = stage.run.name, subjects.results_rollout(stage.run.name)
@@ -212,10 +223,11 @@ async def test_a_result_with_any_text_anywhere_is_taken_or_refused_and_the_next_
         await stage.reaches(1, "rollouts", rollout_id=last.rollout_id, state="finished")
     assert await stage.count("artifacts") > 0 and await stage.count("dead_letters") > 0
     await intact(stage, "blobs of tasks and attempts are stored")
+    cases(len(sample))
 
 
 async def test_a_verdict_with_any_text_anywhere_is_taken_or_refused_and_the_next_one_is_taken(
-    stage: Stage,
+    stage: Stage, cases: Cases
 ) -> None:
     run, subject = stage.run.name, subjects.results_verdict(stage.run.name)
 
@@ -258,9 +270,10 @@ async def test_a_verdict_with_any_text_anywhere_is_taken_or_refused_and_the_next
         await stage.reaches(1, "rollouts", rollout_id=held[-1].rollout_id, state="verified")
     assert await stage.count("dead_letters") > 10
     await intact(stage)
+    cases(len(sample))
 
 
-async def test_a_dead_letter_with_any_header_is_stored(stage: Stage) -> None:
+async def test_a_dead_letter_with_any_header_is_stored(stage: Stage, cases: Cases) -> None:
     """A letter comes from any process, and says of any message what was wrong with it."""
     headers = {
         subjects.HEADER_DEAD_REASON: "r",
@@ -292,3 +305,4 @@ async def test_a_dead_letter_with_any_header_is_stored(stage: Stage) -> None:
             return len(await stage.reasons()) == owed
 
         await until(all_stored)
+    cases(len(letters))

@@ -18,7 +18,7 @@ from orchestrator.roles.ingest import ingest_results, ingest_steps, ingest_verdi
 from orchestrator.roles.intake import Intake
 from tests.integration.bus.test_raw_bytes import HEADERS, LAST_TOKENS
 from tests.integration.roles.rig import TASK, Stage, playing, staged, until
-from tests.integration.roles.test_poison import TEXTS
+from tests.integration.roles.test_poison import TEXTS, Cases
 from tests.raw_nats import RawNats, raw_nats
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("faults")]
@@ -72,7 +72,7 @@ ROOTS = {
 
 @pytest.mark.parametrize("stream", ROOTS)
 async def test_messages_with_any_bytes_in_subject_or_headers_are_settled_and_the_connection_lives(
-    stage: Stage, raw: RawNats, stream: str
+    stage: Stage, raw: RawNats, stream: str, cases: Cases
 ) -> None:
     root, last = (f"{stage.prefix}.{part}".replace("{run}", stage.run.name) for part in ROOTS[stream])
     whole = root.encode() + last.removeprefix(f"{stage.prefix}.").encode()
@@ -91,6 +91,7 @@ async def test_messages_with_any_bytes_in_subject_or_headers_are_settled_and_the
     assert stage.bus._link.current is connection  # type: ignore[attr-defined]
     reasons = await stage.reasons()
     assert reasons and all(reason and "\n" not in reason for reason in reasons)
+    cases(len(LINES) + len(TOKENS) * (stream not in ("RESULTS", "VERDICTS")))
 
 
 QUESTIONS = (
@@ -109,7 +110,7 @@ QUESTIONS = (
 
 
 async def test_questions_of_any_bytes_are_dropped_and_the_next_one_is_answered(
-    stage: Stage, raw: RawNats
+    stage: Stage, raw: RawNats, cases: Cases
 ) -> None:
     root = f"{stage.prefix}.blobs_wanted.".encode()
     async with playing([partial(answer_missing, stage.context)]):
@@ -133,3 +134,4 @@ async def test_questions_of_any_bytes_are_dropped_and_the_next_one_is_answered(
 
             await until(answered)
     assert answers == ["ab" * 32]
+    cases(len(TOKENS) + len(QUESTIONS) + len(LINES))
