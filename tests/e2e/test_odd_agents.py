@@ -34,7 +34,7 @@ SEED = 11
 HERE = Path(__file__).parent
 PROGRAM_PARTS = ("chat", "responses", "messages", "native", "files")
 CALL_PARTS = ("calls", "answer", "fault", "error")
-COMMANDS = "Odd commands"  # the built-in shell, told what to do by a policy that draws
+COMMANDS = "Odd commands"  # the built-in shell, whose policy draws its commands
 NEXT = "Say 1."
 TURNS = 8
 LONGEST_REPLY, LONGEST_COMMAND = 20_000, 900
@@ -172,7 +172,7 @@ async def test_drawn_texts_in_everything_that_an_agent_names_or_writes_leave_the
             await publish(seen, {NEXT: "shell"})
             await until(partial(ended, seen), "the next one has ended", PATIENCE_S)
             rows = {row.submission: row for row in await seen.rows(ROLLOUTS)}
-            cases, told = of_rollouts(rows)
+            cases, ends = of_rollouts(rows)
             artifacts = await seen.value("select count(*) from artifacts where run_id = :run")
             untold = "select count(*) from dead_letters where run_id = :run and coalesce(reason, '') = ''"
             assert await seen.value(untold) == 0
@@ -182,7 +182,7 @@ async def test_drawn_texts_in_everything_that_an_agent_names_or_writes_leave_the
         assert not any(restarts.values()), restarts
         assert rows[named(NEXT)].failure_class == "completed" and artifacts > FILES
         record_property("cases", cases)
-        print(json.dumps({"cases": cases, "ends": told}))
+        print(json.dumps({"cases": cases, "ends": ends}))
         assert stack.signalled(signal.SIGTERM) == 0
     unforeseen = [each for each in stack.tracebacks() if "odd_calls.py" not in each]
     assert (unforeseen, stack.left_running(), stack.sandboxes_left()) == ([], [], [])
@@ -190,15 +190,15 @@ async def test_drawn_texts_in_everything_that_an_agent_names_or_writes_leave_the
 
 def of_rollouts(rows: dict[str, Any]) -> tuple[int, Counter[str]]:
     """(the number of cases, the answers by kind). Each odd request had a clear answer."""
-    told, unclear = Counter[str](), list[str]()
+    ends, unclear = Counter[str](), list[str]()
     for part in (*PROGRAM_PARTS[:-1], "calls"):
         row = rows[named(f"{part} {SEED}")]
         assert row.failure_class == "completed", row
         found = json.loads(row.answer)
-        told.update(found["answers"])
+        ends.update(found["answers"])
         unclear += [f"{part}: {each}" for each in found["unclear"]]
     assert not unclear, unclear[:20]
-    assert told["200"] > 100 and told["400"] > 20 and told["done"] > 20, told
+    assert ends["200"] > 100 and ends["400"] > 20 and ends["done"] > 20, ends
     assert {rows[named(f"files {seed}")].failure_class for seed in (SEED, SEED + 1)} == {"completed"}, rows
     steps = rows[named(f"{COMMANDS} {SEED}")].steps
     assert 1 <= steps <= TURNS, rows[named(f"{COMMANDS} {SEED}")]
@@ -206,4 +206,4 @@ def of_rollouts(rows: dict[str, Any]) -> tuple[int, Counter[str]]:
     left = (
         2 * (FILES + 3 * contents) + steps + len(CALL_PARTS) + 1
     )  # files and outputs, turns of the shell, ends
-    return sum(told.values()) + left, told
+    return sum(ends.values()) + left, ends

@@ -53,8 +53,8 @@ def directory() -> Iterator[Path]:
 def cases(record_property: Callable[[str, object], None]) -> Callable[[int], None]:
     """Tells how many cases a test has tried: in its output, and as a property of its result."""
 
-    def told(n: int) -> None:
+    def count(n: int) -> None:
         record_property("cases", n)
         print(f"{n} cases")
 
-    return told
+    return count

@@ -40,7 +40,7 @@ def refused(body: bytes, run: str) -> bool:
 async def test_an_announcement_with_any_text_anywhere_is_counted_if_it_is_false_and_the_next_one_is_followed(
     stage: Stage, cases: Cases
 ) -> None:
-    """What an announcement says of a version is never trusted, so a path of any text changes nothing."""
+    """An announcement of a version is never trusted, so a path of any text changes nothing."""
     run, metrics = stage.run.name, GatewayMetrics()
     await stage.serves(3)
     target = TargetVersion(stage.context.engine, stage.run.run_id, newest_version, poll_interval_s=3600.0)

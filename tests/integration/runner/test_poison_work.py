@@ -14,7 +14,7 @@ from tests.integration.runner.rig import a_task, open_rig, runs, says
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services, pytest.mark.tier("faults")]
 
-LETTERS = "SELECT count(*) AS n, count(*) FILTER (WHERE reason <> '') AS told FROM dead_letters WHERE stream = 'WORK'"
+LETTERS = "SELECT count(*) AS n, count(*) FILTER (WHERE reason <> '') AS given FROM dead_letters WHERE stream = 'WORK'"
 
 
 async def test_an_assignment_with_any_text_anywhere_gets_its_reason_and_the_next_one_is_done(
@@ -36,7 +36,7 @@ async def test_an_assignment_with_any_text_anywhere_gets_its_reason_and_the_next
         rig.tasks.start_soon(store_dead_letters, rig.context)
         rig.start_runner()
         rig.start_verifier()
-        await rig.until(LETTERS, lambda row: row.n == row.told == len(sent))
+        await rig.until(LETTERS, lambda row: row.n == row.given == len(sent))
         rollout = await rig.submit(a_task(runs("echo done > out"), says("done")), pool="default")
         assert await rig.verdict(rollout) == 1.0
     cases(len(sent))
