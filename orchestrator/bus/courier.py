@@ -34,7 +34,7 @@ REFUSED_AGAIN_S = 0.5
 
 Confirm = Callable[[Sequence[str]], Awaitable[Collection[str]]]
 """Called with message ids. Returns those of the messages that need not be kept any longer."""
-Unsendable = Callable[[JournalEntry, str], Awaitable[Outgoing | None]]
+KeepTooLarge = Callable[[JournalEntry, str], Awaitable[Outgoing | None]]
 """Called with an entry that is too large for the bus, and the reason. Returns a replacement, or None once the entry is kept elsewhere."""
 
 
@@ -51,7 +51,7 @@ class Courier:
         bus: Bus,
         *,
         confirm: Confirm,
-        unsendable: Unsendable | None = None,
+        unsendable: KeepTooLarge | None = None,
         confirm_every_s: float = 0.5,
         linger_s: float = 0.03,
     ) -> None:

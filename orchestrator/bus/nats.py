@@ -126,11 +126,11 @@ class NatsBus:
         self._watch.on_reconnect(callback)
 
     async def publish(self, message: Outgoing) -> bool:
-        stream = stream_name(message)
         headers = wire_headers(message)
         metrics, kind = measured(BusMetrics), subjects.kind_of(message.subject)
         started = time.perf_counter()
         try:
+            stream = stream_name(message)
             check_size(message, headers, self._link.max_payload)
             with waiting_for("nats"):
                 stored = await self._until_stored(stream, message, headers)

@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from orchestrator.bus.base import Bus
-from orchestrator.bus.courier import Courier, Unsendable
+from orchestrator.bus.courier import Courier, KeepTooLarge
 from orchestrator.bus.journal import Journal, JournalEntry
 from orchestrator.bus.nats import NatsBus
 from orchestrator.contracts.errors import ServiceError
@@ -424,7 +424,7 @@ async def _open_journal(stack: AsyncExitStack, settings: GatewaySettings, metric
     return journal
 
 
-def _unsendable(engine: AsyncEngine, run_id: int) -> Unsendable:
+def _unsendable(engine: AsyncEngine, run_id: int) -> KeepTooLarge:
     async def keep(entry: JournalEntry, reason: str) -> None:
         """A step that no stream accepts becomes a dead letter. Its attempt is then never complete, and runs again."""
         message = entry.message

@@ -8,8 +8,11 @@
 A page of rows is taken in one transaction, published outside of any, and deleted in another: Postgres holds nothing open while NATS is away.
 Taken rows are reserved for `timeouts.outbox_taken_s`. If a relay dies or sleeps for longer, they are published twice, which is a no-op.
 Rows that the bus refuses (a full stream) are retried later and block nothing else. A row that NATS never takes, because of what it is or after three
-refusals while others passed (`bus.suspects`), is a dead letter with its reason. An assignment that gets lost so is sent again by `roles.rebuild`.
+refusals while others of its stream passed (`bus.suspects`), is a dead letter with its reason. An assignment that gets lost so is sent again by
+`roles.rebuild`.
 """
+
+from collections import defaultdict
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -32,7 +35,7 @@ REFUSED_AGAIN_S = 1.0
 
 async def relay(context: OrchestratorContext) -> None:
     """Publish until cancelled."""
-    suspects = Suspects()
+    suspects = defaultdict[str, Suspects](Suspects)
     with reporting("relay.refused") as refusals:
         while True:
             if await relay_page(context, refusals, suspects) < PAGE:
@@ -40,10 +43,12 @@ async def relay(context: OrchestratorContext) -> None:
 
 
 async def relay_page(
-    context: OrchestratorContext, refusals: Loop | None = None, suspects: Suspects | None = None
+    context: OrchestratorContext,
+    refusals: Loop | None = None,
+    suspects: defaultdict[str, Suspects] | None = None,
 ) -> int:
-    """Publish the oldest page of rows; returns the number of rows. `refusals` reports the rows that the bus keeps refusing, `suspects` counts how
-    often it refused each."""
+    """Publish the oldest page of rows; returns the number of rows. `refusals` reports the rows that the bus keeps refusing; `suspects`, by the
+    first word of the subject, counts how often it refused each: a stream may refuse all of its own, whatever passes elsewhere."""
     rows = await transact(
         context.engine,
         lambda connection: take_due(connection, context.run_id, PAGE, taken_s=timeouts().outbox_taken_s),
@@ -56,16 +61,19 @@ async def relay_page(
         for owed in rows
     ]
     results = await context.bus.publish_many(messages)
-    suspects = suspects or Suspects()
-    suspects.passed += sum(not isinstance(result, BusError) for result in results)
+    suspects = defaultdict(Suspects) if suspects is None else suspects
     published, refused, dead = [], [], []
-    for row, message, result in zip(rows, messages, results, strict=True):
+    streams = [suspects[row.subject.partition(".")[0]] for row in rows]
+    for of_stream, message, result in zip(streams, messages, results, strict=True):
+        if not isinstance(result, BusError):
+            of_stream.passed += 1
+            of_stream.settled(message)
+    for row, of_stream, message, result in zip(rows, streams, messages, results, strict=True):
         if not isinstance(result, BusError):
             published.append(row.outbox_id)
-            suspects.settled(message)
             continue
         log.warning("relay.refused", subject=row.subject, msg_id=row.msg_id, error=str(result))
-        if _never_taken(result, message, suspects):
+        if _never_taken(result, message, of_stream):
             log.error("bus.dead_letter", subject=row.subject, msg_id=row.msg_id, reason=str(result))
             dead.append((row, f"NATS never takes it: {result}"))
         else:
@@ -88,7 +96,7 @@ async def relay_page(
 
 
 def _never_taken(error: BusError, message: Outgoing, suspects: Suspects) -> bool:
-    """Whether another try is in vain: the message can never be sent, or NATS refused it several times while others passed."""
+    """Whether another try is in vain: the message can never be sent, or NATS refused it several times while others of its stream passed."""
     if isinstance(error, StreamFull):
         return False
     if isinstance(error, Unsendable) or suspects.failed(message) is None:

@@ -127,7 +127,11 @@ BOUNDARIES: Final[Mapping[str, Boundary]] = MappingProxyType(
             BoundaryKind.COMMIT, _ORCHESTRATOR, "dead letters of others are kept in the data pool"
         ),
         "relay.take": Boundary(BoundaryKind.COMMIT, _ORCHESTRATOR, "outbox rows are taken for a while"),
-        "relay.commit": Boundary(BoundaryKind.COMMIT, _ORCHESTRATOR, "published outbox rows are deleted"),
+        "relay.commit": Boundary(
+            BoundaryKind.COMMIT,
+            _ORCHESTRATOR,
+            "outbox rows that were published, or never can be, are deleted",
+        ),
         "reaper.commit": Boundary(
             BoundaryKind.COMMIT,
             _ORCHESTRATOR,

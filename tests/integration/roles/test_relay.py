@@ -1,5 +1,6 @@
 """The relay and rebuilding: the messages in the outbox reach the bus, through crashes, refusals and wipes, without an open transaction in between."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -148,7 +149,7 @@ async def dead(stage: Stage) -> list[DeadMessage]:
 async def test_a_message_that_nats_refuses_again_and_again_while_others_pass_is_a_dead_letter(
     stage: Stage,
 ) -> None:
-    run, suspects, refused = stage.run, Suspects(), "the first"
+    run, suspects, refused = stage.run, defaultdict[str, Suspects](Suspects), "the first"
 
     class Refuses:
         async def publish_many(self, messages: Sequence[Outgoing]) -> list[bool | BusError]:
@@ -158,19 +159,21 @@ async def test_a_message_that_nats_refuses_again_and_again_while_others_pass_is_
 
     context = replace(stage.context, bus=cast(Bus, Refuses()))
 
-    async def page(*paths: str) -> int:
+    async def page(*paths: str, elsewhere: int = 0) -> int:
+        wanted = [(subjects.policy(run.name), path) for path in paths]
+        wanted += [(subjects.steps(run.name, "1"), "/elsewhere")] * elsewhere
         async with stage.context.engine.begin() as connection:
-            for path in paths:
+            for subject, path in wanted:
                 news = PolicyPublished(
                     run=run.name, version=0, path=path, manifest_sha="00", batch_no=None, revision=0
                 )
-                await enqueue(connection, run.run_id, subjects.policy(run.name), news)
+                await enqueue(connection, run.run_id, subject, news)
         await its_turn_is_over(stage)
         return await relay_page(context, suspects=suspects)
 
     assert await page("/the first") == 1
-    for _ in range(2 * TRIES):  # nothing passes: the platform is at fault
-        assert await page() == 1 and not await dead(stage)
+    for _ in range(2 * TRIES):  # nothing of its stream passes: the platform is at fault
+        assert await page(elsewhere=1) == 2 and not await dead(stage)
     assert await page("/another") == 2
     [letter] = await dead(stage)
     assert letter.reason == "NATS never takes it: NATS refused a message" and await stage.count("outbox") == 0
