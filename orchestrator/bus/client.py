@@ -13,6 +13,7 @@ import nats.errors
 from nats.js.errors import APIError
 from nats.protocol import parser
 
+from orchestrator.bus.base import UnfitServer
 from orchestrator.contracts.quote import quoted
 from orchestrator.runtime.log import get
 from orchestrator.runtime.metrics import BusMetrics, measured
@@ -41,7 +42,13 @@ class NatsClient(nats.NATS):  # type: ignore[misc]  # untyped
         self._owner = owner
 
     def _connect_command(self) -> bytes:
-        """The line with the login. The server has sent its first line by now, so a process has accepted the connection. Raises StrangeServer."""
+        """The line with the login. The server has sent its first line by now, so a process has accepted the connection, and TLS has begun if that
+        line asks for it. Raises StrangeServer, and UnfitServer for a tls:// server without TLS: one that is not ours could leave it out."""
+        uri = self._current_server.uri
+        if uri.scheme == "tls" and not self._server_info.get("tls_required"):
+            raise UnfitServer(
+                f"the NATS server at {uri.hostname}:{uri.port} does not speak TLS, which tls:// asks for: switch it on there, or name it by nats://"
+            )
         if self._owner is not None:
             ends = self._transport._io_writer.get_extra_info
             check_peer(ends("sockname"), ends("peername"), self._owner)

@@ -11,6 +11,7 @@ port: each dial reads its address again (`address_file`).
 import errno
 import itertools
 import random
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -112,6 +113,8 @@ class Link:
                 except (OSError, nats.errors.Error) as error:
                     if _LOGIN_REFUSED in str(error):
                         raise UnfitServer(self._login_refused()) from None
+                    if (why := _tls_refused(self._last_error, self._places)) is not None:
+                        raise UnfitServer(why) from None
                     refused = error
                 await anyio.sleep(delay)
         if isinstance(refused, ServiceUnavailableError):
@@ -227,10 +230,6 @@ class Link:
                 error_cb=failed,
             )
             connection.max_payload = self.max_payload = client.max_payload
-            if url.startswith("tls://") and not client._server_info.get("tls_required"):
-                raise UnfitServer(
-                    f"the NATS server at {_place(url)} does not speak TLS, which tls:// asks for: switch it on there, or name it by nats://"
-                )
             await _check_fit(connection, _place(url), alone=self._servers == 1)
         except BaseException:
             with anyio.move_on_after(2, shield=True):
@@ -245,6 +244,18 @@ class Link:
 def delays() -> Iterator[float]:
     """Seconds to wait before each next attempt, without end: see `backoff`."""
     return backoff(FIRST_WAIT_S, timeouts().bus_redial_s)
+
+
+def _tls_refused(error: Exception | None, place: str) -> str | None:
+    """Why TLS with the server cannot succeed as things stand, or None."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of the NATS server at {place} is refused ({error.verify_message}): name the file of its certificate authority in "
+            "SSL_CERT_FILE, and the server by a name that the certificate has"
+        )
+    if isinstance(error, ssl.SSLError) and "CERTIFICATE_REQUIRED" in str(error.reason):
+        return f"the NATS server at {place} requires a certificate of its clients, and Penstock has none: remove verify = true there, and use a login"
+    return None
 
 
 async def _check_fit(connection: Connection, place: str, *, alone: bool) -> None:

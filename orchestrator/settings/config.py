@@ -37,6 +37,7 @@ from orchestrator.settings.curriculum import (
 )
 from orchestrator.settings.explain import LISTED, explain
 from orchestrator.settings.gateway import GatewaySection, ServersSection
+from orchestrator.settings.listening import ListenHost
 from orchestrator.settings.renamed import now_called, old_keys
 from orchestrator.settings.reward import RewardSection, as_stored
 from orchestrator.settings.rollout import RolloutSection
@@ -185,7 +186,7 @@ class WatchdogSection(Section):
 class MetricsSection(Section):
     """Where each process answers Prometheus (ops/guides/metrics-and-logs.md)."""
 
-    host: str = "127.0.0.1"
+    host: ListenHost = "127.0.0.1"
     """The address at which each process answers Prometheus."""
     ports: dict[str, Annotated[int, Field(ge=0, le=65535)]] = Field(default={})
     """Ports by process name, { trainer = 9101 }; every other process takes a free one and writes it to .penstock/run/NAME.metrics.json."""
@@ -195,7 +196,7 @@ class WebSection(Section):
     """Where the dashboard listens; port 0 takes a free one, and the same again after a restart. Anyone with its token can steer the run, over
     HTTP without encryption: an address that other machines reach needs `exposed`, and `hosts` the names that browsers use for it."""
 
-    host: str = "127.0.0.1"
+    host: ListenHost = "127.0.0.1"
     """The address that the dashboard listens on; one that other machines reach needs `exposed`."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """The port of the dashboard; 0 takes a free one, and the same again after a restart."""

@@ -10,6 +10,7 @@ from orchestrator.contracts.choices import UnprovenTemplate, WeightTransport
 from orchestrator.contracts.http_urls import check_http_urls
 from orchestrator.contracts.numbers import INT4
 from orchestrator.settings.curriculum import Count, Positive
+from orchestrator.settings.listening import ListenHost
 from orchestrator.settings.scope import is_stored
 from orchestrator.settings.section import Section
 from orchestrator.settings.timeouts import Seconds, Wait
@@ -21,7 +22,7 @@ class GatewaySection(Section):
     """Where the gateway listens, and what it keeps. Sandboxes reach it by a Unix socket, and from other hosts by `sandbox_port`
     (ops/guides/hosts.md)."""
 
-    host: str = "127.0.0.1"
+    host: ListenHost = "127.0.0.1"
     """The address that the gateway listens on for runners, admin calls and metrics."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """The TCP port of the gateway; 0 takes a free one."""

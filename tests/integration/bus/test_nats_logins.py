@@ -1,17 +1,12 @@
 """Logins of NATS: every character can be written in a URL, and a login that the server refuses is called refused."""
 
-import json
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from orchestrator.bus.base import UnfitServer
-from orchestrator.bus.nats import NatsBus
-from orchestrator.deploy.embedded.nats_server import find_nats
-from orchestrator.deploy.embedded.ports import free_port
+from tests.integration.bus.rig import connects, served
 
 pytestmark = [pytest.mark.anyio, pytest.mark.services]
 
@@ -20,42 +15,15 @@ USERS = {
 }  # fmt: skip
 
 
-def served(directory: Path, authorization: dict[str, object]) -> Iterator[int]:
-    """The port of a server with these logins."""
-    port, ready = free_port(), directory / "ports"
-    ready.mkdir()
-    configuration = {
-        "listen": f"127.0.0.1:{port}",
-        "server_name": f"n{port}",
-        "jetstream": {"store_dir": str(directory / "store")},
-        "authorization": authorization,
-        "ports_file_dir": str(ready),
-        "max_payload": 8 << 20,
-    }
-    (directory / "nats.conf").write_text(json.dumps(configuration, ensure_ascii=False))
-    with (directory / "log").open("wb") as log:
-        server = subprocess.Popen([find_nats().path, "-c", directory / "nats.conf"], stdout=log, stderr=log)
-    try:
-        yield port
-    finally:
-        server.terminate()
-        server.wait()
-
-
 @pytest.fixture(scope="module")
 def of_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     users = [{"user": user, "password": password} for user, password in USERS.items()]
-    yield from served(tmp_path_factory.mktemp("users"), {"users": users})
+    yield from served(tmp_path_factory.mktemp("users"), {"authorization": {"users": users}})
 
 
 @pytest.fixture(scope="module")
 def of_a_token(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    yield from served(tmp_path_factory.mktemp("token"), {"token": "ab=/@:%+"})
-
-
-async def connects(url: str) -> None:
-    async with NatsBus.connect(url, patience_s=60):
-        pass
+    yield from served(tmp_path_factory.mktemp("token"), {"authorization": {"token": "ab=/@:%+"}})
 
 
 @pytest.mark.parametrize("user", USERS)
