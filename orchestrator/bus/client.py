@@ -42,8 +42,8 @@ class NatsClient(nats.NATS):  # type: ignore[misc]  # untyped
         self._owner = owner
 
     def _connect_command(self) -> bytes:
-        """The line with the login. The server has sent its first line by now, so a process has accepted the connection, and TLS has begun if that
-        line asks for it. Raises StrangeServer, and UnfitServer for a tls:// server without TLS: one that is not ours could leave it out."""
+        """The line with the login. The server has sent its first line by now, so a process has accepted the connection, and it is encrypted if
+        that line asks for it. Raises StrangeServer, and UnfitServer for a tls:// server without TLS: one that is not ours could leave it out."""
         uri = self._current_server.uri
         if uri.scheme == "tls" and not self._server_info.get("tls_required"):
             raise UnfitServer(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from orchestrator.contracts.choices import SignalSource, SignalSpan
 from orchestrator.rewards.actions import RecordedStep
 from orchestrator.rewards.settings import RewardSettings
-from orchestrator.rewards.signals import function
+from orchestrator.rewards.signals import SIGNALS, function
 from orchestrator.settings.reward import ProcessSignal
 
 Judged = Mapping[str, float | Sequence[float]]
@@ -100,6 +100,15 @@ def process_of(
     size = math.fsum(abs(step.value) for step in found)
     alpha = min(1.0, settings.process_cap / size) if size > 0 else 1.0
     return ProcessReward(alpha, tuple(found), tuple(failed.values()))
+
+
+def plugin_signals(settings: RewardSettings) -> list[str]:
+    """The names of the signals in use whose functions are plug-ins."""
+    return [
+        name
+        for name, signal in settings.process.items()
+        if signal.weight > 0 and signal.source == SignalSource.FUNCTION and name not in SIGNALS
+    ]
 
 
 def _worth(signal: ProcessSignal, value: float, parts: int) -> float:

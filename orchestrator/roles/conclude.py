@@ -9,9 +9,11 @@ from orchestrator.contracts.states import FailureClass, FilterReason, GroupState
 from orchestrator.pool import groups as pool_groups
 from orchestrator.pool import speed_noise, transitions
 from orchestrator.pool.transact import NotReady, passing, when_committed
+from orchestrator.rewards.process import plugin_signals
 from orchestrator.rewards.settings import RewardSettings
 from orchestrator.roles.context import OrchestratorContext
 from orchestrator.roles.reward import RewardedGroup, reward_group
+from orchestrator.roles.reward_process import reward_group_apart
 from orchestrator.roles.speed_noise import conclude_measurement, measure
 from orchestrator.runtime.log import get
 from orchestrator.scheduling.completion import Member, conclude
@@ -65,10 +67,10 @@ async def _rewarded(
     """The rewards of the kept members. None: they cannot be computed, and the group is dead now."""
     noise = await speed_noise.newest(connection, context.run_id, group.scaffold)
     try:
-        inputs = group, kept, RewardSettings.of(context.config.reward), noise
-        rewarded = await context.reward_threads.rewards(
-            group.group_id, inputs, partial(reward_group, *inputs)
-        )
+        settings = RewardSettings.of(context.config.reward)
+        inputs = group, kept, settings, noise
+        compute = reward_group_apart if plugin_signals(settings) else reward_group
+        rewarded = await context.reward_threads.rewards(group.group_id, inputs, partial(compute, *inputs))
     except NotReady:
         raise
     except Exception as error:  # noqa: BLE001  # counted and logged: what a policy wrote can end only its own group

@@ -22,7 +22,7 @@ class RewardedGroup:
 
     rewards: Sequence[NewReward]
     silent: Silence | None
-    failed: Sequence[str] = ()
+    failed: tuple[str, ...] = ()
 
 
 def reward_group(

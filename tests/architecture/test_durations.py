@@ -26,6 +26,7 @@ SETTING = "its creator passes a setting"
 EXEMPT = {
     "orchestrator/cli/import_tasks.py:GIT_S": PEOPLE,
     "trainer/phases.py:COUNT_S": STOP,
+    "orchestrator/roles/reward_process.py:END_S": STOP,
     "orchestrator/cli/import_tasks.py:TASK_S": "written into each imported task: its author's patience",
     "orchestrator/cli/import_tasks.py:TEST_S": "written into each imported task: its author's patience",
     "orchestrator/tasks/importing/swe_scripts.py:_RESERVE_S": "a share of the time that a task gives its tests",

@@ -62,8 +62,8 @@ def of_tls(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def of_certificates(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    asked = authority.tls(ca_file=authority.certificate, verify=True)
-    yield from served(tmp_path_factory.mktemp("certificates"), asked)
+    required = authority.tls(ca_file=authority.certificate, verify=True)
+    yield from served(tmp_path_factory.mktemp("certificates"), required)
 
 
 @pytest.mark.parametrize("scheme", ["tls", "nats"])
