@@ -1,6 +1,6 @@
 """Process signals of plug-ins run in another process: whatever they do costs the signal, not the group and not the orchestrator."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from orchestrator.contracts.choices import SignalSource, SignalSpan
-from orchestrator.contracts.marks import ParseStatus
+from orchestrator.contracts.marks import MarkReason, ParseStatus
 from orchestrator.contracts.states import FailureClass, Purpose, RolloutState
 from orchestrator.deploy.embedded.nats import EmbeddedNats
 from orchestrator.pool.groups import GroupMember, TerminalGroup
 from orchestrator.pool.steps import StepReading
+from orchestrator.rewards.actions import ToolResult
 from orchestrator.rewards.settings import RewardSettings
 from orchestrator.rewards.signals import function
 from orchestrator.roles import reward_process
@@ -127,6 +128,33 @@ async def test_signals_of_plug_ins_pay_as_they_would_in_the_orchestrator_itself(
     assert [reward.process_by_signal["half"] for reward in here.rewards] == [pytest.approx(0.02)] * 2
     assert await rewarded("half", "raises") == here
     assert len(reward_process._idle) == 1, "the process is kept for the next group"
+
+
+@pytest.mark.usefixtures("installed")
+async def test_every_input_of_a_reward_crosses_to_the_process() -> None:
+    """Marks, tools, a sub-agent, and the verifier's scores of both forms."""
+    group = group_of(0.0, 1.0)
+    first = group.members[0]
+    call = {"name": "bash", "arguments": '{"command": "ls"}'}
+    ls = replace(
+        first.steps[1],
+        reply={"role": "assistant", "content": "", "tool_calls": [{"function": call}]},
+        tools=(ToolResult(name="bash", exit_code=0, bytes=12, seconds=0.5),),
+        agent="helper",
+    )
+    steps = [ls, replace(ls, idx=1), replace(ls, idx=2, marks=frozenset({MarkReason.CUT_OFF})), *first.steps]
+    judged: dict[str, float | Sequence[float]] = {"style": [0.5, -1, 0.0], "whole": 1}
+    group = replace(group, members=[replace(first, steps=steps, judged=judged), *group.members[1:]])
+    verified = ProcessSignal(source=SignalSource.VERIFIER)
+    full = replace(
+        RewardSettings(), process={**RewardSettings().process, "style": verified, "whole": verified}
+    )
+    with_own = replace(full, process={**full.process, **settings("half").process})
+    here = reward_group(group, [0, 1], with_own, 0.25)
+    compute = partial(reward_group_apart, group, [0, 1], with_own, 0.25)
+    assert await anyio.to_thread.run_sync(compute) == here
+    paid = here.rewards[0].process_by_signal
+    assert all(paid[name] for name in ("style", "whole", "half", "repeated_calls")), paid
 
 
 @pytest.mark.usefixtures("installed")
